@@ -1,0 +1,2 @@
+//! The `pinfold` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! A page cache that a program links.

@@ -1,0 +1,1 @@
+//! Which page to evict.

@@ -1,0 +1,1 @@
+//! A reference count with its own frozen bit.

@@ -1,0 +1,2 @@
+//! Tests, checks and set-up of the project itself.
+fn main() {}

@@ -1,1 +1,3 @@
 //! A page cache that a program links.
+
+mod sync;

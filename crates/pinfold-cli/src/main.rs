@@ -1,2 +1,27 @@
-//! The `pinfold` command.
-fn main() {}
+//! The `pinfold` command: measures the counted reference on this machine.
+
+#![allow(unreachable_pub, reason = "a program has no public interface")]
+
+mod bench;
+
+use clap::{Parser, Subcommand};
+
+/// A page cache that a program links, and what it is made of.
+#[derive(Debug, Parser)]
+#[command(name = "pinfold", version, max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure one thing against its alternatives and its physical limit, side by side
+    Bench(bench::BenchArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Bench(args) => bench::run(args),
+    }
+}

@@ -64,6 +64,12 @@ impl<P: Protocol> Word<P> {
         Word { raw, protocol: PhantomData }
     }
 
+    /// Decodes a word of memory.
+    #[doc(hidden)]
+    pub const fn from_raw(raw: u64) -> Self {
+        Self::of(raw)
+    }
+
     /// The word as it stands in memory.
     pub const fn raw(self) -> u64 {
         self.raw
@@ -190,8 +196,12 @@ impl<P: Protocol> fmt::Display for Word<P> {
             (true, ..) => {
                 write!(f, "frozen with debris ({refs} refs, {pins} pins), generation {generation}")
             }
-            (false, 0, 0) => write!(f, "0, between the last put and its swap, generation {generation}"),
-            (false, ..) => write!(f, "owned by {refs} refs and {pins} pins, generation {generation}"),
+            (false, 0, 0) => {
+                write!(f, "0, between the last put and its swap, generation {generation}")
+            }
+            (false, ..) => {
+                write!(f, "owned by {refs} refs and {pins} pins, generation {generation}")
+            }
         }
     }
 }

@@ -144,8 +144,10 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
+type Party<P, A, R> = fn(&Folio<P, A>) -> R;
+
 /// Runs `parties` on a folio that starts with `refs` references, and joins them.
-fn parties<P, A, R>(folio: &Arc<Folio<P, A>>, run: Vec<fn(&Folio<P, A>) -> R>) -> Vec<R>
+fn parties<P, A, R>(folio: &Arc<Folio<P, A>>, run: Vec<Party<P, A, R>>) -> Vec<R>
 where
     P: Protocol,
     A: AtomicWord<u64> + 'static,

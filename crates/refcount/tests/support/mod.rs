@@ -5,30 +5,36 @@
 pub mod replay;
 pub mod twins;
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
+
+thread_local! {
+    /// This thread expects a panic: it is the result, and needs no backtrace on the terminal.
+    static EXPECTING: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Runs a model that must fail, and gives the message it failed with.
 ///
 /// # Panics
 /// If the model holds: then it cannot tell the protocol from its broken twin.
 pub fn caught(model: impl FnOnce()) -> String {
-    quiet_panics();
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !EXPECTING.get() {
+                loud(panic);
+            }
+        }));
+    });
+    EXPECTING.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(model));
+    EXPECTING.set(false);
     let Err(payload) = outcome else { panic!("the model holds for the broken twin too") };
     let text = payload
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| payload.downcast_ref::<&str>().copied());
     text.unwrap_or("(a panic without a text)").to_owned()
-}
-
-/// Expected panics are the result here: they need no backtrace on the terminal.
-fn quiet_panics() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if std::env::var_os("RUST_BACKTRACE").is_none() {
-            std::panic::set_hook(Box::new(|_| {}));
-        }
-    });
 }

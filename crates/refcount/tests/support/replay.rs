@@ -114,11 +114,7 @@ impl ReplayWord {
         result
     }
 
-    fn retry(
-        &self,
-        mut seen: u64,
-        change: impl Fn(u64) -> Option<u64>,
-    ) -> Result<u64, u64> {
+    fn retry(&self, mut seen: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let at = self.0.borrow().at;
         let past = self.0.borrow().history.get(at).copied();
         match past {

@@ -138,3 +138,21 @@ impl<A: AtomicWord<u64>> AtomicWord<u64> for TornSub<A> {
         update(seen: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64>;
     }
 }
+
+macro_rules! wrapped {
+    ($($twin:ident<A $(, $p:ident)?> = $make:expr;)*) => {$(
+        impl<$($p)?> From<super::replay::ReplayWord> for $twin<super::replay::ReplayWord $(, $p)?> {
+            fn from(word: super::replay::ReplayWord) -> Self {
+                let make: fn(super::replay::ReplayWord) -> Self = $make;
+                make(word)
+            }
+        }
+    )*};
+}
+
+wrapped! {
+    ThawAdds<A, P> = |word| ThawAdds(word, PhantomData);
+    NeverUpdates<A> = NeverUpdates;
+    EverybodyWins<A> = EverybodyWins;
+    TornSub<A> = TornSub;
+}

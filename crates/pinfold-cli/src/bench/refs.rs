@@ -1,0 +1,157 @@
+//! `pinfold bench ref`: get and put of one shared word.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use pinfold_refcount::RefCount;
+use pinfold_refcount::rivals::{AssumeOne, CasLoop, Counter, Frozen32};
+
+use super::Common;
+use super::report::{Object, Row, rate};
+use super::shared::{Board, SharedBoard};
+use super::workers::{self, BATCH, Crew, Job};
+
+/// The engines, the limit first.
+const ENGINES: [&str; 5] = ["add", "cas", "assume-one", "frozen32", "frozen"];
+
+/// What the engines are.
+pub const HELP: &str = "\
+Engines:
+  add         an atomic add and an atomic subtract: the limit of any count
+  cas         zero is dead; a get is a load and a compare-and-swap loop (Linux until now)
+  assume-one  the same, but the first swap assumes that the count is 1
+  frozen32    the frozen bit in 32 bits, as proposed for Linux
+  frozen      Pinfold's word: frozen bit, generation, pins and references in 64 bits
+
+Workers are bound to one CPU each; more workers than CPUs share them. The boost is of frozen over
+cas, as a median of neighbouring samples.";
+
+/// Options of `pinfold bench ref`.
+#[derive(Debug, Args)]
+pub struct RefArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// One worker's life.
+pub fn work(engine: &str, board: &Board, worker: usize) -> Result<()> {
+    match engine {
+        "add" => {
+            let word: &AtomicU64 = &board.word.0[0];
+            workers::work(board, worker, || {
+                for _ in 0..BATCH {
+                    // Acquire and release as a real count would; they pair with nothing here.
+                    word.fetch_add(1, Ordering::Acquire);
+                    word.fetch_sub(1, Ordering::Release);
+                }
+            });
+        }
+        "cas" => get_and_put(shared::<CasLoop, AtomicU32>(board), board, worker),
+        "assume-one" => get_and_put(shared::<AssumeOne, AtomicU32>(board), board, worker),
+        "frozen32" => get_and_put(shared::<Frozen32, AtomicU32>(board), board, worker),
+        "frozen" => get_and_put(shared::<RefCount, AtomicU64>(board), board, worker),
+        other => bail!("no engine {other}"),
+    }
+    Ok(())
+}
+
+/// A count of type `C`, which is a `Word` and nothing else, on the shared word.
+fn shared<C, Word>(board: &Board) -> &C {
+    const { assert!(size_of::<C>() == size_of::<Word>() && align_of::<C>() == align_of::<Word>()) }
+    const { assert!(size_of::<C>() <= 8 && align_of::<C>() <= 8) }
+    // SAFETY: `C` is one atomic integer (no other count has its size and no fields but it), so
+    // any bits are valid; it is as small and as aligned as the AtomicU64 that it stands on, and
+    // shared in the same way.
+    unsafe { &*(&raw const board.word.0[0]).cast::<C>() }
+}
+
+fn get_and_put<C: Counter>(count: &C, board: &Board, worker: usize) {
+    workers::work(board, worker, || {
+        for _ in 0..BATCH {
+            assert!(count.try_get(), "the word has a reference of its own");
+            assert!(!count.put(), "the word keeps a reference of its own");
+        }
+    });
+}
+
+/// Leaves the shared word with one reference, as a folio that sits in the page cache.
+fn prepare(engine: &str, board: &Board) {
+    // Relaxed: the workers are started after this.
+    board.word.0[0].store(0, Ordering::Relaxed);
+    match engine {
+        "cas" => shared::<CasLoop, AtomicU32>(board).unfreeze(1),
+        "assume-one" => shared::<AssumeOne, AtomicU32>(board).unfreeze(1),
+        "frozen32" => shared::<Frozen32, AtomicU32>(board).unfreeze(1),
+        "frozen" => {
+            let frozen = RefCount::frozen();
+            frozen.set(1);
+            board.word.0[0].store(frozen.word().raw(), Ordering::Relaxed);
+        }
+        _ => {}
+    }
+}
+
+/// Runs the benchmark.
+pub fn run(args: &RefArgs) -> Result<()> {
+    let common = &args.common;
+    let (crews, length) = (common.crews()?, common.sample()?);
+    let engines = common.engines(&ENGINES)?;
+    let board = SharedBoard::new()?;
+    let cells: Vec<(Crew, &str)> =
+        crews.iter().flat_map(|&crew| engines.iter().map(move |&engine| (crew, engine))).collect();
+    let samples = common.interleave(&cells, |&(crew, engine)| {
+        prepare(engine, board.board());
+        workers::sample(crew, Job { bench: "ref", engine }, &board, length)
+    })?;
+    let rows: Vec<Row> = cells
+        .iter()
+        .zip(samples)
+        .map(|(&(crew, engine), samples)| Row::new(engine, "get-put", crew, "ops_per_s", samples))
+        .collect();
+    let table = table(&crews, &engines, &rows);
+    let params = serde_json::json!({ "seconds": common.seconds, "runs": common.runs });
+    common.publish(&table, &Object::new("ref", params, rows))
+}
+
+fn table(crews: &[Crew], engines: &[&str], rows: &[Row]) -> String {
+    let cpus = workers::cpus().len();
+    let mut table = Table::new();
+    table
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .set_content_arrangement(ContentArrangement::Disabled);
+    let both = |a: &str, b: &str| engines.contains(&a) && engines.contains(&b);
+    let mut header = vec![crews.first().map_or("threads", |crew| crew.kind()).to_owned()];
+    header.extend(engines.iter().map(|&engine| engine.to_owned()));
+    if both("cas", "frozen") {
+        header.push("boost %".to_owned());
+    }
+    if both("add", "frozen") {
+        header.push("of the limit".to_owned());
+    }
+    table.set_header(header);
+    for (crew, rows) in crews.iter().zip(rows.chunks(engines.len())) {
+        let over = if crew.workers() > cpus { "*" } else { "" };
+        let of = |engine| rows.iter().find(|row| row.engine == engine);
+        let mut line = vec![format!("{}{over}", crew.workers())];
+        line.extend(rows.iter().map(rate));
+        if let (Some(frozen), Some(cas)) = (of("frozen"), of("cas")) {
+            line.push(format!("{:+.1}", 100.0 * (frozen.ratio(cas) - 1.0)));
+        }
+        if let (Some(frozen), Some(add)) = (of("frozen"), of("add")) {
+            line.push(format!("{:.3}", frozen.ratio(add)));
+        }
+        table.add_row(line);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut text =
+        format!("Get and put of one shared reference count, operations per second\n{table}");
+    if crews.iter().any(|crew| crew.workers() > cpus) {
+        let _ = write!(text, "\n* more workers than the {cpus} CPUs: they share them");
+    }
+    text
+}

@@ -1,0 +1,19 @@
+//! Debian packages that a step needs: installed when we may, named when we may not.
+
+use anyhow::{Context, Result, bail};
+use xshell::{Shell, cmd};
+
+/// Sees to it that `program` is there, which Debian's `package` brings.
+pub(crate) fn need(sh: &Shell, program: &str, package: &str) -> Result<()> {
+    if cmd!(sh, "which {program}").quiet().ignore_stdout().ignore_stderr().run().is_ok() {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("{program} is missing: run `sudo apt-get install {package}`, then this again");
+    }
+    let _quiet = sh.push_env("DEBIAN_FRONTEND", "noninteractive");
+    cmd!(sh, "apt-get update -q").run()?;
+    cmd!(sh, "apt-get install -q -y --no-install-recommends {package}")
+        .run()
+        .with_context(|| format!("cannot install {package}, which brings {program}"))
+}

@@ -1,0 +1,96 @@
+//! The atomic integer under a count: what the protocol needs of one, and nothing more.
+//!
+//! Shipped counts sit on `core`'s atomics. Tests put other things here: loom's atomics, or a word
+//! that stops after each access so that an explicit-state search can run the very same code.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// An atomic integer of type `T`.
+pub trait AtomicWord<T: Copy> {
+    /// A word that holds `value`.
+    fn new(value: T) -> Self;
+    /// Reads the word.
+    fn load(&self, order: Ordering) -> T;
+    /// Replaces the word.
+    fn store(&self, value: T, order: Ordering);
+    /// Adds, wrapping, and returns what was there before.
+    fn fetch_add(&self, value: T, order: Ordering) -> T;
+    /// Subtracts, wrapping, and returns what was there before.
+    fn fetch_sub(&self, value: T, order: Ordering) -> T;
+    /// Replaces `current` by `new`, or tells what was there instead. Never fails spuriously: a
+    /// last put that gave up for no reason would leave its folio to nobody.
+    ///
+    /// # Errors
+    /// The value found, when it was not `current`.
+    fn compare_exchange(&self, current: T, new: T, success: Ordering) -> Result<T, T>;
+    /// Replaces the word by what `change` makes of it, starting from a value `seen` before, until
+    /// that succeeds or `change` declines with `None`. Always relaxed: its users only take away
+    /// what they added themselves.
+    ///
+    /// It ends: a failed exchange means that another thread changed the word, and every user's
+    /// `change` declines once somebody else has done its work.
+    ///
+    /// # Errors
+    /// The value that `change` declined.
+    fn update(&self, seen: T, change: impl Fn(T) -> Option<T>) -> Result<T, T>;
+}
+
+macro_rules! on_core {
+    ($atomic:ty, $int:ty) => {
+        impl AtomicWord<$int> for $atomic {
+            #[inline]
+            fn new(value: $int) -> Self {
+                <$atomic>::new(value)
+            }
+            #[inline]
+            fn load(&self, order: Ordering) -> $int {
+                self.load(order)
+            }
+            #[inline]
+            fn store(&self, value: $int, order: Ordering) {
+                self.store(value, order);
+            }
+            #[inline]
+            fn fetch_add(&self, value: $int, order: Ordering) -> $int {
+                self.fetch_add(value, order)
+            }
+            #[inline]
+            fn fetch_sub(&self, value: $int, order: Ordering) -> $int {
+                self.fetch_sub(value, order)
+            }
+            #[inline]
+            fn compare_exchange(
+                &self,
+                current: $int,
+                new: $int,
+                success: Ordering,
+            ) -> Result<$int, $int> {
+                // Relaxed on failure: the loser learns nothing that it acts upon.
+                self.compare_exchange(current, new, success, Ordering::Relaxed)
+            }
+            #[inline]
+            fn update(
+                &self,
+                mut seen: $int,
+                change: impl Fn($int) -> Option<$int>,
+            ) -> Result<$int, $int> {
+                loop {
+                    let Some(new) = change(seen) else { return Err(seen) };
+                    // Relaxed, and pairs with nothing: see the trait.
+                    match self.compare_exchange_weak(
+                        seen,
+                        new,
+                        Ordering::Relaxed,
+                        Ordering::Relaxed,
+                    ) {
+                        Ok(_) => return Ok(new),
+                        Err(now) => seen = now,
+                    }
+                }
+            }
+        }
+    };
+}
+
+on_core!(AtomicU64, u64);
+on_core!(AtomicU32, u32);

@@ -1,0 +1,492 @@
+//! The count itself: its states, and every operation on it.
+//!
+//! # States
+//!
+//! | state | frozen | refs + pins | who may be here |
+//! |---|---|---|---|
+//! | owned | 0 | 1 ..= max | holders of references and pins, and anybody who tries to get one |
+//! | zero | 0 | 0 | only between somebody's last subtraction and a swap; a get may still win it back |
+//! | bare | 1 | 0 | one party alone (the last holder, a freezer, the allocator), or nobody: free |
+//! | debris | 1 | > 0 | as bare, and losers whose additions are not wiped yet |
+//!
+//! # Legal transitions
+//!
+//! | from | to | by | step |
+//! |---|---|---|---|
+//! | owned | owned | a holder: `get`, `pin`, `add`; anybody: `try_get`, `try_pin` | add |
+//! | owned | owned or zero | a holder: `put`, `unpin` | subtract |
+//! | zero | owned | anybody: `try_get`, `try_pin` | add |
+//! | zero | bare | one of those whose subtraction left zero: it is the last holder | swap |
+//! | owned | bare | a holder of all references: `freeze` | swap |
+//! | bare, debris | debris | a loser: `try_get`, `try_pin` | add |
+//! | debris | bare | a loser, who leaves the word without any debris or not frozen | swap |
+//! | bare, debris | owned | the party alone: `unfreeze`, `set` | store, next generation |
+//!
+//! Nothing else happens to a word. In particular nothing but the store of the party alone takes
+//! the frozen bit away, and no zero outlives the put that made it.
+//!
+//! # Different zeros
+//!
+//! A takes the count from 1 to 0 and stalls. B gets it back to 1, puts, wins the swap and frees
+//! the folio. C gets the same folio from the allocator, and its count comes down to 0 again. A's
+//! swap must not win *C's* zero. It does not: C's [`set`](RefCount::set) moved the generation on,
+//! and A's swap expects the old one. The second layer, should the generation have come round in
+//! between, is the caller's: whoever wins destroys the folio by what the folio says now, never by
+//! what the winner remembers of it.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::atomic::AtomicWord;
+use crate::protocol::{Protocol, Shipped};
+use crate::trace;
+use crate::word::Word;
+
+/// A count of references and pins that one party can freeze; 8 bytes.
+///
+/// The type parameters are for model checking; use it as plain `RefCount`. See the
+/// [crate's front page](crate) for what it is, and `docs/refcount.md` for the proof.
+///
+/// The count does not know what it counts and holds no memory alive by itself. Nothing here is
+/// `unsafe`, and misuse never is: at worst a folio is leaked (see each operation's *Misuse*).
+pub struct RefCount<P: Protocol = Shipped, A: AtomicWord<u64> = AtomicU64> {
+    word: A,
+    protocol: PhantomData<fn() -> P>,
+}
+
+/// Why a get or pin failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GetError {
+    /// The folio is free, or one party holds it alone: look it up again.
+    Frozen,
+    /// As many references or pins as fit are held already ([`RefCount::MAX_REFS`],
+    /// [`RefCount::MAX_PINS`]); nothing was taken.
+    TooMany,
+}
+
+impl fmt::Display for GetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            GetError::Frozen => "the folio is frozen",
+            GetError::TooMany => "the folio has as many references or pins as can be counted",
+        })
+    }
+}
+
+impl core::error::Error for GetError {}
+
+impl RefCount {
+    /// A frozen count: of a folio that is free, or that its maker holds alone.
+    pub const fn frozen() -> Self {
+        RefCount { word: AtomicU64::new(Word::<Shipped>::FIRST.raw()), protocol: PhantomData }
+    }
+}
+
+impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
+    /// The most references that can be held at once.
+    pub const MAX_REFS: u32 = Word::<P>::MAX_REFS;
+    /// The most pages that can be pinned at once.
+    pub const MAX_PINS: u32 = Word::<P>::MAX_PINS;
+
+    /// [`RefCount::frozen`] for any protocol on any word.
+    #[doc(hidden)]
+    pub fn new_frozen() -> Self {
+        Self::on(A::new(Word::<P>::FIRST.raw()))
+    }
+
+    /// A count on a word that has a value already.
+    #[doc(hidden)]
+    pub const fn on(word: A) -> Self {
+        RefCount { word, protocol: PhantomData }
+    }
+
+    // ---- looking -----------------------------------------------------------------------------
+
+    /// The whole word, decoded. Relaxed: it may be old by the time it is looked at.
+    #[inline]
+    pub fn word(&self) -> Word<P> {
+        // Relaxed, and pairs with nothing: for people, assertions and guesses.
+        Word::of(self.word.load(Ordering::Relaxed))
+    }
+
+    /// References held; 0 when frozen.
+    pub fn count(&self) -> u32 {
+        let word = self.word();
+        if word.is_frozen() { 0 } else { word.refs() }
+    }
+
+    /// Pages pinned; 0 when frozen.
+    pub fn pins(&self) -> u32 {
+        let word = self.word();
+        if word.is_frozen() { 0 } else { word.pins() }
+    }
+
+    /// Whether nobody may take a reference at the moment.
+    pub fn is_frozen(&self) -> bool {
+        self.word().is_frozen()
+    }
+
+    // ---- references, for anybody ---------------------------------------------------------------
+
+    /// Takes `n` references if the folio is not frozen: one atomic add. *Acquire*.
+    ///
+    /// Success says that the folio lives, not that it is the one you looked for: re-check that
+    /// where you found it, and [`put`](Self::put) if it is not.
+    ///
+    /// # Errors
+    /// [`GetError::Frozen`], [`GetError::TooMany`]; nothing was taken.
+    ///
+    /// # Panics
+    /// In debug builds, if `n` is 0 or above [`RefCount::MAX_REFS`].
+    #[inline]
+    pub fn try_get(&self, n: u32) -> Result<(), GetError> {
+        debug_assert!(n > 0 && n <= Self::MAX_REFS, "try_get of {n} references");
+        let delta = Word::<P>::refs_delta(n);
+        let new = Word::<P>::of(self.word.fetch_add(delta, P::TRY_GET)).plus(delta);
+        let got =
+            if new.refuses_refs() { self.refused(new, delta, Word::too_many_refs) } else { Ok(()) };
+        trace::mod_unless(self, new, i64::from(n), got.is_ok());
+        got
+    }
+
+    /// Gives back `n` references; true if they were the last: you then hold the folio alone, and
+    /// frozen, and must destroy it, by what it says itself. *Release* on the way down, *acquire*
+    /// for the last. The same as [`sub_and_test`](Self::sub_and_test).
+    ///
+    /// # Misuse
+    /// Giving back what is not there panics in debug builds. In release builds the references are
+    /// added again and the answer is false; on a frozen word with debris it goes unnoticed. Either
+    /// way the frozen bit stands.
+    #[inline]
+    #[must_use = "true means that this was the last reference: the folio must be destroyed"]
+    pub fn put(&self, n: u32) -> bool {
+        self.sub_and_test(n)
+    }
+
+    // ---- references, for holders ---------------------------------------------------------------
+
+    /// Takes `n` more references; only for somebody who has one. One atomic add, *relaxed*.
+    ///
+    /// # Panics
+    /// If more than [`RefCount::MAX_REFS`] would be held, and if the word is frozen (misuse);
+    /// the word is as before then. Getting from 0 (misuse) is seen in debug builds only, and is a
+    /// [`try_get`](Self::try_get) otherwise.
+    #[inline]
+    pub fn get(&self, n: u32) {
+        self.add(n);
+    }
+
+    /// [`get`](Self::get) under its other name.
+    ///
+    /// # Panics
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn add(&self, n: u32) {
+        let new = self.raise(n);
+        trace::modify(self, new, i64::from(n));
+    }
+
+    /// [`add`](Self::add) of one.
+    ///
+    /// # Panics
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// [`add`](Self::add) that tells how many references there are now.
+    ///
+    /// # Panics
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn add_return(&self, n: u32) -> u32 {
+        let new = self.raise(n);
+        trace::mod_and_return(self, new, i64::from(n), new.refs());
+        new.refs()
+    }
+
+    /// [`add_return`](Self::add_return) of one.
+    ///
+    /// # Panics
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn inc_return(&self) -> u32 {
+        self.add_return(1)
+    }
+
+    /// Gives back `n` references of several, for somebody who keeps at least one. *Release*.
+    ///
+    /// # Misuse
+    /// Leaving none panics in debug builds; in release builds the references are added again.
+    #[inline]
+    pub fn sub(&self, n: u32) {
+        let new = self.lower(n);
+        trace::modify(self, new, -i64::from(n));
+    }
+
+    /// [`sub`](Self::sub) of one.
+    #[inline]
+    pub fn dec(&self) {
+        self.sub(1);
+    }
+
+    /// [`sub`](Self::sub) that tells how many references are left.
+    #[inline]
+    pub fn sub_return(&self, n: u32) -> u32 {
+        let new = self.lower(n);
+        trace::mod_and_return(self, new, -i64::from(n), new.refs());
+        new.refs()
+    }
+
+    /// [`sub_return`](Self::sub_return) of one.
+    #[inline]
+    pub fn dec_return(&self) -> u32 {
+        self.sub_return(1)
+    }
+
+    /// Gives back `n` references and tells whether they were the last: [`put`](Self::put).
+    #[inline]
+    #[must_use = "true means that this was the last reference: the folio must be destroyed"]
+    pub fn sub_and_test(&self, n: u32) -> bool {
+        let delta = Word::<P>::refs_delta(n);
+        let old = Word::<P>::of(self.word.fetch_sub(delta, P::PUT));
+        let stays = old.refs() > n && !(cfg!(debug_assertions) && old.is_frozen());
+        let last = !stays && self.left(old, delta, n > 0 && old.refs() >= n, "put");
+        trace::mod_and_test(self, old.minus(delta), -i64::from(n), last);
+        last
+    }
+
+    /// [`sub_and_test`](Self::sub_and_test) of one.
+    #[inline]
+    #[must_use = "true means that this was the last reference: the folio must be destroyed"]
+    pub fn dec_and_test(&self) -> bool {
+        self.sub_and_test(1)
+    }
+
+    // ---- pins ----------------------------------------------------------------------------------
+
+    /// Pins `n` pages of the folio if it is not frozen: one atomic add for all of them. *Acquire*.
+    /// A pin keeps the folio alive as a reference does, and is counted apart and exactly.
+    ///
+    /// # Errors
+    /// [`GetError::Frozen`], [`GetError::TooMany`]; nothing was taken.
+    ///
+    /// # Panics
+    /// In debug builds, if `n` is 0 or above [`RefCount::MAX_PINS`].
+    #[inline]
+    pub fn try_pin(&self, n: u32) -> Result<(), GetError> {
+        debug_assert!(n > 0 && n <= Self::MAX_PINS, "try_pin of {n} pages");
+        let delta = Word::<P>::pins_delta(n);
+        let new = Word::<P>::of(self.word.fetch_add(delta, P::TRY_GET)).plus(delta);
+        let got =
+            if new.refuses_pins() { self.refused(new, delta, Word::too_many_pins) } else { Ok(()) };
+        trace::mod_unless(self, new, i64::from(n), got.is_ok());
+        got
+    }
+
+    /// Unpins `n` pages; true if nothing else held the folio: as [`put`](Self::put).
+    ///
+    /// # Misuse
+    /// As [`put`](Self::put).
+    #[inline]
+    #[must_use = "true means that this was the last pin: the folio must be destroyed"]
+    pub fn unpin(&self, n: u32) -> bool {
+        let delta = Word::<P>::pins_delta(n);
+        let old = Word::<P>::of(self.word.fetch_sub(delta, P::PUT));
+        let stays = old.pins() > n && !(cfg!(debug_assertions) && old.is_frozen());
+        let last = !stays && self.left(old, delta, n > 0 && old.pins() >= n, "unpin");
+        trace::mod_and_test(self, old.minus(delta), -i64::from(n), last);
+        last
+    }
+
+    // ---- the party alone -----------------------------------------------------------------------
+
+    /// Freezes the folio if exactly `expected` references, all of them the caller's, and no pins
+    /// are held. The references are gone into the freeze. *Acquire* on success: everything that
+    /// earlier holders did is visible.
+    ///
+    /// The kernel's freeze is a full barrier. This one is not: a caller who must order its freeze
+    /// before a later *load* (hazard slots, say) needs a fence of its own.
+    ///
+    /// # Errors
+    /// The word as it was found, when somebody else holds the folio too.
+    ///
+    /// # Panics
+    /// In debug builds, if `expected` is 0.
+    #[inline]
+    pub fn freeze(&self, expected: u32) -> Result<(), Word<P>> {
+        debug_assert!(expected > 0, "freeze expecting 0 references: a holder has at least one");
+        let seen = self.word();
+        let from = seen.owned(expected);
+        let frozen = if seen == from {
+            self.word
+                .compare_exchange(from.raw(), from.frozen().raw(), P::FREEZE)
+                .map_or_else(|found| Err(Word::of(found)), |_| Ok(()))
+        } else {
+            Err(seen)
+        };
+        trace::freeze(self, seen, expected, frozen.is_ok());
+        frozen
+    }
+
+    /// Ends a freeze with `n` references: a plain store, *release*, that also wipes what losers
+    /// left. Only for the party alone.
+    ///
+    /// # Misuse
+    /// Unfreezing what is not frozen, or with 0 references, panics in debug builds. In release
+    /// builds the first drops the references of others (their folio may be destroyed under them:
+    /// what that means is up to the memory's owner), the second leaves the word frozen.
+    #[inline]
+    pub fn unfreeze(&self, n: u32) {
+        debug_assert!(n > 0, "unfreeze with 0 references: a stray zero could be taken");
+        let new = self.thaw(n, "unfreeze");
+        trace::unfreeze(self, new, i64::from(n));
+    }
+
+    /// Sets the count of a folio held alone: `n` references, or, for 0, frozen. There is no way to
+    /// set a plain zero: a get would succeed on it.
+    ///
+    /// # Misuse
+    /// As [`unfreeze`](Self::unfreeze).
+    #[inline]
+    pub fn set(&self, n: u32) {
+        if n == 0 {
+            self.set_frozen();
+        } else {
+            let new = self.thaw(n, "set");
+            trace::set(self, new);
+        }
+    }
+
+    /// [`set`](Self::set) to one: what an allocator does last.
+    ///
+    /// # Misuse
+    /// As [`unfreeze`](Self::unfreeze).
+    #[inline]
+    pub fn init(&self) {
+        self.set(1);
+    }
+
+    /// Leaves the word frozen without debris. Only for the party alone, and while nobody can reach
+    /// the folio; it does not end a lifetime (see [`put`](Self::put) and [`freeze`](Self::freeze)).
+    ///
+    /// # Misuse
+    /// On a word that is not frozen it panics in debug builds, and drops all references otherwise.
+    pub fn set_frozen(&self) {
+        let seen = self.word();
+        debug_assert!(seen.is_frozen(), "set_frozen of a count that is {seen}");
+        // Release like a thaw: a later owner may come by way of this store.
+        self.word.store(seen.frozen().raw(), P::THAW);
+        trace::set(self, seen.frozen());
+    }
+
+    // ---- steps ---------------------------------------------------------------------------------
+
+    /// What is left to do for a get or pin of `delta` that made the word `seen`, which refuses it.
+    #[cold]
+    #[inline(never)]
+    fn refused(
+        &self,
+        seen: Word<P>,
+        delta: u64,
+        too_many: fn(Word<P>) -> bool,
+    ) -> Result<(), GetError> {
+        if seen.is_frozen() {
+            // Wipe, all debris at once, until somebody has: left alone, additions could pile up to
+            // the frozen bit.
+            let wiped = |raw| {
+                let word = Word::<P>::of(raw);
+                (word.is_frozen() && !word.is_bare()).then_some(word.frozen().raw())
+            };
+            let _ = self.word.update(seen.raw(), wiped);
+            return Err(GetError::Frozen);
+        }
+        // Take it back, but only while others hold so much: a plain subtraction might turn out to
+        // be the last put. Once it fits, it is simply ours.
+        let undone = |raw| {
+            let word = Word::<P>::of(raw);
+            too_many(word).then_some(word.minus(delta).raw())
+        };
+        match self.word.update(seen.raw(), undone) {
+            Ok(_) => Err(GetError::TooMany),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// What is left to do after a subtraction of `delta` from `old` that may have left nothing:
+    /// true for the last holder.
+    #[inline(never)]
+    fn left(&self, old: Word<P>, delta: u64, legal: bool, what: &str) -> bool {
+        if !legal || old.is_frozen() {
+            // Relaxed, and pairs with nothing: it only restores.
+            self.word.fetch_add(delta, Ordering::Relaxed);
+            debug_assert!(false, "{what} of what is not held: the count was {old}");
+            return false;
+        }
+        let zero = old.minus(delta);
+        zero.is_zero()
+            && self.word.compare_exchange(zero.raw(), zero.frozen().raw(), P::LAST).is_ok()
+    }
+
+    #[inline]
+    fn raise(&self, n: u32) -> Word<P> {
+        debug_assert!(n <= Self::MAX_REFS, "get of {n} references");
+        let delta = Word::<P>::refs_delta(n);
+        let old = Word::<P>::of(self.word.fetch_add(delta, P::GET));
+        let new = old.plus(delta);
+        if new.refuses_refs() || (cfg!(debug_assertions) && old.is_zero()) {
+            self.cannot_raise(old, delta);
+        }
+        new
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn cannot_raise(&self, old: Word<P>, delta: u64) -> ! {
+        // Relaxed, and pairs with nothing: it only restores.
+        self.word.fetch_sub(delta, Ordering::Relaxed);
+        panic!("get without a reference to start from, or of more than can be counted: {old}");
+    }
+
+    #[inline]
+    fn lower(&self, n: u32) -> Word<P> {
+        let delta = Word::<P>::refs_delta(n);
+        let old = Word::<P>::of(self.word.fetch_sub(delta, P::PUT));
+        if old.refs() <= n || (cfg!(debug_assertions) && old.is_frozen()) {
+            self.cannot_lower(old, delta, n);
+        }
+        old.minus(delta)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn cannot_lower(&self, old: Word<P>, delta: u64, n: u32) {
+        // Fewer references are legal as long as pins hold the folio.
+        let legal = old.refs() == n && old.pins() > 0 && !old.is_frozen();
+        if !legal {
+            // Relaxed, and pairs with nothing: it only restores.
+            self.word.fetch_add(delta, Ordering::Relaxed);
+            debug_assert!(false, "sub of {n} would leave a stray zero: the count was {old}");
+        }
+    }
+
+    #[inline]
+    fn thaw(&self, n: u32, what: &str) -> Word<P> {
+        debug_assert!(n <= Self::MAX_REFS, "{what} with {n} references");
+        let seen = self.word();
+        debug_assert!(seen.is_frozen() || P::FROZEN_BITS == 0, "{what} of a count that is {seen}");
+        // Only the generation is taken over, and that cannot change in a frozen word. The order
+        // pairs as `Protocol::THAW` says.
+        let new = seen.thawed(n);
+        self.word.store(new.raw(), P::THAW);
+        new
+    }
+}
+
+impl<P: Protocol, A: AtomicWord<u64>> fmt::Debug for RefCount<P, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RefCount({})", self.word())
+    }
+}

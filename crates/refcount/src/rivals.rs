@@ -1,0 +1,179 @@
+//! The counts that this one is compared with, for benchmarks and models; not public API.
+//!
+//! Each exists once, behind [`Counter`], counts one reference at a time in 32 bits as the kernel's
+//! do, and never has to do with generations or pins.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{AtomicWord, Protocol, RefCount};
+
+/// A reference count of any protocol, one reference at a time.
+pub trait Counter {
+    /// A frozen (or dead) count.
+    fn new_frozen() -> Self;
+    /// Takes a reference unless the folio is dead or frozen.
+    fn try_get(&self) -> bool;
+    /// Gives a reference back; true for the last.
+    fn put(&self) -> bool;
+    /// Takes all references away if there are exactly `expected`.
+    fn freeze(&self, expected: u32) -> bool;
+    /// Ends a freeze with `n` references.
+    fn unfreeze(&self, n: u32);
+    /// References held.
+    fn count(&self) -> u32;
+}
+
+impl<P: Protocol, A: AtomicWord<u64>> Counter for RefCount<P, A> {
+    fn new_frozen() -> Self {
+        RefCount::new_frozen()
+    }
+    #[inline]
+    fn try_get(&self) -> bool {
+        self.try_get(1).is_ok()
+    }
+    #[inline]
+    fn put(&self) -> bool {
+        self.put(1)
+    }
+    #[inline]
+    fn freeze(&self, expected: u32) -> bool {
+        self.freeze(expected).is_ok()
+    }
+    #[inline]
+    fn unfreeze(&self, n: u32) {
+        self.unfreeze(n);
+    }
+    fn count(&self) -> u32 {
+        self.count()
+    }
+}
+
+/// Dead is zero: a get is a load and a compare-and-swap loop. What Linux does up to now.
+#[derive(Debug)]
+pub struct CasLoop(AtomicU32);
+
+/// Dead is zero, and a get first swaps 1 for 2 without looking, then what it found instead.
+/// Proposed in the discussion as an alternative to the frozen bit.
+#[derive(Debug)]
+pub struct AssumeOne(AtomicU32);
+
+/// The two of them differ in where a get starts.
+macro_rules! zero_is_dead {
+    ($name:ident, $start:expr) => {
+        impl Counter for $name {
+            fn new_frozen() -> Self {
+                $name(AtomicU32::new(0))
+            }
+            #[inline]
+            fn try_get(&self) -> bool {
+                let start: fn(&AtomicU32) -> u32 = $start;
+                let mut seen = start(&self.0);
+                while seen != 0 {
+                    // Acquire, pairs with the release store in `unfreeze`. The loop ends: the
+                    // exchange fails only when another thread changed the word.
+                    match self.0.compare_exchange_weak(
+                        seen,
+                        seen + 1,
+                        Ordering::Acquire,
+                        Ordering::Relaxed,
+                    ) {
+                        Ok(_) => return true,
+                        Err(now) => seen = now,
+                    }
+                }
+                false
+            }
+            #[inline]
+            fn put(&self) -> bool {
+                // Release and acquire in one: pairs with itself, the earlier puts with the last.
+                self.0.fetch_sub(1, Ordering::AcqRel) == 1
+            }
+            fn freeze(&self, expected: u32) -> bool {
+                // Acquire, pairs with the release of earlier puts.
+                self.0.compare_exchange(expected, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            }
+            fn unfreeze(&self, n: u32) {
+                // Release, pairs with the acquire of `try_get`.
+                self.0.store(n, Ordering::Release);
+            }
+            fn count(&self) -> u32 {
+                // Relaxed, and pairs with nothing: for people and assertions.
+                self.0.load(Ordering::Relaxed)
+            }
+        }
+    };
+}
+
+zero_is_dead!(CasLoop, |word| {
+    // Relaxed: a guess for the exchange.
+    word.load(Ordering::Relaxed)
+});
+zero_is_dead!(AssumeOne, |_| 1);
+
+/// The seed's 32-bit word: the top bit is frozen, the rest counts; no generation, no pins.
+///
+/// `BITS` count bits, pushed up against the frozen bit when fewer than 31, so that an overflow is
+/// the machine's. `LOOP`: losers wipe until the debris is gone, as the proposal does now; else they
+/// try one swap and leave, as it first did.
+#[derive(Debug)]
+pub struct SeedFrozen<const BITS: u32, const LOOP: bool, A: AtomicWord<u32> = AtomicU32>(A);
+
+/// The seed's count as proposed.
+pub type Frozen32 = SeedFrozen<31, true>;
+
+const FROZEN: u32 = 1 << 31;
+
+impl<const BITS: u32, const LOOP: bool, A: AtomicWord<u32>> SeedFrozen<BITS, LOOP, A> {
+    const ONE: u32 = 1 << (31 - BITS);
+
+    /// A count on a word that has a value already.
+    pub fn on(word: A) -> Self {
+        SeedFrozen(word)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wipe(&self, seen: u32) {
+        if LOOP {
+            let _ = self.0.update(seen, |word| (word > FROZEN).then_some(FROZEN));
+        } else {
+            // Relaxed, and pairs with nothing: it only takes additions away.
+            let _ = self.0.compare_exchange(seen, FROZEN, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<const BITS: u32, const LOOP: bool, A: AtomicWord<u32>> Counter for SeedFrozen<BITS, LOOP, A> {
+    fn new_frozen() -> Self {
+        SeedFrozen(A::new(FROZEN))
+    }
+    #[inline]
+    fn try_get(&self) -> bool {
+        // Acquire, pairs with the release store in `unfreeze`.
+        let new = self.0.fetch_add(Self::ONE, Ordering::Acquire).wrapping_add(Self::ONE);
+        if new & FROZEN == 0 {
+            return true;
+        }
+        self.wipe(new);
+        false
+    }
+    #[inline]
+    fn put(&self) -> bool {
+        // Release, pairs with the acquire of the swap below.
+        self.0.fetch_sub(Self::ONE, Ordering::Release) == Self::ONE
+            && self.0.compare_exchange(0, FROZEN, Ordering::Acquire).is_ok()
+    }
+    fn freeze(&self, expected: u32) -> bool {
+        // Acquire, pairs with the release of earlier puts.
+        self.0.compare_exchange(expected * Self::ONE, FROZEN, Ordering::Acquire).is_ok()
+    }
+    fn unfreeze(&self, n: u32) {
+        // Release, pairs with the acquire of `try_get`.
+        self.0.store(n * Self::ONE, Ordering::Release);
+    }
+    fn count(&self) -> u32 {
+        // Relaxed, and pairs with nothing: for people and assertions.
+        let word = self.0.load(Ordering::Relaxed);
+        if word & FROZEN == 0 { word / Self::ONE } else { 0 }
+    }
+}

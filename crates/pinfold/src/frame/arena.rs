@@ -175,6 +175,7 @@ fn map_aligned(bytes: usize) -> Result<NonNull<u8>, OpenError> {
 }
 
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
 mod tests {
     use super::*;
 

@@ -176,7 +176,7 @@ impl Buddy {
         table.frame(head).assert_freeable(head);
 
         let mut lists = self.lists.lock();
-        lists.assert_not_free(table, head, order);
+        assert_not_free(table, head, order);
         if !lists.give_held(head, order) {
             lists.add(table, head, order);
         }
@@ -407,19 +407,20 @@ impl Lists {
             other => panic!("{run:?} is not the run that is held: {other:?}"),
         }
     }
+}
 
-    /// Asserts that no frame of the block is free yet: its head always, the rest in debug builds.
-    fn assert_not_free(&self, table: &Table, head: FrameNumber, order: Order) {
-        assert!(table.frame(head).block().is_none(), "{head:?} is freed twice");
-        if cfg!(debug_assertions) {
-            for around in Order::all().filter(|&around| around > order) {
-                let first = head.align_down(around);
-                let block = table.frame(first).block();
-                assert!(block < Some(around), "{head:?} is freed inside a free block");
-            }
-            for frame in (1..order.frames()).map(|offset| head.after(offset)) {
-                table.frame(frame).debug_assert_dead(frame);
-            }
+/// Asserts that no frame of the block is free yet: its head always, the rest in debug builds. Call
+/// with the mutex held.
+fn assert_not_free(table: &Table, head: FrameNumber, order: Order) {
+    assert!(table.frame(head).block().is_none(), "{head:?} is freed twice");
+    if cfg!(debug_assertions) {
+        for around in Order::all().filter(|&around| around > order) {
+            let first = head.align_down(around);
+            let block = table.frame(first).block();
+            assert!(block < Some(around), "{head:?} is freed inside a free block");
+        }
+        for frame in (1..order.frames()).map(|offset| head.after(offset)) {
+            table.frame(frame).debug_assert_dead(frame);
         }
     }
 }

@@ -39,8 +39,11 @@ mod checked {
             self.0.load(order)
         }
 
+        /// A swap: loom 0.7 keeps no total order of one word's changes, so that a loser's swap
+        /// may succeed on the value from before a plain store and undo it (seen here as a frame
+        /// that nobody frees). The models of the count itself do the same.
         fn store(&self, value: u64, order: Ordering) {
-            self.0.store(value, order);
+            self.0.swap(value, order);
         }
 
         fn fetch_add(&self, value: u64, order: Ordering) -> u64 {

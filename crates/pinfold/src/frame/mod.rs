@@ -26,7 +26,9 @@ mod tests;
 
 pub(crate) use arena::OpenError;
 pub(crate) use buddy::{FrameStats, RunMap};
+#[allow(unused_imports, reason = "as above: named by the rooms on top")]
 pub(crate) use count::Count;
+#[allow(unused_imports, reason = "as above")]
 pub(crate) use table::{Flags, Frame, Identity, MAPPING_NONE, Stamp, USES_MAX};
 
 use arena::Arena;

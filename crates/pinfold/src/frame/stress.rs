@@ -1,7 +1,10 @@
 //! The room under threads: owners who fill what they get, and strays who count what they don't
 //! own, as a lookup with a stale number does.
 
+#![allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -121,7 +124,7 @@ fn two_owners_a_stray_and_a_holder() {
         let stray = threads.spawn(|| stray(&frames, &stop));
         let holder = threads.spawn(|| holder(&frames, &stop));
         let end = Instant::now() + Duration::from_millis(millis);
-        while Instant::now() < end && !owners.iter().any(|thread| thread.is_finished()) {
+        while Instant::now() < end && !owners.iter().any(ScopedJoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(10));
         }
         stop.store(true, Ordering::Relaxed);

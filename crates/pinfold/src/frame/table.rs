@@ -427,6 +427,34 @@ impl Frame {
     }
 }
 
+/// What the models need to break a protocol with, and nobody else may have.
+#[cfg(all(test, loom))]
+impl Frame {
+    pub(super) fn version(&self) -> &AtomicU64 {
+        &self.version
+    }
+
+    pub(super) fn mapping_relaxed(&self) -> u32 {
+        self.mapping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_identity_relaxed(&self, mapping: u32, index: u64) {
+        self.mapping.store(mapping, Ordering::Relaxed);
+        self.index.store(index, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Stamp {
+    pub(super) fn of(version: u64) -> Self {
+        Stamp(version)
+    }
+
+    pub(super) fn version(self) -> u64 {
+        self.0
+    }
+}
+
 fn link(frame: Option<FrameNumber>) -> u32 {
     frame.map_or(LINK_NONE, |frame| frame.0)
 }

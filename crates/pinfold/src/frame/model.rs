@@ -230,3 +230,34 @@ fn twin_that_gives_the_mapping_before_the_index() {
     };
     a_stale_lookup_finds_nothing(twin, PAGE_0, OTHER_0);
 }
+
+// ---- flags, changed by people who hold different locks ----
+
+fn flags_of_different_people(set: fn(&Frame, Flags)) {
+    loom::model(move || {
+        let frames = open();
+        let head = live(&frames, 1, 1);
+        let writer = thread::spawn({
+            let frames = frames.clone();
+            move || set(frames.frame(head), Flags::DIRTY)
+        });
+        set(frames.frame(head), Flags::READAHEAD);
+        frames.frame(head).clear_flags(Flags::WRITEBACK);
+        writer.join().expect("the writer");
+        let flags = frames.frame(head).flags();
+        assert_eq!(flags, Flags::DIRTY | Flags::READAHEAD, "a flag is lost");
+    });
+}
+
+#[test]
+fn flags_lose_no_update() {
+    flags_of_different_people(|frame, flags| {
+        frame.set_flags(flags);
+    });
+}
+
+#[test]
+#[should_panic(expected = "a flag is lost")]
+fn twin_that_loads_and_stores_flags() {
+    flags_of_different_people(Frame::set_flags_by_store);
+}

@@ -438,6 +438,11 @@ impl Frame {
         self.mapping.load(Ordering::Relaxed)
     }
 
+    pub(super) fn set_flags_by_store(&self, flags: Flags) {
+        let old = self.flags.load(Ordering::Acquire);
+        self.flags.store(old | flags.bits(), Ordering::Release);
+    }
+
     pub(super) fn set_identity_relaxed(&self, mapping: u32, index: u64) {
         self.mapping.store(mapping, Ordering::Relaxed);
         self.index.store(index, Ordering::Relaxed);

@@ -82,23 +82,6 @@ fn flags_tell_who_changed_them() {
 }
 
 #[test]
-fn flags_of_different_people_lose_nothing() {
-    let frame = live();
-    let flip = |flag: Flags| {
-        for _ in 0..20_000 {
-            assert!(!frame.set_flags(flag).contains(flag));
-            assert!(frame.clear_flags(flag).contains(flag));
-        }
-        frame.set_flags(flag);
-    };
-    std::thread::scope(|threads| {
-        threads.spawn(|| flip(Flags::DIRTY));
-        flip(Flags::WRITEBACK);
-    });
-    assert_eq!(frame.flags(), Flags::DIRTY | Flags::WRITEBACK);
-}
-
-#[test]
 fn uses_stop_at_their_maximum() {
     let frame = live();
     for expected in [1, 2, 3, 3] {

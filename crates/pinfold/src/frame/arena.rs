@@ -1,7 +1,7 @@
 //! The arena: one reservation of memory, made at open and kept until the cache is dropped.
 //!
 //! What belongs here: reserving and giving back the address space, and turning a frame number into
-//! an address. What does not: what is in the frames (`table`) and who has them (`buddy`).
+//! an address. What does not: what is in the frames (`entry`) and who has them (`buddy`).
 //! Called by `frame::Frames` only.
 //!
 //! The reservation is private and anonymous, with no swap reserved for it: the system finds memory

@@ -1,7 +1,7 @@
 //! The allocator: which frames are free, in blocks of 2^order, orders 0 to 9.
 //!
 //! What belongs here: the free lists, splitting and merging blocks, the one run that is being
-//! emptied. What does not: what an allocated folio says of itself (`table`). Called by
+//! emptied. What does not: what an allocated folio says of itself (`entry`). Called by
 //! `frame::Frames` only.
 //!
 //! The binary buddy system (Knowlton 1965; Knuth, The Art of Computer Programming, 2.5): a free
@@ -23,9 +23,10 @@
 //! heap: lists run through the table's entries.
 //!
 //! The count and the version of a free frame are not looked at under the mutex, and never stored
-//! here: see the head of `table`.
+//! here: see the head of `entry`.
 
-use super::table::{Frame, Table};
+use super::entry::Frame;
+use super::table::Table;
 use super::{FrameNumber, Order};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 

@@ -1,7 +1,7 @@
 //! The count in a frame's entry: the shipped one, or the same on the model checker's atomics.
 //!
 //! What belongs here: that choice. What does not: the count's protocol, which is
-//! `pinfold-refcount`'s. Called by `table`.
+//! `pinfold-refcount`'s. Called by `entry`.
 
 #[cfg(not(loom))]
 pub(crate) use pinfold_refcount::RefCount as Count;

@@ -1,10 +1,10 @@
 //! Frames: the memory of the cache, and who has which piece of it.
 //!
-//! What belongs here: the arena (`arena`), the table with one entry per frame and the words that
-//! readers check a frame by (`table`), the allocator that cuts runs of frames out of the arena
-//! (`buddy`), and the handle over the three that all other rooms call (`Frames`, in this file).
-//! What does not: which page of which file a frame holds and how it is found (`index`), where its
-//! bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
+//! What belongs here: the arena (`arena`), the table with one entry per frame (`table`), the words
+//! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
+//! out of the arena (`buddy`), and the handle over them that all other rooms call (`Frames`, in
+//! this file). What does not: which page of which file a frame holds and how it is found
+//! (`index`), where its bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.
 
@@ -13,6 +13,7 @@
 mod arena;
 mod buddy;
 mod count;
+mod entry;
 mod table;
 
 #[cfg(all(test, not(loom)))]
@@ -29,7 +30,7 @@ pub(crate) use buddy::{FrameStats, RunMap};
 #[allow(unused_imports, reason = "as above: named by the rooms on top")]
 pub(crate) use count::Count;
 #[allow(unused_imports, reason = "as above")]
-pub(crate) use table::{Flags, Frame, Identity, MAPPING_NONE, Stamp, USES_MAX};
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp, USES_MAX};
 
 use arena::Arena;
 use buddy::Buddy;

@@ -120,13 +120,6 @@ fn the_fields_are_where_the_comments_say() {
 }
 
 #[test]
-fn the_table_takes_a_64th() {
-    assert_eq!(Table::frames_taken(64), 1);
-    assert_eq!(Table::frames_taken(65), 2);
-    assert_eq!(Table::frames_taken(1 << 30), 1 << 24);
-}
-
-#[test]
 #[should_panic(expected = "two changes of one folio at once")]
 fn a_change_within_a_change_panics() {
     let frame = live();

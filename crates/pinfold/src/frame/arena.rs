@@ -1,0 +1,249 @@
+//! The arena: one reservation of memory, made at open and kept until the cache is dropped.
+//!
+//! What belongs here: reserving and giving back the address space, and turning a frame number into
+//! an address. What does not: what is in the frames (`entry`) and who has them (`buddy`).
+//! Called by `frame::Frames` only.
+//!
+//! The reservation is private and anonymous, with no swap reserved for it: the system finds memory
+//! for a page when it is first touched. It starts at a multiple of 2 MiB, so that a folio of the
+//! largest order is exactly one huge page of the machine, and huge pages are asked for. Nothing is
+//! ever unmapped, remapped or protected before the drop: an address inside of it is good to read
+//! for as long as the arena lives, whatever became of the folio it belonged to. That rules out,
+//! for this memory, device pages, holes in the direct map, and everything else that may not be
+//! read.
+
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+
+/// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
+const ALIGN_BYTES: usize = Order::MAX.bytes();
+
+/// Why there is no arena.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// Too small for a table and anything to describe with it.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: the smallest that works is {least_bytes} bytes"
+    )]
+    BudgetTooSmall {
+        /// What was asked for, in bytes.
+        budget_bytes: u64,
+        /// The smallest budget that opens, in bytes.
+        least_bytes: u64,
+    },
+    /// More frames than a frame number can tell apart.
+    #[error(
+        "a budget of {budget_bytes} bytes is too large: the largest that works is {most_bytes} bytes"
+    )]
+    BudgetTooLarge {
+        /// What was asked for, in bytes.
+        budget_bytes: u64,
+        /// The largest budget that opens, in bytes.
+        most_bytes: u64,
+    },
+    /// The system gave no address space: a limit (`ulimit -v`), or strict overcommit.
+    #[error("cannot reserve {bytes} bytes of address space for the budget: {cause}")]
+    Reserve {
+        /// What the system was asked for, in bytes.
+        bytes: usize,
+        /// What it answered.
+        #[source]
+        cause: Errno,
+    },
+}
+
+/// The reservation.
+///
+/// # Invariants
+///
+/// `base .. base + frames * PAGE_BYTES` is mapped, readable and writable, and this struct's alone
+/// to unmap; `base` is a multiple of [`ALIGN_BYTES`].
+#[derive(Debug)]
+pub(super) struct Arena {
+    base: NonNull<u8>,
+    frames: u32,
+    huge_pages_advised: bool,
+}
+
+// SAFETY: the arena is an address and a length that never change; it hands out raw pointers only,
+// and unmaps only when dropped, which takes the one owner.
+unsafe impl Send for Arena {}
+// SAFETY: as above; no method changes anything.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves `budget_bytes`, rounded down to whole frames.
+    pub(super) fn reserve(budget_bytes: u64) -> Result<Self, OpenError> {
+        if budget_bytes < BUDGET_MIN_BYTES {
+            return Err(OpenError::BudgetTooSmall { budget_bytes, least_bytes: BUDGET_MIN_BYTES });
+        }
+        if budget_bytes > BUDGET_MAX_BYTES {
+            return Err(OpenError::BudgetTooLarge { budget_bytes, most_bytes: BUDGET_MAX_BYTES });
+        }
+        let frames = (budget_bytes >> PAGE_SHIFT) as u32;
+        let bytes = frames as usize * PAGE_BYTES;
+        let base = map_aligned(bytes)?;
+        // SAFETY: the range is the fresh mapping, and the advice changes how it is backed, not
+        // what it holds. Refused where the kernel has no huge pages; small ones work too.
+        let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+        Ok(Arena { base, frames, huge_pages_advised: advised.is_ok() })
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(super) fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    pub(super) fn huge_pages_advised(&self) -> bool {
+        self.huge_pages_advised
+    }
+
+    /// # Panics
+    ///
+    /// If there is no such frame.
+    #[inline]
+    pub(super) fn address(&self, frame: FrameNumber) -> *mut u8 {
+        match self.try_address(frame) {
+            Some(address) => address,
+            None => panic!("{frame:?} is outside of the arena's {} frames", self.frames),
+        }
+    }
+
+    #[inline]
+    pub(super) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
+        if frame.0 >= self.frames {
+            return None;
+        }
+        let offset = (frame.0 as usize) << PAGE_SHIFT;
+        // SAFETY: the frame is one of the arena's (checked above), so the sum stays inside of the
+        // one mapping that `base` points to, which is below 2^42 bytes.
+        Some(unsafe { self.base.as_ptr().add(offset) })
+    }
+
+    fn bytes(&self) -> usize {
+        self.frames as usize * PAGE_BYTES
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one mapped by `reserve`, not unmapped before; whoever used an
+        // address in it borrowed from the owner of this arena, who is dropping it.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes()) };
+        debug_assert!(unmapped.is_ok(), "the arena's own range is valid to unmap: {unmapped:?}");
+    }
+}
+
+/// Maps `bytes` bytes (a multiple of the page) that start at a multiple of [`ALIGN_BYTES`].
+///
+/// The system aligns to its page only, so this asks for that much more and trims both ends. What
+/// stays is exactly `bytes`.
+fn map_aligned(bytes: usize) -> Result<NonNull<u8>, OpenError> {
+    debug_assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
+    let asked = bytes + ALIGN_BYTES;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at a place of the system's choice replaces nothing.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, protection, flags) }
+        .map_err(|cause| OpenError::Reserve { bytes: asked, cause })?
+        .cast::<u8>();
+
+    let before = start.addr().next_multiple_of(ALIGN_BYTES) - start.addr();
+    let after = ALIGN_BYTES - before;
+    // SAFETY: `before` is below ALIGN_BYTES, and the mapping is longer than that.
+    let base = unsafe { start.add(before) };
+    // SAFETY: `before + bytes` is at most what was mapped.
+    let end = unsafe { base.add(bytes) };
+    for (trim, length) in [(start, before), (end, after)] {
+        if length > 0 {
+            // SAFETY: the range lies in the mapping made above, outside of what is kept, and
+            // nobody has an address in it yet. It cannot fail for a valid range; if the system
+            // is out of mappings to split, all that is lost is address space.
+            let trimmed = unsafe { munmap(trim.cast(), length) };
+            debug_assert!(trimmed.is_ok(), "both ends of a fresh mapping can go: {trimmed:?}");
+        }
+    }
+    debug_assert!(base.addr().is_multiple_of(ALIGN_BYTES));
+    Ok(NonNull::new(base).expect("a mapping never starts at address 0"))
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_at_a_huge_page_and_has_exactly_the_budget() {
+        for budget in [BUDGET_MIN_BYTES, (4 << 20) + 8191, (16 << 20) + 4096] {
+            let arena = Arena::reserve(budget).unwrap();
+            assert!(arena.base().as_ptr().addr().is_multiple_of(ALIGN_BYTES));
+            assert_eq!(u64::from(arena.frames()), budget / 4096, "budget {budget}");
+        }
+    }
+
+    #[test]
+    fn every_frame_is_readable_writable_and_its_own() {
+        let arena = Arena::reserve(5 << 20).unwrap();
+        for n in 0..arena.frames() {
+            let word = arena.address(FrameNumber(n)).cast::<u32>();
+            // SAFETY: the frame is the arena's, aligned, and nobody else uses this arena.
+            unsafe { word.write(n + 1) };
+        }
+        for n in 0..arena.frames() {
+            let word = arena.address(FrameNumber(n)).cast::<u32>();
+            // SAFETY: as above.
+            assert_eq!(unsafe { word.read() }, n + 1);
+        }
+    }
+
+    #[test]
+    fn no_number_leads_outside() {
+        let arena = Arena::reserve(BUDGET_MIN_BYTES).unwrap();
+        let frames = arena.frames();
+        assert!(arena.try_address(FrameNumber(frames - 1)).is_some());
+        for n in [frames, frames + 1, 1 << 30, u32::MAX] {
+            assert_eq!(arena.try_address(FrameNumber(n)), None, "frame {n}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the arena's 64 frames")]
+    fn an_address_outside_panics() {
+        let arena = Arena::reserve(BUDGET_MIN_BYTES).unwrap();
+        let _ = arena.address(FrameNumber(64));
+    }
+
+    #[test]
+    fn a_budget_too_small_is_told_the_smallest_that_works() {
+        let error = Arena::reserve(BUDGET_MIN_BYTES - 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a budget of 262143 bytes is too small: the smallest that works is 262144 bytes"
+        );
+        assert!(Arena::reserve(BUDGET_MIN_BYTES).is_ok());
+    }
+
+    #[test]
+    fn a_budget_too_large_is_told_the_largest_that_works() {
+        let error = Arena::reserve(u64::MAX).unwrap_err();
+        assert!(error.to_string().ends_with("the largest that works is 4398046511104 bytes"));
+    }
+
+    #[test]
+    fn a_refused_reservation_says_how_much_and_why() {
+        // More than a user's half of the address space on any machine this runs on.
+        let error = map_aligned(1 << 62).unwrap_err();
+        assert!(
+            error.to_string().starts_with("cannot reserve 4611686018429485056 bytes"),
+            "{error}"
+        );
+        assert!(std::error::Error::source(&error).is_some());
+    }
+}

@@ -1,0 +1,445 @@
+//! The allocator: which frames are free, in blocks of 2^order, orders 0 to 9.
+//!
+//! What belongs here: the free lists, splitting and merging blocks, the one run that is being
+//! emptied. What does not: what an allocated folio says of itself (`entry`). Called by
+//! `frame::Frames` only.
+//!
+//! The binary buddy system (Knowlton 1965; Knuth, The Art of Computer Programming, 2.5): a free
+//! block of order k starts at a multiple of 2^k frames; its *buddy* is the other half of the block
+//! of order k + 1 that both lie in, at the number with bit k flipped. A block that is freed merges
+//! with its buddy if that is free and whole, and so on upwards, at most nine times.
+//!
+//! # State, all of it under one mutex
+//!
+//! - `heads[k]`: the first free block of order k; the rest follow through the entries' links.
+//! - entry `block` = k + 1 exactly in the first frames of blocks on list k, 0 in every other
+//!   entry. That is what lets a block find out in one load whether its buddy is free.
+//! - No two free blocks are buddies of the same order: they would have been merged. So the set of
+//!   free frames alone says which blocks there are, however they came about.
+//! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
+//!
+//! Blocks come from the smallest order that has one, and the last freed goes first: its entry and
+//! bytes are warm, and large blocks stay whole as long as small ones do. There is nothing on the
+//! heap: lists run through the table's entries.
+//!
+//! The count and the version of a free frame are not looked at under the mutex, and never stored
+//! here: see the head of `entry`.
+
+use super::entry::Frame;
+use super::table::Table;
+use super::{FrameNumber, Order};
+use crate::sync::{AtomicU32, Mutex, Ordering};
+
+/// What is free, and in which sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FrameStats {
+    /// Frames in the arena.
+    pub(crate) total_frames: u32,
+    /// Frames that the table takes.
+    pub(crate) table_frames: u32,
+    /// Frames that can be allocated.
+    pub(crate) free_frames: u32,
+    /// Frames in the run that is being emptied: neither free nor in use.
+    pub(crate) held_frames: u32,
+    /// Free blocks of each order.
+    pub(crate) free_blocks: [u32; Order::COUNT],
+}
+
+impl FrameStats {
+    /// Frames that are folios: neither free, nor held, nor the table's.
+    pub(crate) fn used_frames(&self) -> u32 {
+        self.total_frames - self.table_frames - self.free_frames - self.held_frames
+    }
+
+    /// Frames in free blocks of exactly `order`.
+    pub(crate) fn free_frames_of(&self, order: Order) -> u32 {
+        self.free_blocks[usize::from(order.get())] << order.get()
+    }
+}
+
+/// A set of frames of one aligned 2 MiB run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RunMap([u64; RunMap::WORDS]);
+
+impl RunMap {
+    const FRAMES: u32 = Order::MAX.frames();
+    const WORDS: usize = RunMap::FRAMES as usize / 64;
+
+    /// Whether the frame `offset` frames into the run is in the set.
+    pub(crate) fn contains(&self, offset: u32) -> bool {
+        self.0[offset as usize / 64] >> (offset % 64) & 1 == 1
+    }
+
+    /// How many frames are in the set.
+    pub(crate) fn len(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether the whole run is in the set.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.iter().all(|&word| word == u64::MAX)
+    }
+
+    /// Adds the block of `order` at `offset`.
+    ///
+    /// # Panics
+    ///
+    /// If some of it is in the set already.
+    fn insert(&mut self, offset: u32, order: Order) {
+        debug_assert!(FrameNumber(offset).is_aligned(order));
+        let words = order.frames().div_ceil(64);
+        let bits = if order.frames() < 64 { (1 << order.frames()) - 1 } else { u64::MAX };
+        let mask = bits << (offset % 64);
+        let first = offset as usize / 64;
+        for word in &mut self.0[first..first + words as usize] {
+            assert!(*word & mask == 0, "frames of a held run are freed twice");
+            *word |= mask;
+        }
+    }
+
+    /// The first frame at or after `offset` that is in the set, or the end of the run.
+    fn next_member(&self, offset: u32) -> u32 {
+        (offset..RunMap::FRAMES).find(|&at| self.contains(at)).unwrap_or(RunMap::FRAMES)
+    }
+
+    /// The first frame at or after `offset` that is not in the set, or the end of the run.
+    fn next_gap(&self, offset: u32) -> u32 {
+        (offset..RunMap::FRAMES).find(|&at| !self.contains(at)).unwrap_or(RunMap::FRAMES)
+    }
+}
+
+/// The allocator of one arena. The table it works on is passed to each call: the same one always.
+#[derive(Debug)]
+pub(super) struct Buddy {
+    lists: Mutex<Lists>,
+    /// Copy of `Lists::free_frames`, stored under the mutex, for those who only want to know.
+    free_frames: AtomicU32,
+    table_frames: u32,
+}
+
+#[derive(Debug)]
+struct Lists {
+    heads: [Option<FrameNumber>; Order::COUNT],
+    blocks: [u32; Order::COUNT],
+    /// Bit k: list k has a block.
+    nonempty: u32,
+    free_frames: u32,
+    held: Option<Held>,
+}
+
+/// The run that is being emptied, and which of its frames are.
+#[derive(Debug)]
+struct Held {
+    run: FrameNumber,
+    map: RunMap,
+}
+
+impl Buddy {
+    /// Takes over all frames of `table` but its first `table_frames`, as free.
+    pub(super) fn new(table: &Table, table_frames: u32) -> Self {
+        assert!(0 < table_frames && table_frames < table.frames());
+        let mut lists = Lists {
+            heads: [None; Order::COUNT],
+            blocks: [0; Order::COUNT],
+            nonempty: 0,
+            free_frames: 0,
+            held: None,
+        };
+        lists.add_range(table, table_frames, table.frames());
+        let free_frames = AtomicU32::new(lists.free_frames);
+        Buddy { lists: Mutex::new(lists), free_frames, table_frames }
+    }
+
+    /// Takes a block of `order` off the free lists. It is still frozen, with an odd version.
+    pub(super) fn take(&self, table: &Table, order: Order) -> Option<FrameNumber> {
+        let mut lists = self.lists.lock();
+        let head = lists.take(table, order)?;
+        self.publish(&lists);
+        Some(head)
+    }
+
+    /// Takes a block of `order`, or else the largest there is.
+    pub(super) fn take_at_most(&self, table: &Table, order: Order) -> Option<(FrameNumber, Order)> {
+        let mut lists = self.lists.lock();
+        let order = lists.largest_at_most(order)?;
+        let head = lists.take(table, order)?;
+        self.publish(&lists);
+        Some((head, order))
+    }
+
+    /// Puts the block of `order` at `head` on the free lists, or among the held frames if it lies
+    /// in the run that is held.
+    pub(super) fn give(&self, table: &Table, head: FrameNumber, order: Order) {
+        assert!(head.is_aligned(order), "{head:?} is freed with {order:?}, but is not aligned");
+        let end = u64::from(head.0) + u64::from(order.frames());
+        let inside = self.table_frames <= head.0 && end <= u64::from(table.frames());
+        assert!(inside, "{head:?} with {order:?} is freed, but is not all of it the arena's");
+        table.frame(head).assert_freeable(head);
+
+        let mut lists = self.lists.lock();
+        assert_not_free(table, head, order);
+        if !lists.give_held(head, order) {
+            lists.add(table, head, order);
+        }
+        self.assert_sane(&lists, table);
+        self.publish(&lists);
+    }
+
+    pub(super) fn free_frames(&self) -> u32 {
+        // Relaxed: a number to decide by, which publishes nothing; see `publish`.
+        self.free_frames.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn stats(&self, table: &Table) -> FrameStats {
+        let lists = self.lists.lock();
+        FrameStats {
+            total_frames: table.frames(),
+            table_frames: self.table_frames,
+            free_frames: lists.free_frames,
+            held_frames: lists.held_frames(),
+            free_blocks: lists.blocks,
+        }
+    }
+
+    pub(super) fn whole_runs(
+        &self,
+        table: &Table,
+    ) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
+        let first = self.table_frames.div_ceil(RunMap::FRAMES);
+        let end = table.frames() / RunMap::FRAMES;
+        (first..end).map(|run| FrameNumber(run * RunMap::FRAMES))
+    }
+
+    pub(super) fn free_in(&self, table: &Table, run: FrameNumber) -> RunMap {
+        self.assert_run(table, run);
+        let _lists = self.lists.lock();
+        let mut map = RunMap::default();
+        for (head, order) in blocks_in(table, run) {
+            map.insert(head.0 - run.0, order);
+        }
+        map
+    }
+
+    /// Starts to hold `run`: its free blocks leave the lists. False if a run is held already.
+    pub(super) fn hold(&self, table: &Table, run: FrameNumber) -> bool {
+        self.assert_run(table, run);
+        let mut lists = self.lists.lock();
+        if lists.held.is_some() {
+            return false;
+        }
+        let mut map = RunMap::default();
+        for (head, order) in blocks_in(table, run) {
+            lists.unlink(table, head, order);
+            lists.free_frames -= order.frames();
+            map.insert(head.0 - run.0, order);
+        }
+        lists.held = Some(Held { run, map });
+        self.assert_sane(&lists, table);
+        self.publish(&lists);
+        true
+    }
+
+    /// Which frames of the held run are held.
+    pub(super) fn held(&self, run: FrameNumber) -> RunMap {
+        self.lists.lock().held_map(run)
+    }
+
+    /// Ends the hold if all of `run` is held: it is the caller's, frozen, with odd versions.
+    pub(super) fn claim_held(&self, run: FrameNumber) -> bool {
+        let mut lists = self.lists.lock();
+        let full = lists.held_map(run).is_full();
+        if full {
+            lists.held = None;
+        }
+        full
+    }
+
+    /// Ends the hold: what is held is free again.
+    pub(super) fn release_held(&self, table: &Table, run: FrameNumber) {
+        let mut lists = self.lists.lock();
+        let map = lists.held_map(run);
+        lists.held = None;
+        let mut at = map.next_member(0);
+        // Ends: each round starts past a gap that lies past where the last one started.
+        while at < RunMap::FRAMES {
+            let gap = map.next_gap(at);
+            lists.add_range(table, run.0 + at, run.0 + gap);
+            at = map.next_member(gap);
+        }
+        self.assert_sane(&lists, table);
+        self.publish(&lists);
+    }
+
+    fn publish(&self, lists: &Lists) {
+        // Relaxed: pairs with nothing; stores are in the mutex's order, so the copy never goes
+        // back to an older number.
+        self.free_frames.store(lists.free_frames, Ordering::Relaxed);
+    }
+
+    fn assert_run(&self, table: &Table, run: FrameNumber) {
+        let end = u64::from(run.0) + u64::from(RunMap::FRAMES);
+        let whole = run.is_aligned(Order::MAX)
+            && self.table_frames <= run.0
+            && end <= u64::from(table.frames());
+        assert!(whole, "{run:?} does not start a 2 MiB run in which all frames can be data");
+    }
+
+    /// A block freed twice, or one that overlaps another, adds up to more frames than there are.
+    fn assert_sane(&self, lists: &Lists, table: &Table) {
+        let managed = table.frames() - self.table_frames;
+        let known = lists.free_frames + lists.held_frames();
+        assert!(known <= managed, "{known} frames are free of {managed} that there are");
+    }
+}
+
+impl Lists {
+    fn take(&mut self, table: &Table, order: Order) -> Option<FrameNumber> {
+        let enough = self.nonempty >> order.get();
+        if enough == 0 {
+            return None;
+        }
+        let from = Order(order.get() + enough.trailing_zeros() as u8);
+        let head = self.heads[usize::from(from.get())].expect("its bit says there is one");
+        self.unlink(table, head, from);
+        // Keep the lower half, give the upper one back, as often as the block is too large.
+        for half in (order.get()..from.get()).rev().map(Order) {
+            self.push(table, head.after(half.frames()), half);
+        }
+        self.free_frames -= order.frames();
+        Some(head)
+    }
+
+    /// The order that `take` can serve: `order` if there is a block for it, else the largest.
+    fn largest_at_most(&self, order: Order) -> Option<Order> {
+        if self.nonempty >> order.get() != 0 {
+            return Some(order);
+        }
+        self.nonempty.checked_ilog2().map(|largest| Order(largest as u8))
+    }
+
+    /// Adds a block that is on no list, merged with its buddies as far as they are free.
+    fn add(&mut self, table: &Table, head: FrameNumber, order: Order) {
+        self.free_frames += order.frames();
+        let mut head = head;
+        let mut order = order;
+        // Ends: the order grows each time, up to MAX.
+        while order < Order::MAX {
+            let buddy = FrameNumber(head.0 ^ order.frames());
+            // A buddy beyond the end of the arena has no entry, one in the table's frames is
+            // never on a list: neither is free.
+            let free = table.try_frame(buddy).and_then(Frame::block) == Some(order);
+            if !free {
+                break;
+            }
+            self.unlink(table, buddy, order);
+            order = Order(order.get() + 1);
+            head = head.align_down(order);
+        }
+        self.push(table, head, order);
+    }
+
+    /// Adds the frames `first..end`, cut into the largest aligned blocks.
+    fn add_range(&mut self, table: &Table, first: u32, end: u32) {
+        let mut at = first;
+        // Ends: each round adds a block of at least one frame, up to `end`.
+        while at < end {
+            let order = Order::of_block_at(at, end);
+            self.add(table, FrameNumber(at), order);
+            at += order.frames();
+        }
+    }
+
+    fn push(&mut self, table: &Table, head: FrameNumber, order: Order) {
+        let list = usize::from(order.get());
+        let entry = table.frame(head);
+        debug_assert!(entry.block().is_none(), "{head:?} is on a free list already");
+        let after = self.heads[list];
+        entry.set_prev(None);
+        entry.set_next(after);
+        entry.set_block(Some(order));
+        if let Some(after) = after {
+            table.frame(after).set_prev(Some(head));
+        }
+        self.heads[list] = Some(head);
+        self.blocks[list] += 1;
+        self.nonempty |= 1 << list;
+    }
+
+    fn unlink(&mut self, table: &Table, head: FrameNumber, order: Order) {
+        let list = usize::from(order.get());
+        let entry = table.frame(head);
+        assert!(entry.block() == Some(order), "{head:?} is not on the free list of {order:?}");
+        let (prev, next) = (entry.prev(), entry.next());
+        match prev {
+            Some(prev) => table.frame(prev).set_next(next),
+            None => self.heads[list] = next,
+        }
+        if let Some(next) = next {
+            table.frame(next).set_prev(prev);
+        }
+        // Whoever gets the folio finds it on no list.
+        entry.set_prev(None);
+        entry.set_next(None);
+        entry.set_block(None);
+        self.blocks[list] -= 1;
+        if self.heads[list].is_none() {
+            self.nonempty &= !(1 << list);
+        }
+    }
+
+    /// Adds the block to the held frames, if it lies in the run that is held.
+    fn give_held(&mut self, head: FrameNumber, order: Order) -> bool {
+        match &mut self.held {
+            Some(held) if head.align_down(Order::MAX) == held.run => {
+                held.map.insert(head.0 - held.run.0, order);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn held_frames(&self) -> u32 {
+        self.held.as_ref().map_or(0, |held| held.map.len())
+    }
+
+    fn held_map(&self, run: FrameNumber) -> RunMap {
+        match &self.held {
+            Some(held) if held.run == run => held.map,
+            other => panic!("{run:?} is not the run that is held: {other:?}"),
+        }
+    }
+}
+
+/// Asserts that no frame of the block is free yet: its head always, the rest in debug builds. Call
+/// with the mutex held.
+fn assert_not_free(table: &Table, head: FrameNumber, order: Order) {
+    assert!(table.frame(head).block().is_none(), "{head:?} is freed twice");
+    if cfg!(debug_assertions) {
+        for around in Order::all().filter(|&around| around > order) {
+            let first = head.align_down(around);
+            let block = table.frame(first).block();
+            assert!(block < Some(around), "{head:?} is freed inside a free block");
+        }
+        for frame in (1..order.frames()).map(|offset| head.after(offset)) {
+            table.frame(frame).debug_assert_dead(frame);
+        }
+    }
+}
+
+/// The free blocks of a run, lowest first. Each is found before it is looked past, so the caller
+/// may take it off its list. Call with the mutex held.
+fn blocks_in(table: &Table, run: FrameNumber) -> impl Iterator<Item = (FrameNumber, Order)> {
+    let mut offset = 0;
+    std::iter::from_fn(move || {
+        // Ends: the offset grows each time, up to the length of the run.
+        while offset < RunMap::FRAMES {
+            let head = run.after(offset);
+            if let Some(order) = table.frame(head).block() {
+                offset += order.frames();
+                return Some((head, order));
+            }
+            offset += 1;
+        }
+        None
+    })
+}

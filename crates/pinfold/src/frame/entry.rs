@@ -1,0 +1,471 @@
+//! The entry of a frame: one cache line that says what the frame is and who may touch it.
+//!
+//! What belongs here: the words of an entry, who may change which, and the two small protocols
+//! that run on them: the *version* (is what I read still one thing?) and the *identity* (is this
+//! the folio I was looking for?). What does not: the count's own protocol (`pinfold-refcount`) and
+//! where the entries are (`table`) and which frames are free (`buddy`). Called by every room that
+//! touches a folio.
+//!
+//! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
+//! *tails*, say nothing but "frozen, odd".
+//!
+//! # States
+//!
+//! | state | `count` | `version` | `block` | `mapping` | whose |
+//! |---|---|---|---|---|---|
+//! | table's own frame | frozen | odd | 0 | none | nobody's, for ever |
+//! | free, first of a free block | frozen | odd | order + 1 | stale | the allocator's |
+//! | free, inside a free block | frozen | odd | 0 | stale | the allocator's |
+//! | held: free, in a run being emptied | frozen | odd | 0 | stale | the `HeldRun`'s |
+//! | tail of a folio | frozen | odd | 0 | stale | whoever has the head |
+//! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler's |
+//! | live | 1 or more | even | 0 | set | everybody's |
+//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer's (folio lock) |
+//! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder's |
+//! | frozen for change | frozen | odd | 0 | set | reclaim, split, migration, truncate |
+//! | being freed | frozen | odd | 0 | any | whoever froze it, or put the last reference |
+//!
+//! "Frozen" is the bare bit or the bit with debris of losers; nobody here tells them apart. All
+//! that is frozen is odd, but for the moment between `freeze` and `change_begin`: a reader that
+//! holds nothing is turned away by the version, a reader that tries to count by the frozen bit.
+//!
+//! # Transitions
+//!
+//! | from | to | step | by |
+//! |---|---|---|---|
+//! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before anybody has the table |
+//! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.set(1)` last | `Frames::alloc` |
+//! | free | held, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
+//! | held | filling | as free to filling | `HeldRun::into_folio` |
+//! | filling | filling, findable | `set_identity`, then into the index | the filler |
+//! | filling | live | `change_end` | the filler |
+//! | filling | gone | out of the index, `forget_identity` | a filler that failed |
+//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the folio's lock |
+//! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | one of the four users of freeze |
+//! | frozen for change | live | `change_end`, then `count.unfreeze(n)` | the same one, having given up or finished |
+//! | frozen for change | being freed | out of the index | reclaim, truncate |
+//! | tail | filling or live | `hand_out` for each new head of a folio that is frozen for change | split |
+//! | live | gone | `change_begin`, out of the index, `forget_identity` | truncate of a folio that is held |
+//! | gone | being freed | `count.put(n)` says "last" | the last holder |
+//! | being freed | free or held | onto a list under the mutex; the count stays as it is | `Frames::free` |
+//!
+//! Between "being freed" and `hand_out` *nothing* removes the frozen bit: `free` asserts that the
+//! bit is there and stores nothing in the count, the allocator never touches the word, `hand_out`
+//! asserts the bit once more and then sets 1 as its last step. Zero is not a state: memory fresh
+//! from the system reads as zero, which a `try_get` would turn into a reference, so every entry is
+//! written before the table can be reached.
+//!
+//! # Which words are changed how
+//!
+//! `count` has its own atomic operations. `version`, `mapping`, `index`, `order` have one writer at
+//! a time (see the states), so they are stored, never swapped. `prev`, `next`, `block` belong to a
+//! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared by
+//! people under different locks, so each change is one atomic read-modify-write. `uses` is stored
+//! by readers who hold nothing, so it has a byte of its own and a lost update costs one hint.
+
+use bitflags::bitflags;
+
+use super::count::{self, Count};
+use super::{FrameNumber, Order};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+/// The mapping of a folio that belongs to no file.
+pub(crate) const MAPPING_NONE: u32 = u32::MAX;
+
+/// Where the two-bit count of uses stops.
+pub(crate) const USES_MAX: u8 = 3;
+
+/// What a link holds when it leads nowhere; above every frame number.
+const LINK_NONE: u32 = u32::MAX;
+
+bitflags! {
+    /// What is known of a folio beside its version. "Up to date" is not among them: an even
+    /// version says so.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Flags: u32 {
+        /// Its bytes are newer than the source's.
+        const DIRTY = 1;
+        /// Its bytes are on their way to the source.
+        const WRITEBACK = 1 << 1;
+        /// A read that meets it should have more read ahead.
+        const READAHEAD = 1 << 2;
+    }
+}
+
+/// Which pages of which file a folio holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The file, as numbered by its cache, or [`MAPPING_NONE`].
+    pub(crate) mapping: u32,
+    /// The page offset, in the file, of the folio's first page.
+    pub(crate) index: u64,
+    /// How many pages: 2^order.
+    pub(crate) order: Order,
+}
+
+/// An even version, as seen by [`Frame::read_begin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp(u64);
+
+/// The entry of one frame: exactly one cache line.
+///
+/// # Invariants
+///
+/// `order` is at most [`Order::MAX`], `uses` at most [`USES_MAX`]: only the methods here store.
+/// `version` only ever grows, over all lifetimes of the frame, so that no stamp of an earlier
+/// lifetime is ever valid again. It moves by 2 with each change and has 64 bits: a writer that
+/// changed one folio every 10 ns, for ever, would come round after 2924 years (2^63 * 10 ns).
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Frame {
+    /// Who holds the folio. At 0.
+    pub(crate) count: Count,
+    /// Odd while identity or bytes may change. At 8.
+    version: AtomicU64,
+    /// At 16.
+    index: AtomicU64,
+    /// At 24.
+    mapping: AtomicU32,
+    /// The allocator's while free, the policy's while queued, none in between. At 28.
+    prev: AtomicU32,
+    /// At 32.
+    next: AtomicU32,
+    /// At 36.
+    flags: AtomicU32,
+    /// At 40.
+    order: AtomicU8,
+    /// At 41.
+    uses: AtomicU8,
+    /// The order of the free block that starts here, plus one; 0 where none starts. The
+    /// allocator's alone. At 42.
+    block: AtomicU8,
+    /// At 43: a byte to spare, for the state of a fill.
+    #[cfg(not(loom))]
+    _spare_u8: u8,
+    /// At 44: five words to spare; a wait key and an error code will want one each.
+    #[cfg(not(loom))]
+    _spare_u32: [u32; 5],
+}
+
+// The model checker's atomics are larger; it has no cache lines either.
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Frame>() == 64, "one cache line an entry, 1/64 of the budget");
+    assert!(align_of::<Frame>() == 64);
+    assert!(size_of::<Count>() == 8);
+    assert!(super::PAGE_BYTES.is_multiple_of(size_of::<Frame>()));
+};
+
+impl Frame {
+    /// An entry as every frame starts: frozen and odd, not zero.
+    pub(super) fn new() -> Self {
+        Frame {
+            count: count::frozen(),
+            version: AtomicU64::new(1),
+            index: AtomicU64::new(0),
+            mapping: AtomicU32::new(MAPPING_NONE),
+            prev: AtomicU32::new(LINK_NONE),
+            next: AtomicU32::new(LINK_NONE),
+            flags: AtomicU32::new(0),
+            order: AtomicU8::new(0),
+            uses: AtomicU8::new(0),
+            block: AtomicU8::new(0),
+            #[cfg(not(loom))]
+            _spare_u8: 0,
+            #[cfg(not(loom))]
+            _spare_u32: [0; 5],
+        }
+    }
+
+    // ---- the version ----
+
+    /// Begins a read by somebody who holds nothing: the version, if nobody is changing the folio.
+    ///
+    /// What is read after it (identity, bytes) is worth something only if
+    /// [`Frame::read_retry`] then says so. Bytes must be read by loads that may race.
+    #[inline]
+    pub(crate) fn read_begin(&self) -> Option<Stamp> {
+        // Acquire: pairs with the Release store in `change_end`; what that writer stored is seen.
+        let version = self.version.load(Ordering::Acquire);
+        (version & 1 == 0).then_some(Stamp(version))
+    }
+
+    /// Ends a read: true if anything may have changed since `stamp`, and what was read is garbage.
+    #[inline]
+    #[must_use = "what was read may be used only if this is false"]
+    pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
+        // Acquire: pairs with the Release fence in `change_begin`. If any load before this fence
+        // saw a store made after that one, the load below sees the odd version or a later one.
+        fence(Ordering::Acquire);
+        // Relaxed: the fence above orders it.
+        self.version.load(Ordering::Relaxed) != stamp.0
+    }
+
+    /// Begins a change of identity or bytes. One at a time: the caller has frozen the folio, or
+    /// holds a reference and the folio's lock.
+    ///
+    /// # Panics
+    ///
+    /// If a change is under way already.
+    #[inline]
+    pub(crate) fn change_begin(&self) {
+        // Relaxed: the version has one writer, who last stored it or got the right to from one
+        // who did, through the count or a lock.
+        let version = self.version.load(Ordering::Relaxed);
+        assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
+        // Relaxed: the fence below keeps what follows behind it.
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Release: pairs with the Acquire fence in `read_retry`, see there.
+        fence(Ordering::Release);
+    }
+
+    /// Ends a change, or a fill: what the folio says now is one thing, and valid.
+    ///
+    /// # Panics
+    ///
+    /// If no change is under way.
+    #[inline]
+    pub(crate) fn change_end(&self) {
+        // Relaxed: as in `change_begin`.
+        let version = self.version.load(Ordering::Relaxed);
+        assert!(version & 1 == 1, "no change of this folio to end (version {version})");
+        // Release: pairs with the Acquire load in `read_begin`.
+        self.version.store(version + 1, Ordering::Release);
+    }
+
+    /// Whether the version is odd.
+    #[inline]
+    pub(crate) fn is_changing(&self) -> bool {
+        // Acquire: pairs with the Release store in `change_end`, for a waiter that holds a
+        // reference and reads the bytes as soon as this says no.
+        self.version.load(Ordering::Acquire) & 1 == 1
+    }
+
+    // ---- the identity ----
+
+    /// What the folio says it is. To be believed by somebody who holds a reference, or whose
+    /// [`Frame::read_retry`] says so.
+    ///
+    /// With a reference, but while the folio is still being filled, the answer is either no
+    /// mapping or all of the new identity, never a mixture.
+    #[inline]
+    pub(crate) fn identity(&self) -> Identity {
+        // Acquire: pairs with the Release store of `mapping` in `set_identity`; who sees the
+        // mapping sees the index and order that were stored before it.
+        let mapping = self.mapping.load(Ordering::Acquire);
+        // Relaxed: ordered by the load above.
+        let index = self.index.load(Ordering::Relaxed);
+        Identity { mapping, index, order: self.order() }
+    }
+
+    /// The folio's order; as much to be believed as [`Frame::identity`].
+    #[inline]
+    pub(crate) fn order(&self) -> Order {
+        // Relaxed: ordered by whatever the caller was let in through (count or version).
+        let order = self.order.load(Ordering::Relaxed);
+        debug_assert!(order <= Order::MAX.get());
+        Order(order)
+    }
+
+    /// Gives the folio its identity.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: a reader could see half of it.
+    pub(crate) fn set_identity(&self, identity: Identity) {
+        self.assert_changing("identity given");
+        // Relaxed: the Release store below publishes both to those who hold a reference, the
+        // version's fences keep them from those who don't.
+        self.index.store(identity.index, Ordering::Relaxed);
+        self.order.store(identity.order.get(), Ordering::Relaxed);
+        // Release: pairs with the Acquire load in `identity`. Last, because a folio without a
+        // mapping is nobody's: whoever got a reference by a stale number must not take the
+        // leftover index for that of the new mapping.
+        self.mapping.store(identity.mapping, Ordering::Release);
+    }
+
+    /// Takes the folio's mapping away. Its order stays: the last holder frees by it.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: a reader would go on believing it.
+    pub(crate) fn forget_identity(&self) {
+        self.assert_changing("identity taken");
+        // Relaxed: those who hold no reference are warned by the version; those who do checked
+        // the identity before, or will find the folio gone now or at their next check.
+        self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
+    }
+
+    /// The last step of an allocation, and of a split for each new head: a folio of `order` with
+    /// a count of 1 that is the caller's, an odd version, no mapping, no flags and no uses.
+    ///
+    /// # Panics
+    ///
+    /// If the entry is not frozen with an odd version.
+    pub(crate) fn hand_out(&self, order: Order) {
+        // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
+        assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
+        self.assert_changing("folio handed out");
+        // Relaxed, all four: `count.set` publishes them. Whoever gets a reference by a stale
+        // number synchronizes with it, finds no mapping here, and leaves; had the old identity
+        // stayed, a page that was evicted would be taken for the one now being filled.
+        self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
+        self.order.store(order.get(), Ordering::Relaxed);
+        self.flags.store(0, Ordering::Relaxed);
+        self.uses.store(0, Ordering::Relaxed);
+        // Last. Here, and nowhere else in the frame room, the frozen bit goes: a release store
+        // that pairs with the acquire of a successful `try_get`, and wipes losers' additions.
+        self.count.set(1);
+    }
+
+    // ---- flags and uses ----
+
+    /// The flags.
+    #[inline]
+    pub(crate) fn flags(&self) -> Flags {
+        // Acquire: pairs with the Release half of `set_flags` and `clear_flags`.
+        Flags::from_bits_truncate(self.flags.load(Ordering::Acquire))
+    }
+
+    /// Sets `flags` and returns those that were set before: whoever finds a flag missing there is
+    /// the one who set it. Loses no update of anybody else. Cost: one atomic or.
+    pub(crate) fn set_flags(&self, flags: Flags) -> Flags {
+        // AcqRel: pairs with itself, `clear_flags` and `flags`: what was done before a flag
+        // changed is seen by whoever sees it changed.
+        Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel))
+    }
+
+    /// Clears `flags` and returns those that were set before. Cost: one atomic and.
+    pub(crate) fn clear_flags(&self, flags: Flags) -> Flags {
+        // AcqRel: as in `set_flags`.
+        Flags::from_bits_truncate(self.flags.fetch_and(!flags.bits(), Ordering::AcqRel))
+    }
+
+    /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its
+    /// readers one load and no store. Two readers at once may count as one, and a stale reader
+    /// may count for whatever is in the frame now: it is a hint.
+    #[inline]
+    pub(crate) fn note_use(&self) {
+        // Relaxed, both: nothing is published by a hint.
+        let uses = self.uses.load(Ordering::Relaxed);
+        if uses < USES_MAX {
+            self.uses.store(uses + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often the folio was used lately, 0 to [`USES_MAX`].
+    #[inline]
+    pub(crate) fn uses(&self) -> u8 {
+        // Relaxed: a hint.
+        self.uses.load(Ordering::Relaxed)
+    }
+
+    /// Sets the uses, cut off at [`USES_MAX`]; for the policy, when it passes by.
+    #[inline]
+    pub(crate) fn set_uses(&self, uses: u8) {
+        // Relaxed: a hint.
+        self.uses.store(uses.min(USES_MAX), Ordering::Relaxed);
+    }
+
+    // ---- links: whoever has the lock of the list has the words ----
+
+    pub(crate) fn prev(&self) -> Option<FrameNumber> {
+        // Relaxed: the lock of the list orders it, here and in the other three.
+        unlink(self.prev.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn next(&self) -> Option<FrameNumber> {
+        // Relaxed: as in `prev`.
+        unlink(self.next.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_prev(&self, frame: Option<FrameNumber>) {
+        // Relaxed: as in `prev`.
+        self.prev.store(link(frame), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_next(&self, frame: Option<FrameNumber>) {
+        // Relaxed: as in `prev`.
+        self.next.store(link(frame), Ordering::Relaxed);
+    }
+
+    // ---- for the allocator ----
+
+    /// The order of the free block that starts here.
+    pub(super) fn block(&self) -> Option<Order> {
+        // Relaxed: the allocator's mutex orders it.
+        self.block.load(Ordering::Relaxed).checked_sub(1).map(Order)
+    }
+
+    /// Says which free block starts here.
+    pub(super) fn set_block(&self, order: Option<Order>) {
+        // Relaxed: as in `block`.
+        self.block.store(order.map_or(0, |order| order.get() + 1), Ordering::Relaxed);
+    }
+
+    /// Asserts what has to hold of the head of a folio that is given back.
+    pub(super) fn assert_freeable(&self, head: FrameNumber) {
+        assert!(self.count.is_frozen(), "{head:?} is freed but not frozen: somebody may count it");
+        self.assert_changing("folio freed");
+        let linked = self.prev().is_some() || self.next().is_some();
+        assert!(!linked, "{head:?} is freed while on a list");
+    }
+
+    /// Asserts, in debug builds, that this entry belongs to no folio that anybody can reach.
+    pub(super) fn debug_assert_dead(&self, frame: FrameNumber) {
+        debug_assert!(self.count.is_frozen() && self.is_changing(), "{frame:?} is in use");
+        debug_assert!(self.block().is_none(), "{frame:?} is free already");
+    }
+
+    fn assert_changing(&self, what: &str) {
+        // Relaxed: whoever may do this to the folio is the one who made the version odd, or got
+        // the folio from them through the count or a lock.
+        let version = self.version.load(Ordering::Relaxed);
+        assert!(version & 1 == 1, "{what} while readers believe it (version {version})");
+    }
+}
+
+/// What the models need to break a protocol with, and nobody else may have.
+#[cfg(all(test, loom))]
+impl Frame {
+    pub(super) fn version(&self) -> &AtomicU64 {
+        &self.version
+    }
+
+    pub(super) fn mapping_relaxed(&self) -> u32 {
+        self.mapping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_flags_by_store(&self, flags: Flags) {
+        let old = self.flags.load(Ordering::Acquire);
+        self.flags.store(old | flags.bits(), Ordering::Release);
+    }
+
+    pub(super) fn set_identity_relaxed(&self, mapping: u32, index: u64) {
+        self.mapping.store(mapping, Ordering::Relaxed);
+        self.index.store(index, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Stamp {
+    pub(super) fn of(version: u64) -> Self {
+        Stamp(version)
+    }
+
+    pub(super) fn version(self) -> u64 {
+        self.0
+    }
+}
+
+fn link(frame: Option<FrameNumber>) -> u32 {
+    frame.map_or(LINK_NONE, |frame| frame.0)
+}
+
+fn unlink(link: u32) -> Option<FrameNumber> {
+    (link != LINK_NONE).then_some(FrameNumber(link))
+}
+
+#[cfg(all(test, not(loom)))]
+#[path = "entry_tests.rs"]
+mod tests;

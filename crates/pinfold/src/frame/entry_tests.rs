@@ -1,0 +1,160 @@
+//! What one entry does, by itself. What holds between threads is in `model`.
+
+use super::*;
+
+const ID: Identity = Identity { mapping: 3, index: 1 << 50, order: Order(4) };
+
+/// An entry in the state "filling".
+fn filling(order: Order) -> Frame {
+    let frame = Frame::new();
+    frame.hand_out(order);
+    frame
+}
+
+/// An entry in the state "live".
+fn live() -> Frame {
+    let frame = filling(ID.order);
+    frame.set_identity(ID);
+    frame.change_end();
+    frame
+}
+
+#[test]
+fn a_new_entry_is_not_zero_but_frozen_and_odd() {
+    let frame = Frame::new();
+    assert!(frame.count.is_frozen() && frame.is_changing());
+    assert!(frame.count.try_get(1).is_err());
+    assert_eq!(frame.read_begin(), None);
+    assert_eq!(frame.identity().mapping, MAPPING_NONE);
+    assert_eq!((frame.prev(), frame.next(), frame.block()), (None, None, None));
+}
+
+/// Why entries are written before anybody can reach them, and not left as the system gives them.
+#[test]
+fn a_zeroed_count_would_be_taken_for_a_folio() {
+    let zeroed: Count = Count::on(AtomicU64::new(0));
+    assert!(zeroed.try_get(1).is_ok());
+}
+
+#[test]
+fn handed_out_is_counted_once_and_says_nothing_of_its_past() {
+    let frame = live();
+    frame.set_flags(Flags::all());
+    frame.set_uses(USES_MAX);
+    frame.change_begin();
+    assert!(frame.count.put(1));
+    frame.hand_out(Order(2));
+    assert_eq!(frame.count.count(), 1);
+    assert!(frame.is_changing());
+    assert_eq!((frame.identity().mapping, frame.order()), (MAPPING_NONE, Order(2)));
+    assert_eq!((frame.flags(), frame.uses()), (Flags::empty(), 0));
+}
+
+#[test]
+fn a_stamp_is_good_until_a_change_and_never_again() {
+    let frame = live();
+    let stamp = frame.read_begin().expect("live");
+    assert_eq!(frame.identity(), ID);
+    assert!(!frame.read_retry(stamp));
+    frame.change_begin();
+    assert!(frame.read_retry(stamp));
+    assert_eq!(frame.read_begin(), None);
+    frame.change_end();
+    assert!(frame.read_retry(stamp), "the change is over, the stamp is still old");
+    assert_ne!(frame.read_begin(), Some(stamp));
+}
+
+#[test]
+fn a_forgotten_identity_leaves_the_order_to_free_by() {
+    let frame = live();
+    frame.change_begin();
+    frame.forget_identity();
+    assert_eq!((frame.identity().mapping, frame.order()), (MAPPING_NONE, ID.order));
+}
+
+#[test]
+fn flags_tell_who_changed_them() {
+    let frame = live();
+    assert_eq!(frame.set_flags(Flags::DIRTY | Flags::READAHEAD), Flags::empty());
+    assert_eq!(frame.set_flags(Flags::WRITEBACK), Flags::DIRTY | Flags::READAHEAD);
+    assert_eq!(frame.clear_flags(Flags::DIRTY), Flags::all());
+    assert_eq!(frame.flags(), Flags::WRITEBACK | Flags::READAHEAD);
+}
+
+#[test]
+fn uses_stop_at_their_maximum() {
+    let frame = live();
+    for expected in [1, 2, 3, 3] {
+        frame.note_use();
+        assert_eq!(frame.uses(), expected);
+    }
+    frame.set_uses(200);
+    assert_eq!(frame.uses(), USES_MAX);
+}
+
+#[test]
+fn links_lead_to_any_frame_or_nowhere() {
+    let frame = Frame::new();
+    for to in [Some(FrameNumber(0)), Some(FrameNumber((1 << 30) - 1)), None] {
+        frame.set_prev(to);
+        frame.set_next(to);
+        assert_eq!((frame.prev(), frame.next()), (to, to));
+    }
+}
+
+#[test]
+fn the_fields_are_where_the_comments_say() {
+    use std::mem::offset_of;
+    assert_eq!(offset_of!(Frame, count), 0);
+    assert_eq!(offset_of!(Frame, version), 8);
+    assert_eq!(offset_of!(Frame, index), 16);
+    assert_eq!(offset_of!(Frame, mapping), 24);
+    assert_eq!(offset_of!(Frame, prev), 28);
+    assert_eq!(offset_of!(Frame, next), 32);
+    assert_eq!(offset_of!(Frame, flags), 36);
+    assert_eq!(offset_of!(Frame, order), 40);
+    assert_eq!(offset_of!(Frame, uses), 41);
+    assert_eq!(offset_of!(Frame, block), 42);
+    assert_eq!(offset_of!(Frame, _spare_u8), 43);
+    assert_eq!(offset_of!(Frame, _spare_u32), 44);
+}
+
+#[test]
+#[should_panic(expected = "two changes of one folio at once")]
+fn a_change_within_a_change_panics() {
+    let frame = live();
+    frame.change_begin();
+    frame.change_begin();
+}
+
+#[test]
+#[should_panic(expected = "no change of this folio to end")]
+fn the_end_of_no_change_panics() {
+    live().change_end();
+}
+
+#[test]
+#[should_panic(expected = "identity given while readers believe it")]
+fn an_identity_for_a_live_folio_panics() {
+    live().set_identity(ID);
+}
+
+#[test]
+#[should_panic(expected = "identity taken while readers believe it")]
+fn an_identity_taken_from_a_live_folio_panics() {
+    live().forget_identity();
+}
+
+#[test]
+#[should_panic(expected = "somebody counts was about to be handed out")]
+fn handing_out_a_counted_frame_panics() {
+    filling(Order::MIN).hand_out(Order::MIN);
+}
+
+#[test]
+#[should_panic(expected = "folio handed out while readers believe it")]
+fn handing_out_an_even_frame_panics() {
+    let frame = live();
+    assert!(frame.count.put(1));
+    frame.hand_out(Order::MIN);
+}

@@ -1,0 +1,345 @@
+//! Frames: the memory of the cache, and who has which piece of it.
+//!
+//! What belongs here: the arena (`arena`), the table with one entry per frame (`table`), the words
+//! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
+//! out of the arena (`buddy`), and the handle over them that all other rooms call (`Frames`, in
+//! this file). What does not: which page of which file a frame holds and how it is found
+//! (`index`), where its bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
+//!
+//! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.
+
+#![allow(dead_code, reason = "the rooms that call this one are built on top of it")]
+
+mod arena;
+mod buddy;
+mod count;
+mod entry;
+mod table;
+
+#[cfg(all(test, not(loom)))]
+mod cost;
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod stress;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub(crate) use arena::OpenError;
+pub(crate) use buddy::{FrameStats, RunMap};
+#[allow(unused_imports, reason = "as above: named by the rooms on top")]
+pub(crate) use count::Count;
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp, USES_MAX};
+
+use arena::Arena;
+use buddy::Buddy;
+use table::Table;
+
+/// Bits of an address that lie inside one page.
+pub(crate) const PAGE_SHIFT: u32 = 12;
+
+/// Bytes in one page, and so in one frame.
+pub(crate) const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
+
+/// Most frames that one cache may have: 2^30, which is 4 TiB. The two bits above stay free in
+/// every `u32` that carries a frame number.
+pub(crate) const FRAMES_MAX: u32 = 1 << 30;
+
+/// Frames of the smallest arena that opens: one frame of table, and the 63 others it describes.
+/// What a whole cache needs on top of that (nodes, folios in flight) is the cache's to ask for.
+#[cfg(not(loom))]
+pub(crate) const FRAMES_MIN: u32 = 64;
+/// The checker pays for every entry in every interleaving.
+#[cfg(loom)]
+pub(crate) const FRAMES_MIN: u32 = 4;
+
+/// The smallest budget that opens, in bytes: 256 KiB.
+pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
+
+/// The largest budget that opens, in bytes: 4 TiB.
+pub(crate) const BUDGET_MAX_BYTES: u64 = (FRAMES_MAX as u64) << PAGE_SHIFT;
+
+/// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it.
+///
+/// Any `u32` is a `FrameNumber`; whether the arena has that frame is asked where it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FrameNumber(pub(crate) u32);
+
+impl FrameNumber {
+    /// The frame `frames` after this one.
+    ///
+    /// Wraps rather than panics: a reader that races may add garbage to garbage, and the bounds
+    /// check of whatever it does with the sum is what stops it.
+    pub(crate) const fn after(self, frames: u32) -> Self {
+        FrameNumber(self.0.wrapping_add(frames))
+    }
+
+    /// Whether a folio of `order` may start here.
+    pub(crate) const fn is_aligned(self, order: Order) -> bool {
+        self.0 & (order.frames() - 1) == 0
+    }
+
+    /// The first frame of the aligned run of `order` that this frame lies in.
+    pub(crate) const fn align_down(self, order: Order) -> Self {
+        FrameNumber(self.0 & !(order.frames() - 1))
+    }
+}
+
+/// The size of a folio: 2^order frames, order 0 (4 KiB) to 9 (2 MiB).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Order(u8);
+
+impl Order {
+    /// One frame.
+    pub(crate) const MIN: Order = Order(0);
+    /// 512 frames: 2 MiB, what one huge page of the machine maps.
+    pub(crate) const MAX: Order = Order(9);
+    /// How many orders there are.
+    pub(crate) const COUNT: usize = Order::MAX.0 as usize + 1;
+
+    /// The order `order`, if there is such an order.
+    pub(crate) const fn new(order: u8) -> Option<Order> {
+        if order <= Order::MAX.0 { Some(Order(order)) } else { None }
+    }
+
+    /// The order as a number, 0 to 9.
+    pub(crate) const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Frames in a folio of this order.
+    pub(crate) const fn frames(self) -> u32 {
+        1 << self.0
+    }
+
+    /// Bytes in a folio of this order.
+    pub(crate) const fn bytes(self) -> usize {
+        PAGE_BYTES << self.0
+    }
+
+    /// Every order, smallest first.
+    pub(crate) fn all() -> impl DoubleEndedIterator<Item = Order> {
+        (0..=Order::MAX.0).map(Order)
+    }
+
+    /// The largest order whose aligned block starts at `first` and ends no later than `end`.
+    const fn of_block_at(first: u32, end: u32) -> Order {
+        debug_assert!(first < end, "a block has at least one frame");
+        // 0 is aligned to everything, and has 32 trailing zeros.
+        let aligned = first.trailing_zeros();
+        let fits = (end - first).ilog2();
+        let least = if aligned < fits { aligned } else { fits };
+        if least < Order::MAX.0 as u32 { Order(least as u8) } else { Order::MAX }
+    }
+}
+
+/// The arena, its table and its allocator: one budget's worth of memory.
+///
+/// # Invariants
+///
+/// - The table covers exactly the frames of the arena, itself included, and lives in its first
+///   frames, which are never handed out: data and metadata together cannot exceed the budget.
+/// - Nothing is unmapped and no entry changes its type before the drop, so an address or an entry
+///   found by *any* frame number below `frames()` may be read at any time. Whether it is still
+///   what the reader was looking for is what `Frame::read_begin` and `Frame::read_retry` tell.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    table: Table,
+    buddy: Buddy,
+    /// Last, so that it outlives what points into it.
+    arena: Arena,
+}
+
+impl Frames {
+    /// Reserves an arena of `budget_bytes`, rounded down to whole frames, with all of it free
+    /// but the frames of its table.
+    ///
+    /// Cost: touches the table, 1/64 of the budget; the rest is touched when it is first used.
+    ///
+    /// # Errors
+    ///
+    /// The budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`], or the system
+    /// refuses the address space.
+    pub(crate) fn open(budget_bytes: u64) -> Result<Self, OpenError> {
+        let arena = Arena::reserve(budget_bytes)?;
+        let frames = arena.frames();
+        let table_frames = Table::frames_taken(frames);
+        // SAFETY: the reservation is fresh, so nobody else has an address in it; `frames_taken`
+        // frames hold that many entries; the arena moves into the same struct as the table and is
+        // dropped after it; the allocator below is told to keep off the table's frames.
+        let table = unsafe { Table::place(arena.base(), frames) };
+        let buddy = Buddy::new(&table, table_frames);
+        Ok(Frames { table, buddy, arena })
+    }
+
+    /// Frames in the arena, the table's own included.
+    pub(crate) fn frames(&self) -> u32 {
+        self.arena.frames()
+    }
+
+    /// Whether the kernel agreed to back the arena with huge pages where it can. Tells what was
+    /// asked for, not what has been got.
+    pub(crate) fn huge_pages_advised(&self) -> bool {
+        self.arena.huge_pages_advised()
+    }
+
+    /// Where the arena starts; aligned to 2 MiB.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.arena.base().as_ptr()
+    }
+
+    /// The table's entry of `frame`. Cost: one compare.
+    ///
+    /// # Panics
+    ///
+    /// If the arena has no such frame. For numbers that may be stale there is `try_frame`.
+    #[inline]
+    pub(crate) fn frame(&self, frame: FrameNumber) -> &Frame {
+        self.table.frame(frame)
+    }
+
+    /// The table's entry of `frame`, or nothing if the arena has no such frame.
+    #[inline]
+    pub(crate) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
+        self.table.try_frame(frame)
+    }
+
+    /// Where the bytes of `frame` are. Cost: one compare.
+    ///
+    /// # Panics
+    ///
+    /// If the arena has no such frame. For numbers that may be stale there is `try_address`.
+    #[inline]
+    pub(crate) fn address(&self, frame: FrameNumber) -> *mut u8 {
+        self.arena.address(frame)
+    }
+
+    /// Where the bytes of `frame` are, or nothing if the arena has no such frame. This is the form
+    /// for a reader that holds nothing: whatever number it made out of words that were changing
+    /// under it, it gets memory of this arena or nothing.
+    #[inline]
+    pub(crate) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
+        self.arena.try_address(frame)
+    }
+
+    /// Takes a folio of exactly `order`. Its count is 1 and belongs to the caller; its version is
+    /// odd, its mapping [`MAPPING_NONE`], and its bytes are whatever was there before.
+    ///
+    /// Returns nothing when no free block is large enough; then [`Frames::alloc_at_most`] may
+    /// still find a smaller one. Cost: one mutex, and a split for each order that is missing.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
+        let head = self.buddy.take(&self.table, order)?;
+        self.frame(head).hand_out(order);
+        Some(head)
+    }
+
+    /// Takes the largest folio that is to be had, of `order` or smaller; otherwise as `alloc`.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_at_most(&self.table, order)?;
+        self.frame(head).hand_out(order);
+        Some((head, order))
+    }
+
+    /// Gives back the 2^order frames from `head` on. They need not be what one `alloc` returned: a
+    /// part of a folio that was split is as good, or a whole one put together from parts.
+    ///
+    /// The caller is the only one who knows the folio: it froze the count, or its `put` was the
+    /// last; the folio is out of every index and off every queue; its version is odd. The count
+    /// stays frozen from here until `alloc` sets it.
+    ///
+    /// # Panics
+    ///
+    /// If the head is not frozen, its version is even, or it is still linked; if the frames are
+    /// the table's, unaligned, beyond the arena, or free already (a block that lies inside a
+    /// larger free block is noticed in debug builds).
+    pub(crate) fn free(&self, head: FrameNumber, order: Order) {
+        self.buddy.give(&self.table, head, order);
+    }
+
+    /// Free frames, without the mutex: exact at some moment during the call. Cost: one load.
+    pub(crate) fn free_frames(&self) -> u32 {
+        self.buddy.free_frames()
+    }
+
+    /// What is free, in which sizes. Cost: the mutex.
+    pub(crate) fn stats(&self) -> FrameStats {
+        self.buddy.stats(&self.table)
+    }
+
+    /// The heads of the aligned 2 MiB runs in which every frame can be data.
+    pub(crate) fn whole_runs(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
+        self.buddy.whole_runs(&self.table)
+    }
+
+    /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512
+    /// entries are walked.
+    ///
+    /// # Panics
+    ///
+    /// If `run` is not one of `whole_runs`.
+    pub(crate) fn free_in(&self, run: FrameNumber) -> RunMap {
+        self.buddy.free_in(&self.table, run)
+    }
+
+    /// Takes all free frames of a run out of everybody's reach, so that the run can be emptied:
+    /// what is freed in it from now on stays in it too, until the [`HeldRun`] is turned into a
+    /// folio or dropped. Nothing if a run is held already; there is one at a time.
+    ///
+    /// # Panics
+    ///
+    /// If `run` is not one of `whole_runs`.
+    #[must_use = "dropping it gives the frames back at once"]
+    pub(crate) fn take_free_in(&self, run: FrameNumber) -> Option<HeldRun<'_>> {
+        // Not `then_some`: that would make a `HeldRun` to throw away, whose drop ends the hold.
+        self.buddy.hold(&self.table, run).then(|| HeldRun { frames: self, run })
+    }
+}
+
+/// An aligned 2 MiB run that is being emptied: its free frames belong to the holder of this.
+///
+/// Held frames are frozen with an odd version, like free ones, but on no free list. To empty the
+/// run, move each folio that is still in it and `free` the old place; it joins the held frames by
+/// itself. Dropped, it gives everything back, whole again as far as it has become whole.
+#[derive(Debug)]
+pub(crate) struct HeldRun<'a> {
+    frames: &'a Frames,
+    run: FrameNumber,
+}
+
+impl<'a> HeldRun<'a> {
+    /// The first frame of the run.
+    pub(crate) fn run(&self) -> FrameNumber {
+        self.run
+    }
+
+    /// Which frames are held, that is, empty.
+    pub(crate) fn held(&self) -> RunMap {
+        self.frames.buddy.held(self.run)
+    }
+
+    /// Turns the run, if all of it is held, into one folio of [`Order::MAX`], as `alloc` would
+    /// have handed it out.
+    ///
+    /// # Errors
+    ///
+    /// The run itself, when some of it is still in use.
+    pub(crate) fn into_folio(self) -> Result<FrameNumber, HeldRun<'a>> {
+        if !self.frames.buddy.claim_held(self.run) {
+            return Err(self);
+        }
+        let (frames, head) = (self.frames, self.run);
+        // The hold is over, and the frames are nobody else's: there is nothing to give back.
+        std::mem::forget(self);
+        frames.frame(head).hand_out(Order::MAX);
+        Ok(head)
+    }
+}
+
+impl Drop for HeldRun<'_> {
+    fn drop(&mut self) {
+        self.frames.buddy.release_held(&self.frames.table, self.run);
+    }
+}

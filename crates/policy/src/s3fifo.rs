@@ -14,7 +14,12 @@
 //! **Other than there.** Folios weigh 1 to 512 pages, and the queues' shares are in pages. The
 //! ghosts are the caller's shadow entries (`shadow.rs`). One call spares no more than
 //! `reprieves_max` folios, then offers the next whatever its count, so that a caller's stall is
-//! bounded however hot the cache is. A third queue holds what is used once by declaration. Pinned
+//! bounded however hot the cache is. What main evicts leaves a ghost too. While main lacks pages
+//! (a new cache, a budget raised, a large file dropped) newcomers for whom small has no room go to
+//! main; else small would spread over the whole cache and keep it, and a loop longer than the cache
+//! would find a FIFO and never hit. (libCacheSim's later version does so until the cache is full.)
+//! The share is below what main has in a full cache, so that the pages which reclaim keeps free
+//! between its watermarks do not count as lacking. A third queue holds what is used once by declaration. Pinned
 //! folios are met, and told of.
 //!
 //! Which queue gives, in this order:
@@ -39,6 +44,9 @@ pub struct S3FifoOptions {
     pub small_percent: u32,
     /// How far the ghosts reach, in percent of the capacity.
     pub ghost_percent: u32,
+    /// Up to this share of the capacity, in percent, main is filled with newcomers for whom small
+    /// has no room.
+    pub main_fill_percent: u32,
     /// The uses that take a newcomer to main, `1..=USES_MAX`.
     pub promote_uses: u8,
     /// Whether folios evicted from main leave a ghost too.
@@ -52,8 +60,9 @@ impl Default for S3FifoOptions {
         Self {
             small_percent: 10,
             ghost_percent: 90,
+            main_fill_percent: 75,
             promote_uses: 2,
-            main_ghosts: false,
+            main_ghosts: true,
             reprieves_max: 64,
         }
     }
@@ -66,6 +75,7 @@ pub struct S3Fifo {
     queues: Queues,
     ghosts: GhostClock,
     small_target_pages: u64,
+    main_fill_pages: u64,
 }
 
 impl S3Fifo {
@@ -87,6 +97,7 @@ impl S3Fifo {
             queues: Queues::new(),
             ghosts: GhostClock::new(capacity_pages, 0),
             small_target_pages: 0,
+            main_fill_pages: 0,
         };
         policy.resize(capacity_pages);
         policy
@@ -95,7 +106,14 @@ impl S3Fifo {
     fn resize(&mut self, capacity_pages: u64) {
         let share = |percent: u32| capacity_pages.saturating_mul(u64::from(percent)) / 100;
         self.small_target_pages = share(self.options.small_percent).max(1);
+        self.main_fill_pages = share(self.options.main_fill_percent);
         self.ghosts.resize(capacity_pages, share(self.options.ghost_percent));
+    }
+
+    /// Whether small has its share and main does not.
+    fn main_lacks(&self) -> bool {
+        self.queues.weight(Queue::Small).pages >= self.small_target_pages
+            && self.queues.weight(Queue::Main).pages < self.main_fill_pages
     }
 
     /// The queue that gives the next candidate, by the rules at the module's head.
@@ -159,7 +177,7 @@ impl<R: Residents + ?Sized> Policy<R> for S3Fifo {
         let returned = arrival.shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
         let queue = match arrival.hint {
             Hint::Sequential => Queue::Once,
-            Hint::Normal if returned => Queue::Main,
+            Hint::Normal if returned || self.main_lacks() => Queue::Main,
             Hint::Normal => Queue::Small,
         };
         let used = queue == Queue::Once && !arrival.ahead;

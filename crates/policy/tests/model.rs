@@ -132,9 +132,11 @@ impl Model {
 
     fn insert(&mut self, id: Id, hint: Hint, ahead: bool, ghost: Option<usize>) {
         let recent = ghost.is_some_and(|ghost| self.is_recent(ghost));
+        let lacks = self.weigh(&self.small).pages >= (self.capacity / 10).max(1)
+            && self.weigh(&self.main).pages < self.capacity * 75 / 100;
         let queue = match (self.kind, hint) {
             (_, Hint::Sequential) => Queue::Once,
-            (Kind::S3Fifo, Hint::Normal) if !recent => Queue::Small,
+            (Kind::S3Fifo, Hint::Normal) if !recent && !lacks => Queue::Small,
             _ => Queue::Main,
         };
         self.uses.insert(id, u8::from(queue == Queue::Once && !ahead));
@@ -213,7 +215,7 @@ impl Model {
             Answer::Evicted => {
                 self.counts.evicted += 1;
                 self.counts.evicted_pages += u64::from(pages);
-                let leaves = self.forget(id) == Some(Queue::Small);
+                let leaves = matches!(self.forget(id), Some(Queue::Small | Queue::Main));
                 if leaves {
                     self.ghosts.push(pages);
                 }

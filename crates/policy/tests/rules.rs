@@ -1,8 +1,8 @@
 //! What each policy promises, one sentence a test.
 
 use pinfold_policy::{
-    Answer, Arrival, Clock, GaveUp, GaveUpReason, Hint, Id, Policy, PolicyState, S3Fifo,
-    S3FifoOptions, Shadow, Sweep, Table,
+    Answer, Arrival, Clock, GaveUp, GaveUpReason, Hint, Id, Place, Policy, PolicyState, Residents,
+    S3Fifo, S3FifoOptions, Shadow, Sweep, Table,
 };
 
 const NORMAL: Arrival = Arrival { hint: Hint::Normal, ahead: false, shadow: None };
@@ -14,8 +14,14 @@ fn evict(policy: &mut impl Policy<Table>, table: &mut Table) -> (Id, Option<Shad
     (id, policy.answer(table, &mut sweep, id, Answer::Evicted))
 }
 
+/// A policy whose main queue is never filled with strangers, so that the tests see them in small.
+fn unfilled(capacity_pages: u64) -> S3Fifo {
+    let options = S3FifoOptions { main_fill_percent: 0, ..S3FifoOptions::default() };
+    S3Fifo::with_options(capacity_pages, options)
+}
+
 fn filled(ids: u32, capacity_pages: u64) -> (S3Fifo, Table) {
-    let (mut policy, mut table) = (S3Fifo::new(capacity_pages), Table::new(1000));
+    let (mut policy, mut table) = (unfilled(capacity_pages), Table::new(1000));
     for id in 0..ids {
         policy.insert(&mut table, id, NORMAL);
     }
@@ -43,7 +49,7 @@ fn one_use_does_not_save_a_newcomer_and_two_do() {
 
 #[test]
 fn the_small_queue_keeps_its_share_in_pages() {
-    let (mut policy, mut table) = (S3Fifo::new(1000), Table::new(1000));
+    let (mut policy, mut table) = (unfilled(1000), Table::new(1000));
     // 900 pages in main, by ghosts; then small ones.
     for id in 0..9 {
         table.set_pages(id, 100);
@@ -58,6 +64,39 @@ fn the_small_queue_keeps_its_share_in_pages() {
     assert_eq!(evict(&mut policy, &mut table).0, 0, "99 of 100 pages: main gives");
     policy.insert(&mut table, 199, NORMAL);
     assert_eq!(evict(&mut policy, &mut table).0, 100, "100 of 100 pages: small gives");
+}
+
+#[test]
+fn newcomers_fill_main_up_to_its_share_once_small_has_its_own() {
+    let (mut policy, mut table) = (S3Fifo::new(100), Table::new(100));
+    let mut small_and_main = Vec::new();
+    for id in 0..100 {
+        policy.insert(&mut table, id, NORMAL);
+        small_and_main.push((policy.usage().small.pages, policy.usage().main.pages));
+    }
+    assert_eq!(small_and_main[9], (10, 0));
+    assert_eq!(small_and_main[84], (10, 75));
+    assert_eq!(small_and_main[99], (25, 75));
+}
+
+#[test]
+fn a_loop_longer_than_the_cache_hits_as_far_as_main_reaches() {
+    let (mut policy, mut table) = (S3Fifo::new(100), Table::new(200));
+    let (mut held, mut hits) = (0, 0);
+    for id in (0..200).cycle().take(2000) {
+        if table.place(id) != Place::Out {
+            table.touch(id);
+            hits += 1;
+            continue;
+        }
+        if held == 100 {
+            evict(&mut policy, &mut table);
+            held -= 1;
+        }
+        policy.insert(&mut table, id, NORMAL);
+        held += 1;
+    }
+    assert_eq!(hits, 9 * 75, "75 of 200 pages in each round but the first");
 }
 
 #[test]
@@ -164,7 +203,8 @@ fn effort_is_never_exceeded_and_its_end_is_told() {
 
 #[test]
 fn a_call_spares_no_more_than_its_maximum() {
-    let options = S3FifoOptions { reprieves_max: 5, ..S3FifoOptions::default() };
+    let options =
+        S3FifoOptions { reprieves_max: 5, main_fill_percent: 0, ..S3FifoOptions::default() };
     let (mut policy, mut table) = (S3Fifo::with_options(100, options), Table::new(100));
     for id in 0..100 {
         policy.insert(&mut table, id, NORMAL);

@@ -92,6 +92,10 @@ struct Tuning {
     #[arg(long, value_name = "PERCENT", default_value_t = S3FifoOptions::default().ghost_percent)]
     ghost_percent: u32,
 
+    /// How far the main queue is filled with newcomers, of the capacity.
+    #[arg(long, value_name = "PERCENT", default_value_t = S3FifoOptions::default().main_fill_percent)]
+    main_fill_percent: u32,
+
     /// The uses that take a newcomer to the main queue.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(USES_MAX)),
           default_value_t = S3FifoOptions::default().promote_uses)]
@@ -112,6 +116,7 @@ impl From<Tuning> for S3FifoOptions {
         Self {
             small_percent: tuning.small_percent,
             ghost_percent: tuning.ghost_percent,
+            main_fill_percent: tuning.main_fill_percent,
             promote_uses: tuning.promote_uses,
             main_ghosts: tuning.main_ghosts,
             reprieves_max: tuning.reprieves_max,

@@ -28,6 +28,11 @@ impl<P: Policy<Table>> Driver<P> {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn policy(&self) -> &P {
+        &self.policy
+    }
+
     fn evict(&mut self) {
         let mut sweep = Sweep::new(EFFORT_MAX);
         let victim = self.policy.next_victim(&mut self.table, &mut sweep);

@@ -78,6 +78,7 @@ fn json(args: &SimArgs, rows: &[Row]) -> Value {
             "traces": args.traces, "pages": args.pages, "requests": args.requests,
             "skew": args.skew, "seed": args.seed,
             "small_percent": tuning.small_percent, "ghost_percent": tuning.ghost_percent,
+            "main_fill_percent": tuning.main_fill_percent,
             "promote_uses": tuning.promote_uses, "reprieves_max": tuning.reprieves_max,
             "main_ghosts": tuning.main_ghosts,
         },

@@ -115,6 +115,10 @@ impl WTinyLfu {
         }
     }
 
+    pub(super) fn resident(&self) -> u32 {
+        self.window.len() + self.probation.len() + self.protected.len()
+    }
+
     fn place(&mut self, page: u32, to: Segment) {
         match self.segments[page as usize] {
             Segment::Out => {}
@@ -148,7 +152,7 @@ impl WTinyLfu {
         let candidate = self.window.oldest().expect("longer than its maximum");
         let victim = self.probation.oldest().or_else(|| self.protected.oldest());
         self.place(candidate, Segment::Probation);
-        if self.window.len() + self.probation.len() + self.protected.len() <= self.capacity {
+        if self.resident() <= self.capacity {
             return;
         }
         let admitted =

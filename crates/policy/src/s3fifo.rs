@@ -45,7 +45,9 @@ pub struct S3FifoOptions {
     /// How far the ghosts reach, in percent of the capacity.
     pub ghost_percent: u32,
     /// Up to this share of the capacity, in percent, main is filled with newcomers for whom small
-    /// has no room.
+    /// has no room. To be kept well below what main has left after reclaim took its batch from a
+    /// full cache: at 90, with batches of 3 %, newcomers entered main for good, and the hit ratio on
+    /// Zipf traces fell by up to 9 points; at 85 and 75 it did not.
     pub main_fill_percent: u32,
     /// The uses that take a newcomer to main, `1..=USES_MAX`.
     pub promote_uses: u8,

@@ -34,7 +34,7 @@ const SCANNED: [u32; 7] = [0, 0, 0, 1, 2, 3, 0];
 
 #[test]
 fn hits_are_those_computed_by_hand() {
-    let cases: [(&str, &[u32], u32, u64); 15] = [
+    let cases: [(&str, &[u32], u32, u64); 16] = [
         ("optimum", &TEXTBOOK, 3, 6),
         ("optimum", &TEXTBOOK, 4, 7),
         ("lru", &TEXTBOOK, 3, 4),
@@ -51,6 +51,8 @@ fn hits_are_those_computed_by_hand() {
         // Window of one, main of one: 1 and 2 are refused for the page in main that was used more.
         ("w-tinylfu", &SCANNED, 2, 3),
         ("lru", &SCANNED, 2, 2),
+        // Equal counts: the one in main stays.
+        ("w-tinylfu", &[0, 1, 2, 0], 2, 1),
     ];
     for (name, pages, capacity, expected) in cases {
         assert_eq!(hits_of(name, &trace_of(pages), capacity), expected, "{name}, {capacity} pages");

@@ -175,3 +175,19 @@ impl Engine for WTinyLfu {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halving_keeps_neighbours_apart() {
+        let mut sketch = Sketch::new(64);
+        for word in sketch.rows.iter_mut().flatten() {
+            *word = 0x1111_1111_1111_1111;
+        }
+        sketch.increments = sketch.increments_max - 1;
+        sketch.increment(3);
+        assert_eq!((sketch.frequency(3), sketch.frequency(4)), (1, 0));
+    }
+}

@@ -1,8 +1,9 @@
-//! The `pinfold` command: measures the counted reference on this machine.
+//! The `pinfold` command.
 
 #![allow(unreachable_pub, reason = "a program has no public interface")]
 
 mod bench;
+mod sim;
 
 use clap::{Parser, Subcommand};
 
@@ -18,10 +19,13 @@ struct Cli {
 enum Command {
     /// Measure one thing against its alternatives and its physical limit, side by side
     Bench(bench::BenchArgs),
+    /// Replay traces of page numbers against replacement policies and print their hit ratios
+    Sim(sim::SimArgs),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Bench(args) => bench::run(args),
+        Command::Sim(args) => Ok(sim::run(&args)?),
     }
 }

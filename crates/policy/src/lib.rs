@@ -1,1 +1,64 @@
-//! Which page to evict.
+//! Which folio to evict: the replacement policies of the Pinfold page cache.
+//!
+//! What belongs here: the order in which resident folios are offered for eviction, and the judgement
+//! whether a folio that comes back was evicted too early. What does not: locks, atomics, freezing,
+//! memory. The caller keeps the folios' table and hands it in through [`Residents`], so that the
+//! cache (ids are frame numbers, fields are in the frame table) and the simulator (ids are pages of
+//! a trace, fields are in a `Vec`) run the very same code. Called by the cache's reclaim, under its
+//! policy lock, and by `pinfold sim`.
+//!
+//! A hit calls nothing here: a reader raises the folio's use count in the table, and only while it
+//! is below [`USES_MAX`]. Queues are touched on insert and on eviction.
+//!
+//! One eviction, as the caller writes it:
+//!
+//! ```
+//! use pinfold_policy::{Answer, Arrival, Policy, PolicyState, S3Fifo, Sweep, Table};
+//!
+//! let mut table = Table::new(100);
+//! let mut policy = S3Fifo::new(64);
+//! policy.insert(&mut table, 7, Arrival::default());
+//!
+//! let mut sweep = Sweep::new(1024);
+//! let victim = policy.next_victim(&mut table, &mut sweep).expect("one folio, not pinned");
+//! // ... the policy's lock may be dropped here while the caller tries to freeze the folio ...
+//! let shadow = policy.answer(&mut table, &mut sweep, victim, Answer::Evicted);
+//! assert_eq!(victim, 7);
+//!
+//! // The folio comes back soon: its shadow entry sends it straight to the main queue.
+//! policy.insert(&mut table, 7, Arrival { shadow, ..Arrival::default() });
+//! assert_eq!(policy.usage().main.folios, 1);
+//! ```
+//!
+//! # Invariants of the queues
+//!
+//! Between two calls, for every policy in this crate:
+//!
+//! 1. A folio whose place is `Queued(q)` is in list `q` exactly once, and in no other list. A folio
+//!    whose place is `Out` or `Offered(_)` is in no list.
+//! 2. A list's `folios` is the number of its members and its `pages` the sum of their weights;
+//!    `offered` likewise over the folios whose place is `Offered(_)`.
+//! 3. Head and tail are both [`NONE`] or both a member; `prev` of the head and `next` of the tail
+//!    are [`NONE`]; `prev` and `next` of neighbours name each other.
+//! 4. A folio's weight changes only inside [`Policy::split`].
+//! 5. A queue's order is the order of arrival in it; nothing but [`Policy::demote`] enters at the
+//!    evicting end.
+//!
+//! Broken for a moment inside `List::unlink` and `List::push_*`, which take no callbacks, so nobody
+//! sees it. `tests/model.rs` checks all five after every operation against three `VecDeque`s.
+
+mod clock;
+mod policy;
+mod queues;
+mod residents;
+mod s3fifo;
+mod shadow;
+mod sweep;
+
+pub use clock::Clock;
+pub use policy::{Arrival, Hint, Policy, PolicyState};
+pub use queues::{Usage, Weight};
+pub use residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents, Table, USES_MAX};
+pub use s3fifo::{S3Fifo, S3FifoOptions};
+pub use shadow::{SHADOW_BITS, Shadow};
+pub use sweep::{Answer, GaveUp, GaveUpReason, Sweep, SweepCounts};

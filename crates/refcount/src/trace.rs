@@ -19,7 +19,7 @@ macro_rules! tracepoints {
             #[cfg(feature = "usdt")]
             probe::probe!(
                 pinfold_refcount, $probe,
-                core::ptr::from_ref(_at) as usize, _word.raw() $(, $name as i64)*
+                core::ptr::from_ref(_at) as usize, _word.raw() $(, i64::from($name))*
             );
             #[cfg(not(feature = "usdt"))]
             {

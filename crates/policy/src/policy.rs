@@ -1,0 +1,98 @@
+//! The trait by which the cache and the simulator can swap one policy for another.
+//!
+//! Here: the trait and what is told at an insert. Not here: any policy.
+
+use crate::queues::Usage;
+use crate::residents::{Id, Residents};
+use crate::shadow::Shadow;
+use crate::sweep::{Answer, GaveUp, Sweep};
+
+/// What the reader said of its access pattern, as far as it concerns eviction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hint {
+    /// Nothing.
+    #[default]
+    Normal,
+    /// Read once, front to back: evicted first, as soon as it was used, and never spared.
+    Sequential,
+}
+
+/// How a folio comes into the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrival {
+    /// What its reader said.
+    pub hint: Hint,
+    /// Read ahead, so not used yet. Of a folio that a reader waits for, that first reading is no
+    /// use: the caller does not raise the count for it.
+    pub ahead: bool,
+    /// The shadow entry found in its place, if any.
+    pub shadow: Option<Shadow>,
+}
+
+/// The part of a policy that needs no table.
+pub trait PolicyState: Send {
+    /// A short name, for reports.
+    fn name(&self) -> &'static str;
+
+    /// Tells the policy the budget, in pages. It evicts nothing: that is the caller's loop.
+    fn set_capacity(&mut self, capacity_pages: u64);
+
+    /// Whether a shadow entry still means anything; if not, its slot may be reclaimed.
+    fn is_recent(&self, shadow: Shadow) -> bool;
+
+    /// What the policy holds.
+    fn usage(&self) -> Usage;
+}
+
+/// A replacement policy over the folios of a table.
+///
+/// Not thread-safe by itself: one caller at a time. All calls cost a few table entries, but for
+/// `next_victim`, which looks at no more folios than the sweep's effort allows.
+pub trait Policy<R: Residents + ?Sized>: PolicyState {
+    /// Takes a folio in. Its use count is set here.
+    ///
+    /// # Panics
+    /// In debug builds if the folio's place is not `Out`.
+    fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival);
+
+    /// Offers the folio to evict next. It is in no queue until the answer, so the caller may drop
+    /// its policy lock while it tries to freeze the folio; other sweeps get other folios.
+    ///
+    /// # Errors
+    /// Why nothing more can be offered in this sweep, with counts.
+    fn next_victim(&mut self, residents: &mut R, sweep: &mut Sweep) -> Result<Id, GaveUp>;
+
+    /// Says what became of an offered folio; if it was evicted, gives what to leave in its place
+    /// (`None`: nothing is worth leaving).
+    ///
+    /// `Evicted` is right for any folio that the caller holds frozen, offered or not. `Busy` and
+    /// `Pinned` of a folio that is no longer on offer change nothing: while the policy lock was not
+    /// held the folio was removed, and its id may be another's by now.
+    fn answer(
+        &mut self,
+        residents: &mut R,
+        sweep: &mut Sweep,
+        id: Id,
+        answer: Answer,
+    ) -> Option<Shadow>;
+
+    /// Forgets a folio that leaves for another reason: invalidated, truncated. No ghost is left.
+    /// A folio that is not the policy's is left alone.
+    fn remove(&mut self, residents: &mut R, id: Id);
+
+    /// `DontNeed`: the folio is the next to be offered.
+    fn demote(&mut self, residents: &mut R, id: Id);
+
+    /// A folio was split. `head` keeps its place and has its new weight in the table already; the
+    /// `rest` come next behind it, with the same use count.
+    ///
+    /// # Panics
+    /// If the parts do not weigh `pages_before` together.
+    fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]);
+
+    /// A folio moved to another frame (migration): `new` has the place and use count that `old` had.
+    ///
+    /// # Panics
+    /// If their weights differ.
+    fn replace(&mut self, residents: &mut R, old: Id, new: Id);
+}

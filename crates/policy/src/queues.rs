@@ -1,0 +1,284 @@
+//! The queues themselves: intrusive lists through the caller's table, and every move between them.
+//!
+//! Here: linking, unlinking, weights, places; the invariants at the crate's head are kept here.
+//! Not here: which queue to take from or whom to spare (`s3fifo.rs`, `clock.rs`).
+
+use crate::residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents};
+use crate::sweep::GaveUpReason;
+
+/// A number of folios and their sum of pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    /// Folios.
+    pub folios: u32,
+    /// Their pages.
+    pub pages: u64,
+}
+
+impl Weight {
+    fn add(&mut self, pages: u32) {
+        debug_assert!((1..=PAGES_MAX).contains(&pages), "{pages} pages in one folio");
+        self.folios += 1;
+        self.pages += u64::from(pages);
+    }
+
+    fn sub(&mut self, pages: u32) {
+        debug_assert!((1..=PAGES_MAX).contains(&pages), "{pages} pages in one folio");
+        debug_assert!(self.folios >= 1 && self.pages >= u64::from(pages), "weight below zero");
+        self.folios -= 1;
+        self.pages -= u64::from(pages);
+    }
+}
+
+/// What a policy holds, by place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// In the once queue.
+    pub once: Weight,
+    /// In the small queue.
+    pub small: Weight,
+    /// In the main queue.
+    pub main: Weight,
+    /// On offer to callers who have not answered.
+    pub offered: Weight,
+}
+
+impl Usage {
+    /// All pages the policy knows.
+    pub fn pages(&self) -> u64 {
+        self.once.pages + self.small.pages + self.main.pages + self.offered.pages
+    }
+}
+
+/// A list from the evicting end (head) to the newest (tail).
+#[derive(Debug)]
+struct List {
+    head: Id,
+    tail: Id,
+    weight: Weight,
+}
+
+impl List {
+    const EMPTY: Self = Self { head: NONE, tail: NONE, weight: Weight { folios: 0, pages: 0 } };
+
+    /// Puts `id` between two neighbours, either of which may be the end.
+    fn link<R: Residents + ?Sized>(&mut self, r: &mut R, prev: Id, id: Id, next: Id) {
+        r.set_prev(id, prev);
+        r.set_next(id, next);
+        match prev {
+            NONE => self.head = id,
+            _ => r.set_next(prev, id),
+        }
+        match next {
+            NONE => self.tail = id,
+            _ => r.set_prev(next, id),
+        }
+        self.weight.add(r.pages(id));
+    }
+
+    fn unlink<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) {
+        let (prev, next) = (r.prev(id), r.next(id));
+        if prev == NONE {
+            debug_assert_eq!(self.head, id, "a folio without predecessor is not the head");
+            self.head = next;
+        } else {
+            debug_assert_eq!(r.next(prev), id, "predecessor does not name the folio");
+            r.set_next(prev, next);
+        }
+        if next == NONE {
+            debug_assert_eq!(self.tail, id, "a folio without successor is not the tail");
+            self.tail = prev;
+        } else {
+            debug_assert_eq!(r.prev(next), id, "successor does not name the folio");
+            r.set_prev(next, prev);
+        }
+        self.weight.sub(r.pages(id));
+    }
+}
+
+/// The three lists and the folios on offer.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    lists: [List; 3],
+    offered: Weight,
+}
+
+impl Queues {
+    pub(crate) const fn new() -> Self {
+        Self {
+            lists: [List::EMPTY, List::EMPTY, List::EMPTY],
+            offered: Weight { folios: 0, pages: 0 },
+        }
+    }
+
+    #[inline]
+    fn list(&mut self, queue: Queue) -> &mut List {
+        &mut self.lists[queue as usize]
+    }
+
+    #[inline]
+    pub(crate) fn weight(&self, queue: Queue) -> Weight {
+        self.lists[queue as usize].weight
+    }
+
+    /// The next to be evicted of this queue, or [`NONE`].
+    #[inline]
+    pub(crate) fn head(&self, queue: Queue) -> Id {
+        self.lists[queue as usize].head
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            once: self.weight(Queue::Once),
+            small: self.weight(Queue::Small),
+            main: self.weight(Queue::Main),
+            offered: self.offered,
+        }
+    }
+
+    /// Puts a folio that is in no list at the newest end.
+    pub(crate) fn push_tail<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id, queue: Queue) {
+        debug_assert!(!matches!(r.place(id), Place::Queued(_)), "folio {id} is queued already");
+        let list = self.list(queue);
+        let tail = list.tail;
+        list.link(r, tail, id, NONE);
+        r.set_place(id, Place::Queued(queue));
+    }
+
+    /// Puts a folio that is in no list at the evicting end.
+    pub(crate) fn push_head<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id, queue: Queue) {
+        debug_assert!(!matches!(r.place(id), Place::Queued(_)), "folio {id} is queued already");
+        let list = self.list(queue);
+        let head = list.head;
+        list.link(r, NONE, id, head);
+        r.set_place(id, Place::Queued(queue));
+    }
+
+    /// Moves the head of one queue to the newest end of another, or of the same.
+    pub(crate) fn rotate<R: Residents + ?Sized>(&mut self, r: &mut R, from: Queue, to: Queue) {
+        let id = self.head(from);
+        assert_ne!(id, NONE, "nothing to move in the {from:?} queue");
+        self.list(from).unlink(r, id);
+        r.set_place(id, Place::Out);
+        self.push_tail(r, id, to);
+    }
+
+    /// Takes the head of a queue out, on offer.
+    pub(crate) fn offer<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> Id {
+        let id = self.head(queue);
+        assert_ne!(id, NONE, "nothing to offer in the {queue:?} queue");
+        debug_assert_eq!(r.place(id), Place::Queued(queue), "the head is not in its queue");
+        self.list(queue).unlink(r, id);
+        self.offered.add(r.pages(id));
+        r.set_place(id, Place::Offered(queue));
+        id
+    }
+
+    /// Ends an offer by queueing the folio again. A folio that is not on offer (any more) is left
+    /// where it is: its offer was ended by a removal, and what has the id now is another folio.
+    pub(crate) fn put_back<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id, pinned: bool) {
+        if let Place::Offered(queue) = r.place(id) {
+            self.offered.sub(r.pages(id));
+            self.push_tail(r, id, if pinned { Queue::Main } else { queue });
+        }
+    }
+
+    /// Takes a folio out from wherever it is; tells the queue it was in or offered from.
+    pub(crate) fn take_out<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) -> Option<Queue> {
+        let queue = match r.place(id) {
+            Place::Out => return None,
+            Place::Queued(queue) => {
+                self.list(queue).unlink(r, id);
+                queue
+            }
+            Place::Offered(queue) => {
+                self.offered.sub(r.pages(id));
+                queue
+            }
+        };
+        r.set_place(id, Place::Out);
+        Some(queue)
+    }
+
+    /// See [`crate::Policy::demote`]. A folio on offer is left to whoever it was offered to.
+    pub(crate) fn demote<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) {
+        if let Place::Queued(queue) = r.place(id) {
+            self.list(queue).unlink(r, id);
+            r.set_place(id, Place::Out);
+            // "Was used", which is what makes the once queue give it.
+            r.set_uses(id, 1);
+            self.push_head(r, id, Queue::Once);
+        }
+    }
+
+    /// Why there is no candidate, if there is none.
+    pub(crate) fn why_nothing(&self) -> GaveUpReason {
+        debug_assert_eq!(self.weight(Queue::Once).folios, 0, "the once queue still has some");
+        debug_assert_eq!(self.weight(Queue::Small).folios, 0, "the small queue still has some");
+        if self.weight(Queue::Main).folios == 0 {
+            GaveUpReason::Empty
+        } else {
+            GaveUpReason::AllPinned
+        }
+    }
+
+    /// See [`crate::Policy::split`].
+    pub(crate) fn split<R: Residents + ?Sized>(
+        &mut self,
+        r: &mut R,
+        head: Id,
+        pages_before: u32,
+        rest: &[Id],
+    ) {
+        let pages_after = r.pages(head) + rest.iter().map(|&id| r.pages(id)).sum::<u32>();
+        assert_eq!(pages_before, pages_after, "folio {head} lost or gained pages in its split");
+        let uses = r.uses(head);
+        let shrunk = u64::from(pages_before - r.pages(head));
+        match r.place(head) {
+            Place::Out => {}
+            Place::Queued(queue) => {
+                let list = self.list(queue);
+                list.weight.pages -= shrunk;
+                let mut prev = head;
+                for &id in rest {
+                    debug_assert_eq!(r.place(id), Place::Out, "part {id} was somebody else's");
+                    let next = r.next(prev);
+                    list.link(r, prev, id, next);
+                    r.set_place(id, Place::Queued(queue));
+                    r.set_uses(id, uses);
+                    prev = id;
+                }
+            }
+            Place::Offered(queue) => {
+                self.offered.pages -= shrunk;
+                for &id in rest {
+                    self.push_tail(r, id, queue);
+                    r.set_uses(id, uses);
+                }
+            }
+        }
+    }
+
+    /// See [`crate::Policy::replace`].
+    pub(crate) fn replace<R: Residents + ?Sized>(&mut self, r: &mut R, old: Id, new: Id) {
+        assert_eq!(r.pages(old), r.pages(new), "folio {new} is to replace {old} of another weight");
+        debug_assert_eq!(r.place(new), Place::Out, "folio {new} has a place already");
+        r.set_uses(new, r.uses(old));
+        match r.place(old) {
+            Place::Out => return,
+            Place::Queued(queue) => {
+                let list = self.list(queue);
+                let (prev, next) = (r.prev(old), r.next(old));
+                list.unlink(r, old);
+                list.link(r, prev, new, next);
+                r.set_place(new, Place::Queued(queue));
+            }
+            // The answer to this offer will name the old folio and find it gone.
+            Place::Offered(queue) => {
+                self.offered.sub(r.pages(old));
+                self.push_tail(r, new, queue);
+            }
+        }
+        r.set_place(old, Place::Out);
+    }
+}

@@ -1,0 +1,246 @@
+//! The policy of the cache: S3-FIFO-shaped.
+//!
+//! Here: which queue gives the next candidate, who is spared, who goes where on return. Not here:
+//! linking (`queues.rs`), effort (`sweep.rs`), the ghosts' clock (`shadow.rs`).
+//!
+//! **Source.** Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction,
+//! SOSP '23, <https://doi.org/10.1145/3600006.3613147>. Of it: a small FIFO queue of 10 % of the
+//! space for newcomers; at its end a newcomer that was hit more than once moves to the main queue
+//! and loses its count, any other is evicted and remembered; a remembered one that comes back goes
+//! to main at once; main spares what was hit since, one count a time; counts stop at 3; the memory
+//! is as long as main. (The authors' simulator, libCacheSim, has the same defaults: small 0.10,
+//! ghost 0.90, threshold 2.)
+//!
+//! **Other than there.** Folios weigh 1 to 512 pages, and the queues' shares are in pages. The
+//! ghosts are the caller's shadow entries (`shadow.rs`). One call spares no more than
+//! `reprieves_max` folios, then offers the next whatever its count, so that a caller's stall is
+//! bounded however hot the cache is. What main evicts leaves a ghost too. While main lacks pages
+//! (a new cache, a budget raised, a large file dropped) newcomers for whom small has no room go to
+//! main; else small would spread over the whole cache and keep it, and a loop longer than the cache
+//! would find a FIFO and never hit. (libCacheSim's later version does so until the cache is full.)
+//! The share is below what main has in a full cache, so that the pages which reclaim keeps free
+//! between its watermarks do not count as lacking. A third queue holds what is used once by declaration. Pinned
+//! folios are met, and told of.
+//!
+//! Which queue gives, in this order:
+//! 1. once, if its head was used (so its reader is past it), or it has more than its share;
+//! 2. small, if it has its share;
+//! 3. main, unless as many folios in a row were pinned as main holds;
+//! 4. small, then once, whatever they have.
+//!
+//! What is pinned in small or once moves to main. So a sweep that finds everything pinned ends with
+//! all in main, all of it met in a row, and that is how it knows.
+
+use crate::policy::{Arrival, Hint, Policy, PolicyState};
+use crate::queues::{Queues, Usage};
+use crate::residents::{Id, Queue, Residents, USES_MAX};
+use crate::shadow::{GhostClock, Shadow};
+use crate::sweep::{Answer, GaveUp, GaveUpReason, Sweep};
+
+/// What can be chosen about [`S3Fifo`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct S3FifoOptions {
+    /// The small queue's share of the capacity, in percent, and as much for the once queue.
+    pub small_percent: u32,
+    /// How far the ghosts reach, in percent of the capacity.
+    pub ghost_percent: u32,
+    /// Up to this share of the capacity, in percent, main is filled with newcomers for whom small
+    /// has no room. To be kept well below what main has left after reclaim took its batch from a
+    /// full cache: at 90, with batches of 3 %, newcomers entered main for good, and the hit ratio on
+    /// Zipf traces fell by up to 9 points; at 85 and 75 it did not.
+    pub main_fill_percent: u32,
+    /// The uses that take a newcomer to main, `1..=USES_MAX`.
+    pub promote_uses: u8,
+    /// Whether folios evicted from main leave a ghost too.
+    pub main_ghosts: bool,
+    /// The most folios spared in one call.
+    pub reprieves_max: u32,
+}
+
+impl Default for S3FifoOptions {
+    fn default() -> Self {
+        Self {
+            small_percent: 10,
+            ghost_percent: 90,
+            main_fill_percent: 75,
+            promote_uses: 2,
+            main_ghosts: true,
+            reprieves_max: 64,
+        }
+    }
+}
+
+/// The S3-FIFO-shaped policy. See the module's head.
+#[derive(Debug)]
+pub struct S3Fifo {
+    options: S3FifoOptions,
+    queues: Queues,
+    ghosts: GhostClock,
+    small_target_pages: u64,
+    main_fill_pages: u64,
+}
+
+impl S3Fifo {
+    /// A policy with the default options for a budget of `capacity_pages`.
+    pub fn new(capacity_pages: u64) -> Self {
+        Self::with_options(capacity_pages, S3FifoOptions::default())
+    }
+
+    /// A policy with chosen options.
+    ///
+    /// # Panics
+    /// If `promote_uses` is not in `1..=USES_MAX`, or `small_percent` is above 100.
+    pub fn with_options(capacity_pages: u64, options: S3FifoOptions) -> Self {
+        let promote_uses = options.promote_uses;
+        assert!((1..=USES_MAX).contains(&promote_uses), "uses stop at {USES_MAX}, not counted on");
+        assert!(options.small_percent <= 100, "small queue of {} %", options.small_percent);
+        let mut policy = Self {
+            options,
+            queues: Queues::new(),
+            ghosts: GhostClock::new(capacity_pages, 0),
+            small_target_pages: 0,
+            main_fill_pages: 0,
+        };
+        policy.resize(capacity_pages);
+        policy
+    }
+
+    fn resize(&mut self, capacity_pages: u64) {
+        let share = |percent: u32| capacity_pages.saturating_mul(u64::from(percent)) / 100;
+        self.small_target_pages = share(self.options.small_percent).max(1);
+        self.main_fill_pages = share(self.options.main_fill_percent);
+        self.ghosts.resize(capacity_pages, share(self.options.ghost_percent));
+    }
+
+    /// Whether small has its share and main does not.
+    fn main_lacks(&self) -> bool {
+        self.queues.weight(Queue::Small).pages >= self.small_target_pages
+            && self.queues.weight(Queue::Main).pages < self.main_fill_pages
+    }
+
+    /// The queue that gives the next candidate, by the rules at the module's head.
+    #[inline]
+    fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue> {
+        let (once, small, main) = (
+            self.queues.weight(Queue::Once),
+            self.queues.weight(Queue::Small),
+            self.queues.weight(Queue::Main),
+        );
+        let once_is_due = once.folios > 0
+            && (once.pages > self.small_target_pages || r.uses(self.queues.head(Queue::Once)) > 0);
+        if once_is_due {
+            Some(Queue::Once)
+        } else if small.pages >= self.small_target_pages {
+            Some(Queue::Small)
+        } else if sweep.pinned_in_row() < main.folios {
+            Some(Queue::Main)
+        } else if small.folios > 0 {
+            Some(Queue::Small)
+        } else {
+            (once.folios > 0).then_some(Queue::Once)
+        }
+    }
+
+    /// Spares the head of a queue if it was used enough.
+    #[inline]
+    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool {
+        let id = self.queues.head(queue);
+        let uses = r.uses(id);
+        match queue {
+            Queue::Small if uses >= self.options.promote_uses => r.set_uses(id, 0),
+            Queue::Main if uses > 0 => r.set_uses(id, uses - 1),
+            _ => return false,
+        }
+        self.queues.rotate(r, queue, Queue::Main);
+        true
+    }
+}
+
+impl PolicyState for S3Fifo {
+    fn name(&self) -> &'static str {
+        "s3fifo"
+    }
+
+    fn set_capacity(&mut self, capacity_pages: u64) {
+        self.resize(capacity_pages);
+    }
+
+    fn is_recent(&self, shadow: Shadow) -> bool {
+        self.ghosts.is_recent(shadow)
+    }
+
+    fn usage(&self) -> Usage {
+        self.queues.usage()
+    }
+}
+
+impl<R: Residents + ?Sized> Policy<R> for S3Fifo {
+    fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival) {
+        let returned = arrival.shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
+        let queue = match arrival.hint {
+            Hint::Sequential => Queue::Once,
+            Hint::Normal if returned || self.main_lacks() => Queue::Main,
+            Hint::Normal => Queue::Small,
+        };
+        let used = queue == Queue::Once && !arrival.ahead;
+        residents.set_uses(id, u8::from(used));
+        self.queues.push_tail(residents, id, queue);
+    }
+
+    fn next_victim(&mut self, residents: &mut R, sweep: &mut Sweep) -> Result<Id, GaveUp> {
+        let mut reprieves_left = self.options.reprieves_max;
+        // Ends: each turn spends one of the sweep's effort.
+        loop {
+            let Some(queue) = self.pick(residents, sweep) else {
+                return Err(sweep.gave_up(self.queues.why_nothing()));
+            };
+            if !sweep.spend() {
+                return Err(sweep.gave_up(GaveUpReason::EffortExhausted));
+            }
+            if reprieves_left == 0 || !self.spare(residents, queue) {
+                return Ok(self.queues.offer(residents, queue));
+            }
+            reprieves_left -= 1;
+            sweep.note_reprieve();
+        }
+    }
+
+    fn answer(
+        &mut self,
+        residents: &mut R,
+        sweep: &mut Sweep,
+        id: Id,
+        answer: Answer,
+    ) -> Option<Shadow> {
+        let pages = residents.pages(id);
+        sweep.note(answer, pages);
+        if answer != Answer::Evicted {
+            self.queues.put_back(residents, id, answer == Answer::Pinned);
+            return None;
+        }
+        let queue = self.queues.take_out(residents, id);
+        debug_assert!(queue.is_some(), "folio {id} was evicted, but not the policy's");
+        let leaves_ghost = match queue? {
+            Queue::Once => false,
+            Queue::Small => true,
+            Queue::Main => self.options.main_ghosts,
+        };
+        leaves_ghost.then(|| self.ghosts.stamp(pages))
+    }
+
+    fn remove(&mut self, residents: &mut R, id: Id) {
+        self.queues.take_out(residents, id);
+    }
+
+    fn demote(&mut self, residents: &mut R, id: Id) {
+        self.queues.demote(residents, id);
+    }
+
+    fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]) {
+        self.queues.split(residents, head, pages_before, rest);
+    }
+
+    fn replace(&mut self, residents: &mut R, old: Id, new: Id) {
+        self.queues.replace(residents, old, new);
+    }
+}

@@ -1,0 +1,129 @@
+//! What the policy leaves behind of an evicted folio: 30 bits, kept by the caller.
+//!
+//! Here: the payload of a shadow entry and the clock that judges its age. Not here: where the entry
+//! is stored (the cache's index slots) or what follows from the judgement (`s3fifo.rs`).
+//!
+//! S3-FIFO keeps a ghost queue of as many names as the main queue has folios, and asks whether a
+//! name is still in it. A FIFO queue needs no memory to answer that: a name is in it as long as no
+//! more than the queue's length was put in since. So the clock counts the pages put in, the payload
+//! is the clock's reading, and the entry is recent while the clock is at most `reach` pages further.
+//!
+//! **Wrap.** The payload is the reading modulo 2^30 units. A ghost that was left for 2^30 units
+//! looks new again for `reach` pages of every round; what follows is that one folio enters the main
+//! queue instead of the small one, and costs a place there for one passage. Nothing else. A unit is
+//! one page up to a capacity of 2^24 pages (64 GiB) and doubles from there, so that a round is never
+//! shorter than 64 capacities: of ghosts of any age at most one in 64 is misjudged.
+
+/// The bits of a shadow entry's payload.
+pub const SHADOW_BITS: u32 = 30;
+const MASK: u32 = (1 << SHADOW_BITS) - 1;
+/// A round of the payload is at least this many capacities.
+const ROUND_CAPACITIES: u64 = 64;
+
+/// What the policy wants kept of an evicted folio, and to see again when its pages come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shadow(u32);
+
+impl Shadow {
+    /// A shadow from its payload.
+    ///
+    /// # Panics
+    /// If the payload has more than [`SHADOW_BITS`] bits.
+    pub const fn from_payload(payload: u32) -> Self {
+        assert!(payload <= MASK, "a shadow's payload has 30 bits");
+        Self(payload)
+    }
+
+    /// The payload: below `2^SHADOW_BITS`.
+    pub const fn payload(self) -> u32 {
+        self.0
+    }
+}
+
+/// Counts the pages that left the small queue for memory.
+#[derive(Debug)]
+pub(crate) struct GhostClock {
+    now_pages: u64,
+    reach_pages: u64,
+    unit_shift: u32,
+}
+
+impl GhostClock {
+    pub(crate) fn new(capacity_pages: u64, reach_pages: u64) -> Self {
+        let round_pages = capacity_pages.saturating_mul(ROUND_CAPACITIES).max(1);
+        let unit_shift =
+            round_pages.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
+        Self { now_pages: 0, reach_pages, unit_shift: unit_shift.saturating_sub(SHADOW_BITS) }
+    }
+
+    /// Changes the reach; if the unit changes with it, ghosts left before are judged at random.
+    pub(crate) fn resize(&mut self, capacity_pages: u64, reach_pages: u64) {
+        *self = Self { now_pages: self.now_pages, ..Self::new(capacity_pages, reach_pages) };
+    }
+
+    /// Notes that a folio of `pages` left now.
+    pub(crate) fn stamp(&mut self, pages: u32) -> Shadow {
+        let shadow = Shadow(self.reading());
+        self.now_pages += u64::from(pages);
+        shadow
+    }
+
+    pub(crate) fn is_recent(&self, shadow: Shadow) -> bool {
+        let age_units = self.reading().wrapping_sub(shadow.0) & MASK;
+        u64::from(age_units) << self.unit_shift <= self.reach_pages
+    }
+
+    fn reading(&self) -> u32 {
+        (self.now_pages >> self.unit_shift) as u32 & MASK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_up_to_the_reach_and_not_beyond() {
+        let mut clock = GhostClock::new(100, 90);
+        let shadow = clock.stamp(1);
+        for left_since in 1..=90 {
+            assert!(clock.is_recent(shadow), "forgotten after {left_since} pages");
+            clock.stamp(1);
+        }
+        assert!(!clock.is_recent(shadow), "remembered beyond the reach");
+    }
+
+    #[test]
+    fn heavy_folios_age_their_ghosts_by_their_pages() {
+        let mut clock = GhostClock::new(1000, 900);
+        let shadow = clock.stamp(512);
+        assert!(clock.is_recent(shadow));
+        clock.stamp(512);
+        assert!(!clock.is_recent(shadow));
+    }
+
+    #[test]
+    fn payload_wraps_and_says_what_it_says() {
+        let mut clock = GhostClock::new(100, 90);
+        clock.now_pages = u64::from(MASK);
+        let shadow = clock.stamp(1);
+        assert_eq!(shadow.payload(), MASK);
+        clock.stamp(50);
+        assert!(clock.is_recent(shadow), "the wrap made a young ghost old");
+        clock.now_pages += 1 << 29;
+        assert!(!clock.is_recent(shadow));
+        clock.now_pages = u64::from(MASK) + (1 << SHADOW_BITS);
+        assert!(clock.is_recent(shadow), "documented: after a whole round a ghost looks new");
+    }
+
+    #[test]
+    fn a_round_is_at_least_64_capacities() {
+        for capacity_pages in [1, 1000, 1 << 24, (1 << 24) + 1, 1 << 27, 1 << 30] {
+            let clock = GhostClock::new(capacity_pages, capacity_pages);
+            let round_pages = 1_u64 << (SHADOW_BITS + clock.unit_shift);
+            assert!(round_pages >= 64 * capacity_pages, "{capacity_pages} pages");
+        }
+        assert_eq!(GhostClock::new(1 << 24, 1).unit_shift, 0);
+        assert_eq!(GhostClock::new(1 << 30, 1).unit_shift, 6);
+    }
+}

@@ -1,0 +1,149 @@
+//! One caller's attempt to free memory: how much effort is left, what came of it so far.
+//!
+//! Here: the effort cap, the answers a caller gives, why an attempt ended. Not here: choosing.
+//! A sweep belongs to one caller; several may be under way on one policy.
+
+/// What became of a folio that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Frozen and taken out of its file: the policy forgets it and says what to leave in its place.
+    /// Answered before the frame is freed, since the policy still reads the folio's weight.
+    Evicted,
+    /// Somebody holds it for a moment, or it is being written: back to the newest end of its queue.
+    Busy,
+    /// Pinned, which may last: to the newest end of the main queue.
+    Pinned,
+}
+
+/// What a sweep met. Folios met twice count twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SweepCounts {
+    /// Folios looked at; never more than the sweep's effort.
+    pub examined: u32,
+    /// Of these, spared because they were used.
+    pub reprieved: u32,
+    /// Answered evicted.
+    pub evicted: u32,
+    /// Answered busy.
+    pub busy: u32,
+    /// Answered pinned.
+    pub pinned: u32,
+    /// Pages of the evicted.
+    pub evicted_pages: u64,
+    /// Pages of the busy.
+    pub busy_pages: u64,
+    /// Pages of the pinned.
+    pub pinned_pages: u64,
+}
+
+/// Why a sweep can offer nothing more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GaveUpReason {
+    /// No folio is queued (some may be on offer to other sweeps).
+    Empty,
+    /// Every queued folio was offered in turn, and every one was answered pinned.
+    AllPinned,
+    /// The effort was spent first; the counts say on what.
+    EffortExhausted,
+}
+
+/// A sweep that ended without a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GaveUp {
+    /// Why.
+    pub reason: GaveUpReason,
+    /// What the sweep met.
+    pub counts: SweepCounts,
+}
+
+impl core::fmt::Display for GaveUp {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let c = &self.counts;
+        match self.reason {
+            GaveUpReason::Empty => write!(f, "nothing is cached that could be evicted"),
+            GaveUpReason::AllPinned => write!(
+                f,
+                "everything is pinned: {} pages in the {} folios last looked at",
+                c.pinned_pages, c.pinned
+            ),
+            GaveUpReason::EffortExhausted => write!(
+                f,
+                "gave up after looking at {} folios: {} evicted, {} pinned ({} pages), {} busy \
+                 ({} pages), {} in use",
+                c.examined, c.evicted, c.pinned, c.pinned_pages, c.busy, c.busy_pages, c.reprieved
+            ),
+        }
+    }
+}
+
+impl core::error::Error for GaveUp {}
+
+/// A caller's attempt to free memory; lives over several [`crate::Policy::next_victim`] calls.
+#[derive(Debug)]
+pub struct Sweep {
+    effort_max: u32,
+    /// Folios answered pinned since the last one that was anything else.
+    pinned_in_row: u32,
+    counts: SweepCounts,
+}
+
+impl Sweep {
+    /// A sweep that looks at no more than `effort_max` folios, spared ones included.
+    pub const fn new(effort_max: u32) -> Self {
+        Self {
+            effort_max,
+            pinned_in_row: 0,
+            counts: SweepCounts {
+                examined: 0,
+                reprieved: 0,
+                evicted: 0,
+                busy: 0,
+                pinned: 0,
+                evicted_pages: 0,
+                busy_pages: 0,
+                pinned_pages: 0,
+            },
+        }
+    }
+
+    /// What the sweep met so far.
+    pub const fn counts(&self) -> SweepCounts {
+        self.counts
+    }
+
+    #[inline]
+    pub(crate) const fn pinned_in_row(&self) -> u32 {
+        self.pinned_in_row
+    }
+
+    /// Pays for looking at one folio; false if the effort is spent.
+    #[inline]
+    pub(crate) const fn spend(&mut self) -> bool {
+        if self.counts.examined == self.effort_max {
+            return false;
+        }
+        self.counts.examined += 1;
+        true
+    }
+
+    pub(crate) const fn note_reprieve(&mut self) {
+        self.counts.reprieved += 1;
+        self.pinned_in_row = 0;
+    }
+
+    pub(crate) fn note(&mut self, answer: Answer, pages: u32) {
+        let pages = u64::from(pages);
+        self.pinned_in_row = if answer == Answer::Pinned { self.pinned_in_row + 1 } else { 0 };
+        let (folios, sum) = match answer {
+            Answer::Evicted => (&mut self.counts.evicted, &mut self.counts.evicted_pages),
+            Answer::Busy => (&mut self.counts.busy, &mut self.counts.busy_pages),
+            Answer::Pinned => (&mut self.counts.pinned, &mut self.counts.pinned_pages),
+        };
+        *folios += 1;
+        *sum += pages;
+    }
+
+    pub(crate) const fn gave_up(&self, reason: GaveUpReason) -> GaveUp {
+        GaveUp { reason, counts: self.counts }
+    }
+}

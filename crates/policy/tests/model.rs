@@ -1,0 +1,476 @@
+//! The policies against a naive reference: three `VecDeque`s, ghosts as a list, weights summed anew.
+//!
+//! After every operation: each folio is in the place the reference says and in the same order, each
+//! exactly once, the links agree in both directions, weights are exact, and each ghost is judged
+//! the same. Answers come late, to folios that were removed, replaced or inserted anew meanwhile.
+
+use std::collections::{HashMap, VecDeque};
+
+use pinfold_policy::{
+    Answer, Arrival, Clock, GaveUp, GaveUpReason, Hint, Id, NONE, Place, Policy, Queue, Residents,
+    S3Fifo, S3FifoOptions, Shadow, Sweep, SweepCounts, Table, USES_MAX, Weight,
+};
+use proptest::prelude::*;
+
+const IDS: u32 = 48;
+/// Small, so that the cap on reprieves is met often.
+const REPRIEVES_MAX: u32 = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    S3Fifo,
+    Clock,
+    Fifo,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert {
+        id: Id,
+        order: u32,
+        sequential: bool,
+        ahead: bool,
+    },
+    Touch(Id),
+    Remove(Id),
+    Demote(Id),
+    /// Asks for a victim; `None`: the answer comes later.
+    Victim(Option<Answer>),
+    LateAnswer(usize, Answer),
+    NewSweep(u32),
+    Split(Id),
+    Replace(Id, Id),
+    SetCapacity(u64),
+}
+
+fn answers() -> impl Strategy<Value = Answer> {
+    prop_oneof![Just(Answer::Evicted), Just(Answer::Busy), Just(Answer::Pinned)]
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let insert = (0..IDS, prop_oneof![3 => Just(0_u32), 1 => 0..=9_u32], any::<(bool, bool)>())
+        .prop_map(|(id, order, (sequential, ahead))| Op::Insert { id, order, sequential, ahead });
+    prop_oneof![
+        8 => insert,
+        8 => (0..IDS).prop_map(Op::Touch),
+        1 => (0..IDS).prop_map(Op::Remove),
+        1 => (0..IDS).prop_map(Op::Demote),
+        8 => prop_oneof![3 => answers().prop_map(Some), 1 => Just(None)].prop_map(Op::Victim),
+        2 => (any::<usize>(), answers()).prop_map(|(n, a)| Op::LateAnswer(n, a)),
+        1 => prop_oneof![0..8_u32, 100..200_u32].prop_map(Op::NewSweep),
+        1 => (0..IDS).prop_map(Op::Split),
+        1 => (0..IDS, 0..IDS).prop_map(|(old, new)| Op::Replace(old, new)),
+        1 => (0..2000_u64).prop_map(Op::SetCapacity),
+    ]
+}
+
+/// The reference.
+struct Model {
+    kind: Kind,
+    capacity: u64,
+    once: VecDeque<Id>,
+    small: VecDeque<Id>,
+    main: VecDeque<Id>,
+    offered: Vec<(Id, Queue)>,
+    uses: HashMap<Id, u8>,
+    pages: HashMap<Id, u32>,
+    /// Pages of each ghost that was ever left, in order.
+    ghosts: Vec<u32>,
+    counts: SweepCounts,
+    effort_max: u32,
+    pinned_in_row: usize,
+}
+
+impl Model {
+    fn new(kind: Kind, capacity: u64) -> Self {
+        Self {
+            kind,
+            capacity,
+            once: VecDeque::new(),
+            small: VecDeque::new(),
+            main: VecDeque::new(),
+            offered: Vec::new(),
+            uses: HashMap::new(),
+            pages: HashMap::new(),
+            ghosts: Vec::new(),
+            counts: SweepCounts::default(),
+            effort_max: 100,
+            pinned_in_row: 0,
+        }
+    }
+
+    fn queue(&mut self, queue: Queue) -> &mut VecDeque<Id> {
+        match queue {
+            Queue::Once => &mut self.once,
+            Queue::Small => &mut self.small,
+            Queue::Main => &mut self.main,
+        }
+    }
+
+    fn weigh<'a>(&self, ids: impl IntoIterator<Item = &'a Id>) -> Weight {
+        let pages: Vec<u32> = ids.into_iter().map(|id| self.pages[id]).collect();
+        Weight { folios: pages.len() as u32, pages: pages.iter().map(|&p| u64::from(p)).sum() }
+    }
+
+    fn place(&self, id: Id) -> Place {
+        if self.once.contains(&id) {
+            Place::Queued(Queue::Once)
+        } else if self.small.contains(&id) {
+            Place::Queued(Queue::Small)
+        } else if self.main.contains(&id) {
+            Place::Queued(Queue::Main)
+        } else {
+            let offer = self.offered.iter().find(|&&(offered, _)| offered == id);
+            offer.map_or(Place::Out, |&(_, queue)| Place::Offered(queue))
+        }
+    }
+
+    fn is_recent(&self, ghost: usize) -> bool {
+        let since: u64 = self.ghosts[ghost..].iter().map(|&p| u64::from(p)).sum();
+        self.kind == Kind::S3Fifo && since <= self.capacity * 90 / 100
+    }
+
+    fn insert(&mut self, id: Id, hint: Hint, ahead: bool, ghost: Option<usize>) {
+        let recent = ghost.is_some_and(|ghost| self.is_recent(ghost));
+        let lacks = self.weigh(&self.small).pages >= (self.capacity / 10).max(1)
+            && self.weigh(&self.main).pages < self.capacity * 75 / 100;
+        let queue = match (self.kind, hint) {
+            (_, Hint::Sequential) => Queue::Once,
+            (Kind::S3Fifo, Hint::Normal) if !recent && !lacks => Queue::Small,
+            _ => Queue::Main,
+        };
+        self.uses.insert(id, u8::from(queue == Queue::Once && !ahead));
+        self.queue(queue).push_back(id);
+    }
+
+    fn forget(&mut self, id: Id) -> Option<Queue> {
+        let place = self.place(id);
+        for queue in Queue::ALL {
+            self.queue(queue).retain(|&other| other != id);
+        }
+        self.offered.retain(|&(other, _)| other != id);
+        match place {
+            Place::Out => None,
+            Place::Queued(queue) | Place::Offered(queue) => Some(queue),
+        }
+    }
+
+    fn pick(&self) -> Option<Queue> {
+        let share = (self.capacity / 10).max(1);
+        if let Some(head) = self.once.front()
+            && (self.uses[head] > 0 || self.weigh(&self.once).pages > share)
+        {
+            return Some(Queue::Once);
+        }
+        let rest = [
+            (Queue::Small, self.weigh(&self.small).pages >= share),
+            (Queue::Main, self.pinned_in_row < self.main.len()),
+            (Queue::Small, !self.small.is_empty()),
+            (Queue::Once, !self.once.is_empty()),
+        ];
+        rest.into_iter().find(|&(_, gives)| gives).map(|(queue, _)| queue)
+    }
+
+    fn spare(&mut self, queue: Queue, id: Id) -> bool {
+        let uses = self.uses[&id];
+        let left = match (self.kind, queue) {
+            (Kind::S3Fifo, Queue::Small) if uses >= 2 => 0,
+            (Kind::S3Fifo, Queue::Main) if uses >= 1 => uses - 1,
+            (Kind::Clock, Queue::Main) if uses >= 1 => 0,
+            _ => return false,
+        };
+        self.uses.insert(id, left);
+        true
+    }
+
+    fn next_victim(&mut self) -> Result<Id, GaveUpReason> {
+        let mut spared = 0;
+        loop {
+            let Some(queue) = self.pick() else {
+                let empty = self.main.is_empty();
+                return Err(if empty { GaveUpReason::Empty } else { GaveUpReason::AllPinned });
+            };
+            if self.counts.examined == self.effort_max {
+                return Err(GaveUpReason::EffortExhausted);
+            }
+            self.counts.examined += 1;
+            let id = self.queue(queue).pop_front().expect("pick took an empty queue");
+            if (self.kind == Kind::S3Fifo && spared == REPRIEVES_MAX) || !self.spare(queue, id) {
+                self.offered.push((id, queue));
+                return Ok(id);
+            }
+            self.main.push_back(id);
+            spared += 1;
+            self.counts.reprieved += 1;
+            self.pinned_in_row = 0;
+        }
+    }
+
+    /// True if a ghost is left.
+    fn answer(&mut self, id: Id, answer: Answer) -> bool {
+        let pages = self.pages[&id];
+        let offer = self.offered.iter().find(|&&(offered, _)| offered == id).copied();
+        self.pinned_in_row = if answer == Answer::Pinned { self.pinned_in_row + 1 } else { 0 };
+        match answer {
+            Answer::Evicted => {
+                self.counts.evicted += 1;
+                self.counts.evicted_pages += u64::from(pages);
+                let leaves = matches!(self.forget(id), Some(Queue::Small | Queue::Main));
+                if leaves {
+                    self.ghosts.push(pages);
+                }
+                return leaves;
+            }
+            Answer::Busy => {
+                self.counts.busy += 1;
+                self.counts.busy_pages += u64::from(pages);
+            }
+            Answer::Pinned => {
+                self.counts.pinned += 1;
+                self.counts.pinned_pages += u64::from(pages);
+            }
+        }
+        if let Some((_, queue)) = offer {
+            self.forget(id);
+            self.queue(if answer == Answer::Pinned { Queue::Main } else { queue }).push_back(id);
+        }
+        false
+    }
+}
+
+/// The policy, its table, and the reference, fed the same.
+struct Pair {
+    policy: Box<dyn Policy<Table>>,
+    table: Table,
+    sweep: Sweep,
+    model: Model,
+    /// What was left of each evicted id: the policy's words, and the reference's.
+    left: HashMap<Id, (Shadow, usize)>,
+    unanswered: Vec<Id>,
+}
+
+impl Pair {
+    fn new(kind: Kind, capacity: u64) -> Self {
+        let options = S3FifoOptions { reprieves_max: REPRIEVES_MAX, ..S3FifoOptions::default() };
+        let policy: Box<dyn Policy<Table>> = match kind {
+            Kind::S3Fifo => Box::new(S3Fifo::with_options(capacity, options)),
+            Kind::Clock => Box::new(Clock::second_chance(capacity)),
+            Kind::Fifo => Box::new(Clock::fifo(capacity)),
+        };
+        Self {
+            policy,
+            table: Table::new(IDS as usize),
+            sweep: Sweep::new(100),
+            model: Model::new(kind, capacity),
+            left: HashMap::new(),
+            unanswered: Vec::new(),
+        }
+    }
+
+    fn is_out(&self, id: Id) -> bool {
+        self.table.place(id) == Place::Out
+    }
+
+    fn answer(&mut self, id: Id, answer: Answer) {
+        if answer == Answer::Evicted && self.is_out(id) {
+            return; // Nobody can hold frozen what is free.
+        }
+        let shadow = self.policy.answer(&mut self.table, &mut self.sweep, id, answer);
+        let leaves = self.model.answer(id, answer);
+        assert_eq!(shadow.is_some(), leaves && self.model.kind == Kind::S3Fifo);
+        if let Some(shadow) = shadow {
+            self.left.insert(id, (shadow, self.model.ghosts.len() - 1));
+        }
+    }
+
+    fn victim(&mut self, answer: Option<Answer>) {
+        let got = self.policy.next_victim(&mut self.table, &mut self.sweep);
+        let expected = self.model.next_victim();
+        match (got, expected) {
+            (Ok(id), Ok(expected)) => {
+                assert_eq!(id, expected, "another victim");
+                match answer {
+                    Some(answer) => self.answer(id, answer),
+                    None => self.unanswered.push(id),
+                }
+            }
+            (Err(GaveUp { reason, .. }), Err(expected)) => assert_eq!(reason, expected),
+            (got, expected) => panic!("policy says {got:?}, the reference {expected:?}"),
+        }
+    }
+
+    fn split(&mut self, head: Id) {
+        let before = self.table.pages(head);
+        let Some(free) = (0..IDS).find(|&id| id != head && self.is_out(id)) else { return };
+        if before == 1 || self.is_out(head) {
+            return;
+        }
+        for id in [head, free] {
+            self.table.set_pages(id, before / 2);
+            self.model.pages.insert(id, before / 2);
+        }
+        self.policy.split(&mut self.table, head, before, &[free]);
+        self.model.uses.insert(free, self.model.uses[&head]);
+        match self.model.place(head) {
+            Place::Queued(queue) => {
+                let list = self.model.queue(queue);
+                let at = list.iter().position(|&id| id == head).expect("it is there");
+                list.insert(at + 1, free);
+            }
+            Place::Offered(queue) => self.model.queue(queue).push_back(free),
+            Place::Out => unreachable!("checked above"),
+        }
+    }
+
+    fn replace(&mut self, old: Id, new: Id) {
+        if self.is_out(old) || !self.is_out(new) {
+            return;
+        }
+        let pages = self.table.pages(old);
+        self.table.set_pages(new, pages);
+        self.model.pages.insert(new, pages);
+        self.policy.replace(&mut self.table, old, new);
+        self.model.uses.insert(new, self.model.uses[&old]);
+        match self.model.place(old) {
+            Place::Queued(queue) => {
+                let list = self.model.queue(queue);
+                let at = list.iter().position(|&id| id == old).expect("it is there");
+                list[at] = new;
+            }
+            Place::Offered(queue) => {
+                self.model.forget(old);
+                self.model.queue(queue).push_back(new);
+            }
+            Place::Out => unreachable!("checked above"),
+        }
+    }
+
+    fn insert(&mut self, id: Id, order: u32, hint: Hint, ahead: bool) {
+        if !self.is_out(id) {
+            return;
+        }
+        self.table.set_pages(id, 1 << order);
+        self.model.pages.insert(id, 1 << order);
+        let left = self.left.remove(&id);
+        let arrival = Arrival { hint, ahead, shadow: left.map(|(shadow, _)| shadow) };
+        self.policy.insert(&mut self.table, id, arrival);
+        self.model.insert(id, hint, ahead, left.map(|(_, ghost)| ghost));
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Insert { id, order, sequential, ahead } => {
+                let hint = if sequential { Hint::Sequential } else { Hint::Normal };
+                self.insert(id, order, hint, ahead);
+            }
+            Op::Touch(id) => {
+                self.table.touch(id);
+                let uses = self.model.uses.entry(id).or_default();
+                *uses = (*uses + 1).min(USES_MAX);
+            }
+            Op::Remove(id) => {
+                self.policy.remove(&mut self.table, id);
+                self.model.forget(id);
+            }
+            Op::Demote(id) => {
+                self.policy.demote(&mut self.table, id);
+                if matches!(self.model.place(id), Place::Queued(_)) {
+                    self.model.forget(id);
+                    self.model.uses.insert(id, 1);
+                    self.model.once.push_front(id);
+                }
+            }
+            Op::Victim(answer) => self.victim(answer),
+            Op::LateAnswer(n, answer) => {
+                if !self.unanswered.is_empty() {
+                    let id = self.unanswered.swap_remove(n % self.unanswered.len());
+                    self.answer(id, answer);
+                }
+            }
+            Op::NewSweep(effort_max) => {
+                self.sweep = Sweep::new(effort_max);
+                self.model.counts = SweepCounts::default();
+                self.model.effort_max = effort_max;
+                self.model.pinned_in_row = 0;
+            }
+            Op::Split(id) => self.split(id),
+            Op::Replace(old, new) => self.replace(old, new),
+            Op::SetCapacity(capacity) => {
+                self.policy.set_capacity(capacity);
+                self.model.capacity = capacity;
+            }
+        }
+    }
+
+    /// The ids of a queue from the evicting end, read through the links, checked both ways.
+    fn walk(&self, queue: Queue) -> Vec<Id> {
+        let members = (0..IDS).filter(|&id| self.table.place(id) == Place::Queued(queue));
+        let heads: Vec<Id> = members.clone().filter(|&id| self.table.prev(id) == NONE).collect();
+        assert!(heads.len() <= 1, "{queue:?} has {} heads", heads.len());
+        let mut walked = Vec::new();
+        let mut id = heads.first().copied().unwrap_or(NONE);
+        while id != NONE {
+            assert!(walked.len() < IDS as usize, "{queue:?} goes in a circle");
+            assert_eq!(self.table.place(id), Place::Queued(queue), "{id} is in {queue:?} too");
+            let next = self.table.next(id);
+            assert!(next == NONE || self.table.prev(next) == id, "links disagree at {id}");
+            walked.push(id);
+            id = next;
+        }
+        assert_eq!(walked.len(), members.count(), "a folio is not in the queue of its place");
+        walked
+    }
+
+    fn check(&self) {
+        let (model, usage) = (&self.model, self.policy.usage());
+        let lists = [(Queue::Once, &model.once), (Queue::Small, &model.small)];
+        for (queue, list) in lists.into_iter().chain([(Queue::Main, &model.main)]) {
+            assert_eq!(&VecDeque::from(self.walk(queue)), list, "order of {queue:?}");
+            let weight = match queue {
+                Queue::Once => usage.once,
+                Queue::Small => usage.small,
+                Queue::Main => usage.main,
+            };
+            assert_eq!(weight, model.weigh(list), "weight of {queue:?}");
+        }
+        assert_eq!(usage.offered, model.weigh(model.offered.iter().map(|(id, _)| id)));
+        assert_eq!(self.sweep.counts(), model.counts);
+        assert!(model.counts.examined <= model.effort_max, "more looked at than allowed");
+        for id in 0..IDS {
+            assert_eq!(self.table.place(id), model.place(id), "place of {id}");
+            if !self.is_out(id) {
+                assert_eq!(self.table.uses(id), model.uses[&id], "uses of {id}");
+            }
+        }
+        for &(shadow, ghost) in self.left.values() {
+            assert_eq!(self.policy.is_recent(shadow), model.is_recent(ghost), "a ghost's age");
+        }
+    }
+}
+
+fn same_as_reference(kind: Kind, capacity: u64, ops: &[Op]) {
+    let mut pair = Pair::new(kind, capacity);
+    for op in ops {
+        pair.apply(op);
+        pair.check();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn s3fifo_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
+        same_as_reference(Kind::S3Fifo, capacity, &ops);
+    }
+
+    #[test]
+    fn clock_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
+        same_as_reference(Kind::Clock, capacity, &ops);
+    }
+
+    #[test]
+    fn fifo_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
+        same_as_reference(Kind::Fifo, capacity, &ops);
+    }
+}

@@ -1,3 +1,4 @@
 //! A page cache that a program links.
 
+pub mod source;
 mod sync;

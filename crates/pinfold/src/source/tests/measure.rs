@@ -96,21 +96,22 @@ fn source_read(backing: &Backing, bytes: usize) -> impl FnMut(&mut Numbers) {
 }
 
 /// Keeps `depth` reads of `bytes` in flight for a while; operations per second.
-fn deep(backing: &Backing, depth: usize, bytes: usize, batch_max: usize) -> f64 {
+fn deep(backing: &Backing, depth: usize, bytes: usize) -> f64 {
     let (tell, told): (_, Receiver<Ended>) = channel();
     let mut numbers = Numbers(5);
-    let (mut flying, mut done) = (0, 0_u64);
+    let mut memory: Vec<_> = (0..depth).map(|_| Lent::filled(bytes, 0)).collect();
+    let mut done = 0_u64;
     let since = Instant::now();
     while since.elapsed() < SAMPLE {
-        let mut batch: Vec<_> = (0..(depth - flying).min(batch_max))
-            .map(|_| request(random_offset(&mut numbers, bytes as u64), bytes, 1, &tell))
+        let mut batch: Vec<_> = memory
+            .drain(..)
+            .map(|lent| request_into(lent, random_offset(&mut numbers, bytes as u64), 1, &tell))
             .collect();
-        flying += batch.len();
         backing.submit(&mut batch);
         assert!(batch.is_empty());
-        for (_, result, _) in told.recv().into_iter().chain(told.try_iter()) {
+        for (_, result, lent) in told.recv().into_iter().chain(told.try_iter()) {
             assert_eq!(result.unwrap(), bytes);
-            flying -= 1;
+            memory.push(lent);
             done += 1;
         }
     }
@@ -128,7 +129,8 @@ fn reads_beside_bare_system_calls() {
     let Some(ringed) = direct(&path, &ring_engine()) else { return };
     let Some(pooled) = direct(&path, &pool_engine()) else { return };
     let bare = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
-    for threads in [1, 2, 4, 8, 16, 32] {
+    let only_deep = std::env::var_os("PINFOLD_MEASURE_DEEP").is_some();
+    for threads in [1, 2, 4, 8, 16, 32].into_iter().filter(|_| !only_deep) {
         let what = format!("4 KiB random, {threads} threads");
         table(&what, &["preadv", "source", "ring, waited"], |engine| match engine {
             0 => rate(threads, || bare_read(&bare, 4096)),
@@ -142,12 +144,12 @@ fn reads_beside_bare_system_calls() {
     });
     table("4 KiB, 32 in flight", &["preadv x32", "ring", "workers"], |engine| match engine {
         0 => rate(32, || bare_read(&bare, 4096)),
-        1 => deep(&ringed, 32, 4096, 32),
-        _ => deep(&pooled, 32, 4096, 32),
+        1 => deep(&ringed, 32, 4096),
+        _ => deep(&pooled, 32, 4096),
     });
     table("2 MiB, 4 in flight", &["preadv x4", "ring", "workers"], |engine| match engine {
         0 => rate(4, || bare_read(&bare, 2 << 20)),
-        1 => deep(&ringed, 4, 2 << 20, 4),
-        _ => deep(&pooled, 4, 2 << 20, 4),
+        1 => deep(&ringed, 4, 2 << 20),
+        _ => deep(&pooled, 4, 2 << 20),
     });
 }

@@ -90,10 +90,19 @@ pub(super) fn request(
     extents: usize,
     to: &Sender<Ended>,
 ) -> ReadRequest {
-    let lent = Lent::filled(bytes, 0xaa);
+    request_into(Lent::filled(bytes, 0xaa), offset, extents, to)
+}
+
+/// The same, into memory that is there already.
+pub(super) fn request_into(
+    lent: Lent,
+    offset: u64,
+    extents: usize,
+    to: &Sender<Ended>,
+) -> ReadRequest {
     let whole = lent.extent();
-    let each = bytes / extents;
-    assert_eq!(each * extents, bytes);
+    let each = whole.bytes() / extents;
+    assert_eq!(each * extents, whole.bytes());
     let parts = (0..extents).map(|n| whole.part(n * each, each)).collect();
     let to = to.clone();
     let tell = move |result| to.send((offset, result, lent)).unwrap();

@@ -118,7 +118,7 @@ impl Descriptor {
 
     /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file. A
     /// direct read that stops inside a block does so at the end of the file only, and to go on
-    /// from there would be refused.
+    /// from there is refused, or for nothing.
     pub(super) fn ended(&self, done: usize, got: usize) -> bool {
         got == 0 || !done.is_multiple_of(self.alignment)
     }
@@ -198,5 +198,22 @@ impl Descriptor {
             return Ok(()); // for the kernel, a length of 0 means all the rest
         };
         Ok(rustix::fs::fadvise(&self.fd, range.start, Some(bytes), advice)?)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_direct_read_that_stops_inside_a_block_is_at_the_end() {
+        let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let mut file = Descriptor { fd, block_device: false, writable: false, alignment: 512 };
+        assert!(!file.ended(1024, 512));
+        assert!(file.ended(1024, 0));
+        assert!(file.ended(1000, 488));
+        file.alignment = 1;
+        assert!(!file.ended(1000, 488));
+        assert!(file.ended(1000, 0));
     }
 }

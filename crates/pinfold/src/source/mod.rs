@@ -1,7 +1,7 @@
 //! Where bytes come from: files, devices, memory, or a source that the program brings itself.
 //!
 //! Belongs here: the [`Source`] trait, its implementations, opening files, asynchronous reads
-//! (the [`Engine`]) and the counting of calls (the `Meter`). Does not: which pages are read when,
+//! (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read when,
 //! who waits for them, and what a page's state is (`fill.rs`, `writeback.rs`), nor any frame.
 //! Called by: `fill.rs` for reads, `writeback.rs` for writes, `Cache` for opening and stats.
 //!

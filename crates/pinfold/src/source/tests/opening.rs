@@ -56,7 +56,7 @@ fn no_permission_is_told_with_its_cause() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), 10);
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).unwrap();
     // In a thread of its own, which root's rights to files are taken from; others have none.
     let nobody = move || {
         // SAFETY: changes this thread's credentials only.
@@ -135,7 +135,7 @@ fn forbid_rings(errno: i32) {
             0,
             1,
         ),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno.cast_unsigned(), 0, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };

@@ -1,4 +1,5 @@
 //! A page cache that a program links.
 
 mod frame;
+pub mod source;
 mod sync;

@@ -1,0 +1,71 @@
+//! What carries out a cache's asynchronous reads: one ring and a few worker threads, for all of
+//! its sources together.
+//!
+//! Belongs here: making them, falling back from one to the other, and ending them. Called by
+//! `Cache` (once), `open.rs` and `backing.rs`.
+
+use std::sync::Arc;
+
+use super::pool::Pool;
+use super::request::ReadRequest;
+use super::ring::Ring;
+use super::{Source, Start};
+
+/// How much may be in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineOptions {
+    /// Reads in the ring at a time; 0 for no ring at all.
+    pub(crate) ring_depth: usize,
+    /// Worker threads at most. They read for sources without a queue of their own.
+    pub(crate) workers_max: usize,
+    /// Reads that may wait for a worker.
+    pub(crate) queue_max: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { ring_depth: 128, workers_max: 16, queue_max: 128 }
+    }
+}
+
+/// A cache's ring and workers. Dropping it waits for every read in flight.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    ring: Result<Arc<Ring>, String>,
+    pool: Pool,
+}
+
+impl Engine {
+    /// Never fails: without a ring, the workers do its part, and `Source::kind` says why.
+    pub(crate) fn new(options: EngineOptions) -> Self {
+        let ring = if options.ring_depth == 0 {
+            Err("switched off".to_owned())
+        } else {
+            Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
+        };
+        Self { ring, pool: Pool::new(options.workers_max, options.queue_max) }
+    }
+
+    /// The ring, or why there is none.
+    pub(super) fn ring(&self) -> Result<Arc<Ring>, String> {
+        self.ring.clone()
+    }
+
+    /// Starts what it can of `batch`, in order; the rest stays in it.
+    pub(super) fn start(&self, source: &Arc<dyn Source>, batch: &mut Vec<ReadRequest>) -> Start {
+        match source.start_reads(batch) {
+            Start::Unsupported => self.pool.start(source, batch),
+            other => other,
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // By name: sources may hold the ring for longer.
+        if let Ok(ring) = &self.ring {
+            ring.close();
+        }
+        self.pool.close();
+    }
+}

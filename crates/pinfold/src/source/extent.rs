@@ -1,0 +1,227 @@
+//! A run of memory that bytes are read into or written from while others may look at it.
+//!
+//! The cache's frames are read optimistically: somebody may be looking at a frame that is just
+//! being filled, and finds out afterwards that what he saw was nothing. So no `&mut [u8]` of a
+//! frame may ever exist. An `Extent` is an address and a length; bytes move by relaxed atomic
+//! stores and loads here, or by the kernel.
+//!
+//! Belongs here: making extents (the one unsafe contract) and moving bytes. Called by every source.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+// Not from `crate::sync`: these view plain memory in place, which a model checker's atomics
+// cannot do. No protocol hangs on them; order comes from the frame's version word.
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// A run of readable and writable memory, valid for `'a`, that other threads may look at at the
+/// same time. Two words, freely copied; no reference to the bytes exists.
+#[derive(Clone, Copy)]
+pub struct Extent<'a> {
+    address: NonNull<u8>,
+    bytes: usize,
+    memory: PhantomData<&'a [AtomicU8]>,
+}
+
+// SAFETY: an extent is a shared view of atomic bytes, `&[AtomicU8]` in all but the kernel's part.
+unsafe impl Send for Extent<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Extent<'_> {}
+
+impl fmt::Debug for Extent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Extent({:p}, {} bytes)", self.address, self.bytes)
+    }
+}
+
+impl<'a> Extent<'a> {
+    /// An extent of `bytes` bytes at `address`.
+    ///
+    /// # Safety
+    /// For all of `'a`, the memory stays mapped and initialised, no Rust reference to any of it
+    /// other than to atomics exists, and whoever else looks at it does so with atomic accesses
+    /// of aligned words, or of bytes where the ends of the extent are not aligned to 8.
+    pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Self {
+        debug_assert!(isize::try_from(bytes).is_ok(), "no memory is {bytes} bytes long");
+        Self { address, bytes, memory: PhantomData }
+    }
+
+    /// An extent over memory that the caller has to himself.
+    pub fn of(memory: &'a mut [u8]) -> Self {
+        let bytes = memory.len();
+        // SAFETY: the exclusive borrow lasts for 'a, so nobody else has a reference; the pointer
+        // is taken from it and the reference itself is given up here.
+        unsafe { Self::new(NonNull::from(memory).cast(), bytes) }
+    }
+
+    /// An extent over memory that is only to be written **from**; nobody may store through it.
+    pub(super) fn to_write(memory: &'a [u8]) -> Self {
+        // SAFETY: the shared borrow keeps the bytes valid and unchanged for 'a. Only `write`
+        // paths get this extent (it does not leave `source/`), and those never store.
+        unsafe { Self::new(NonNull::from(memory).cast(), memory.len()) }
+    }
+
+    /// Where the memory begins; for handing to the kernel or a device.
+    pub fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The part that begins at byte `at` and is `bytes` long.
+    ///
+    /// # Panics
+    /// When the part does not lie inside.
+    #[must_use]
+    pub fn part(&self, at: usize, bytes: usize) -> Extent<'a> {
+        Extent { address: self.at(at, bytes), bytes, memory: PhantomData }
+    }
+
+    /// Copies `from` to byte `at` on, with relaxed atomic stores.
+    ///
+    /// # Panics
+    /// When it does not fit.
+    pub fn store(&self, at: usize, from: &[u8]) {
+        let to = self.at(at, from.len());
+        let head = to.align_offset(WORD_BYTES).min(from.len());
+        let (head, rest) = from.split_at(head);
+        let (words, tail) = rest.as_chunks::<WORD_BYTES>();
+        store_bytes(to, head);
+        for (n, word) in words.iter().enumerate() {
+            // SAFETY: `at` checked that all of `from` fits behind `to`.
+            let place = unsafe { to.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
+            // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
+            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
+            // Relaxed: pairs with no load; the fill's release of the frame's version orders it.
+            place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        let end = unsafe { to.add(from.len() - tail.len()) };
+        store_bytes(end, tail);
+    }
+
+    /// Copies bytes from `at` on to all of `to`, with relaxed atomic loads.
+    ///
+    /// # Panics
+    /// When so many bytes are not there.
+    pub fn load(&self, at: usize, to: &mut [u8]) {
+        let from = self.at(at, to.len());
+        let head = from.align_offset(WORD_BYTES).min(to.len());
+        let bytes = to.len();
+        let (head, rest) = to.split_at_mut(head);
+        let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
+        load_bytes(from, head);
+        for (n, word) in words.iter_mut().enumerate() {
+            // SAFETY: `at` checked that all of `to` is there behind `from`.
+            let place = unsafe { from.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
+            // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
+            let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
+            // Relaxed: pairs with no store; whoever writes back holds the folio's bytes still.
+            *word = place.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        // SAFETY: as above.
+        let end = unsafe { from.add(bytes - tail.len()) };
+        load_bytes(end, tail);
+    }
+
+    /// Sets `bytes` bytes from `at` on to zero.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    pub fn zero(&self, at: usize, bytes: usize) {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let part = self.part(at, bytes);
+        for begin in (0..bytes).step_by(ZEROS.len()) {
+            part.store(begin, &ZEROS[..ZEROS.len().min(bytes - begin)]);
+        }
+    }
+
+    fn at(&self, at: usize, bytes: usize) -> NonNull<u8> {
+        assert!(
+            at <= self.bytes && bytes <= self.bytes - at,
+            "{bytes} bytes at {at} do not lie in an extent of {}",
+            self.bytes
+        );
+        // SAFETY: at most one past the end, by the assertion.
+        unsafe { self.address.add(at) }
+    }
+}
+
+fn store_bytes(to: NonNull<u8>, from: &[u8]) {
+    for (n, byte) in from.iter().enumerate() {
+        // SAFETY: the callers checked that `from` fits.
+        let place = unsafe { to.add(n) };
+        // SAFETY: valid by the contract of `Extent::new`.
+        let place = unsafe { AtomicU8::from_ptr(place.as_ptr()) };
+        // Relaxed: as in `Extent::store`.
+        place.store(*byte, Ordering::Relaxed);
+    }
+}
+
+fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
+    for (n, byte) in to.iter_mut().enumerate() {
+        // SAFETY: the callers checked that so many bytes are there.
+        let place = unsafe { from.add(n) };
+        // SAFETY: valid by the contract of `Extent::new`.
+        let place = unsafe { AtomicU8::from_ptr(place.as_ptr()) };
+        // Relaxed: as in `Extent::load`.
+        *byte = place.load(Ordering::Relaxed);
+    }
+}
+
+/// Bytes of all extents together.
+pub(super) fn total_bytes(extents: &[Extent<'_>]) -> usize {
+    extents.iter().map(Extent::bytes).sum()
+}
+
+/// The parts of `extents` that hold bytes `from..until`, counted over all of them, in order.
+pub(super) fn parts<'e>(
+    extents: &'e [Extent<'e>],
+    from: usize,
+    until: usize,
+) -> impl Iterator<Item = Extent<'e>> {
+    assert!(from <= until && until <= total_bytes(extents), "{from}..{until} is not all there");
+    let mut begin = 0;
+    extents.iter().filter_map(move |extent| {
+        let end = begin + extent.bytes();
+        let (low, high) = (from.max(begin), until.min(end));
+        let part = (low < high).then(|| extent.part(low - begin, high - low));
+        begin = end;
+        part
+    })
+}
+
+/// Stores `from` at byte `at` on, counted over all extents.
+pub(super) fn scatter(extents: &[Extent<'_>], at: usize, from: &[u8]) {
+    let mut rest = from;
+    for part in parts(extents, at, at + from.len()) {
+        let (now, later) = rest.split_at(part.bytes());
+        part.store(0, now);
+        rest = later;
+    }
+    assert!(rest.is_empty());
+}
+
+/// Loads all of `to` from byte `at` on, counted over all extents.
+pub(super) fn gather(extents: &[Extent<'_>], at: usize, to: &mut [u8]) {
+    let bytes = to.len();
+    let mut rest = to;
+    for part in parts(extents, at, at + bytes) {
+        let (now, later) = rest.split_at_mut(part.bytes());
+        part.load(0, now);
+        rest = later;
+    }
+    assert!(rest.is_empty());
+}
+
+/// Sets everything from byte `at` on to zero, counted over all extents.
+pub(super) fn zero_from(extents: &[Extent<'_>], at: usize) {
+    for part in parts(extents, at, total_bytes(extents)) {
+        part.zero(0, part.bytes());
+    }
+}

@@ -1,0 +1,287 @@
+//! A source that misbehaves on purpose, around one that does not.
+//!
+//! Belongs here: choosing calls and spoiling them. Called by this crate's tests, the stress test
+//! of the command, and programs that test a source or a use of the cache (feature `testing`).
+
+use std::borrow::Cow;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::{Extent, Hint, Source, extent};
+
+/// The calls that a [`Rule`] is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Reads, waited for or not.
+    Read,
+    /// Writes.
+    Write,
+    /// Syncs.
+    Sync,
+    /// Changes of the length.
+    SetLen,
+}
+
+/// Which of these calls it spoils. Calls are counted from 1, for each rule by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All.
+    Always,
+    /// The nth alone.
+    Nth(u64),
+    /// The nth, the 2nth and so on; 0 for none.
+    Every(u64),
+    /// Those that touch a range of bytes; of calls with no range, none.
+    Range(Range<u64>),
+    /// So many in a million, chosen by hashing the seed and the call's number: the same numbers
+    /// in every run.
+    PerMillion {
+        /// 1,000,000 for all.
+        chance: u32,
+        /// Another seed chooses other calls.
+        seed: u64,
+    },
+}
+
+/// What happens to a spoiled call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It does nothing and returns this error number (5 for `EIO`, 28 for `ENOSPC`).
+    Error(i32),
+    /// A read brings at most so many bytes, as if the source ended there. A write writes so many
+    /// and then fails with `EIO`, as if power had failed. Other calls fail with `EIO`.
+    Short(usize),
+    /// It takes so much longer, then goes on, to the next rule that fits.
+    Delay(Duration),
+    /// A read says that it brought so many bytes more than it was asked for.
+    Overlong(usize),
+}
+
+/// One way to misbehave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The calls that are looked at.
+    pub operation: Operation,
+    /// The ones among them that are spoiled.
+    pub when: When,
+    /// How.
+    pub fault: Fault,
+}
+
+/// What a [`Faulty`] source has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultyCounts {
+    /// Reads that came.
+    pub reads: u64,
+    /// Writes that came.
+    pub writes: u64,
+    /// Syncs that came.
+    pub syncs: u64,
+    /// Changes of the length that came.
+    pub set_lens: u64,
+    /// Calls that got an error.
+    pub errors: u64,
+    /// Calls that were cut short.
+    pub shorts: u64,
+    /// Calls that were delayed.
+    pub delays: u64,
+    /// Reads that told a count too large.
+    pub overlongs: u64,
+}
+
+/// A source that does what the one inside does, but for its rules. Rules are tried in order;
+/// the first that fits decides, but for delays, which add up.
+///
+/// ```
+/// use pinfold::source::{Fault, Faulty, Memory, Operation, Rule, Source, When};
+/// use std::sync::Arc;
+///
+/// let faulty = Faulty::new(Arc::new(Memory::new(vec![7; 100])));
+/// faulty.add(Rule { operation: Operation::Read, when: When::Nth(2), fault: Fault::Error(5) });
+/// let mut buf = [0; 10];
+/// assert!(faulty.read_at(0, &mut buf).is_ok());
+/// assert_eq!(faulty.read_at(0, &mut buf).unwrap_err().raw_os_error(), Some(5));
+/// assert!(faulty.read_at(0, &mut buf).is_ok());
+/// assert_eq!(faulty.counts().errors, 1);
+/// ```
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Source>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rules: Vec<(Rule, u64)>,
+    counts: FaultyCounts,
+}
+
+impl Faulty {
+    /// Behaves well until rules are added.
+    pub fn new(inner: Arc<dyn Source>) -> Self {
+        Self { inner, state: Mutex::default() }
+    }
+
+    /// Adds a rule, to be tried after those there are; its calls are counted from now on.
+    pub fn add(&self, rule: Rule) {
+        self.state.lock().rules.push((rule, 0));
+    }
+
+    /// Behaves well again.
+    pub fn heal(&self) {
+        self.state.lock().rules.clear();
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> FaultyCounts {
+        self.state.lock().counts
+    }
+
+    /// Counts the call and waits out its delays; returns the fault that decides, if any.
+    fn judge(&self, operation: Operation, range: &Range<u64>) -> Option<Fault> {
+        let (fault, delay) = self.state.lock().judge(operation, range);
+        if !delay.is_zero() {
+            std::thread::sleep(delay);
+        }
+        fault
+    }
+
+    /// For calls with nothing to be cut short.
+    fn judge_whole(&self, operation: Operation) -> io::Result<()> {
+        match self.judge(operation, &(0..0)) {
+            None => Ok(()),
+            Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
+            Some(_) => Err(io::Error::from_raw_os_error(libc::EIO)),
+        }
+    }
+}
+
+impl State {
+    fn judge(&mut self, operation: Operation, range: &Range<u64>) -> (Option<Fault>, Duration) {
+        let counts = &mut self.counts;
+        match operation {
+            Operation::Read => counts.reads += 1,
+            Operation::Write => counts.writes += 1,
+            Operation::Sync => counts.syncs += 1,
+            Operation::SetLen => counts.set_lens += 1,
+        }
+        let (mut decided, mut delay) = (None, Duration::ZERO);
+        for (rule, calls) in &mut self.rules {
+            if rule.operation != operation {
+                continue;
+            }
+            *calls += 1;
+            if decided.is_some() || !fits(&rule.when, *calls, range) {
+                continue;
+            }
+            match &rule.fault {
+                Fault::Delay(time) => {
+                    counts.delays += 1;
+                    delay += *time;
+                    continue;
+                }
+                Fault::Error(_) => counts.errors += 1,
+                Fault::Short(_) => counts.shorts += 1,
+                Fault::Overlong(_) => counts.overlongs += 1,
+            }
+            decided = Some(rule.fault.clone());
+        }
+        (decided, delay)
+    }
+}
+
+fn fits(when: &When, call: u64, range: &Range<u64>) -> bool {
+    match when {
+        When::Always => true,
+        When::Nth(n) => call == *n,
+        When::Every(n) => *n > 0 && call.is_multiple_of(*n),
+        When::Range(bad) => bad.start < range.end && range.start < bad.end,
+        When::PerMillion { chance, seed } => hash(seed ^ hash(call)) % 1_000_000 < (*chance).into(),
+    }
+}
+
+/// Stafford's thirteenth mixer of 64 bits, the one in `SplitMix64`.
+fn hash(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+fn range_of(offset: u64, bytes: usize) -> Range<u64> {
+    offset..offset.saturating_add(bytes as u64)
+}
+
+/// The first `bytes` of `extents`.
+fn head<'e>(extents: &'e [Extent<'e>], bytes: usize) -> Vec<Extent<'e>> {
+    extent::parts(extents, 0, bytes.min(extent::total_bytes(extents))).collect()
+}
+
+impl Source for Faulty {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.read_extents_at(offset, &[Extent::of(buf)])
+    }
+
+    fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        let bytes = extent::total_bytes(extents);
+        match self.judge(Operation::Read, &range_of(offset, bytes)) {
+            None | Some(Fault::Delay(_)) => self.inner.read_extents_at(offset, extents),
+            Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
+            // All is read and less is told: the source inside may need whole blocks.
+            Some(Fault::Short(most)) => Ok(self.inner.read_extents_at(offset, extents)?.min(most)),
+            Some(Fault::Overlong(more)) => Ok(bytes + more),
+        }
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        match self.judge(Operation::Write, &range_of(offset, buf.len())) {
+            None | Some(Fault::Delay(_)) => self.inner.write_at(offset, buf),
+            Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
+            Some(Fault::Short(most) | Fault::Overlong(most)) => {
+                self.inner.write_at(offset, &buf[..most.min(buf.len())])?;
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+        }
+    }
+
+    fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+        match self.judge(Operation::Write, &range_of(offset, extent::total_bytes(extents))) {
+            None | Some(Fault::Delay(_)) => self.inner.write_extents_at(offset, extents),
+            Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
+            Some(Fault::Short(most) | Fault::Overlong(most)) => {
+                self.inner.write_extents_at(offset, &head(extents, most))?;
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+        }
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.judge_whole(Operation::SetLen)?;
+        self.inner.set_len(bytes)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.judge_whole(Operation::Sync)?;
+        self.inner.sync(data_only)
+    }
+
+    fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
+        self.inner.advise(range, hint)
+    }
+
+    fn alignment(&self) -> usize {
+        self.inner.alignment()
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        format!("faulty {}", self.inner.kind()).into()
+    }
+}

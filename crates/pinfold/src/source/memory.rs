@@ -1,0 +1,102 @@
+//! A source in memory, for examples and tests.
+//!
+//! Belongs here: the simplest source that does everything a file does.
+
+use std::borrow::Cow;
+use std::io;
+
+use parking_lot::RwLock;
+
+use super::{Extent, Source, extent};
+
+/// Bytes in memory that are read and written like a file. They do not outlive the value.
+///
+/// ```
+/// use pinfold::source::{Memory, Source};
+///
+/// let memory = Memory::new(b"a page".to_vec());
+/// memory.write_at(2, b"cage")?;
+/// let mut buf = [0; 16];
+/// assert_eq!(memory.read_at(0, &mut buf)?, 6);
+/// assert_eq!(&buf[..6], b"a cage");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Memory {
+    bytes: RwLock<Vec<u8>>,
+}
+
+impl Memory {
+    /// A source that holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes: RwLock::new(bytes) }
+    }
+
+    /// A copy of what it holds now.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.bytes.read().clone()
+    }
+
+    /// Makes room for `bytes` at `offset`; returns where in the vector they go.
+    fn grow(held: &mut Vec<u8>, offset: u64, bytes: usize) -> io::Result<usize> {
+        let begin = usize::try_from(offset).map_err(|_| super::beyond_offsets())?;
+        let end = begin.checked_add(bytes).ok_or_else(super::beyond_offsets)?;
+        if end > held.len() {
+            resize(held, end)?;
+        }
+        Ok(begin)
+    }
+}
+
+fn resize(held: &mut Vec<u8>, bytes: usize) -> io::Result<()> {
+    held.try_reserve(bytes.saturating_sub(held.len())).map_err(io::Error::other)?;
+    held.resize(bytes, 0);
+    Ok(())
+}
+
+impl Source for Memory {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.read_extents_at(offset, &[Extent::of(buf)])
+    }
+
+    fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        let held = self.bytes.read();
+        let begin = usize::try_from(offset).unwrap_or(usize::MAX).min(held.len());
+        let bytes = extent::total_bytes(extents).min(held.len() - begin);
+        extent::scatter(extents, 0, &held[begin..begin + bytes]);
+        Ok(bytes)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let mut held = self.bytes.write();
+        let begin = Self::grow(&mut held, offset, buf.len())?;
+        held[begin..begin + buf.len()].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+        let bytes = extent::total_bytes(extents);
+        let mut held = self.bytes.write();
+        let begin = Self::grow(&mut held, offset, bytes)?;
+        extent::gather(extents, 0, &mut held[begin..begin + bytes]);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.bytes.read().len() as u64)
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let bytes = usize::try_from(bytes).map_err(|_| super::beyond_offsets())?;
+        resize(&mut self.bytes.write(), bytes)
+    }
+
+    /// As durable as memory gets.
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "memory".into()
+    }
+}

@@ -1,0 +1,166 @@
+//! Counts of the calls to one source and of the time they took.
+//!
+//! Belongs here: counting, and the snapshot that `stats()` prints. Called by `Backing` around
+//! every call and by `ReadRequest` when it ends: in two places, for all sources.
+//!
+//! Counters are independent; a snapshot taken during calls may be one call apart between two of
+//! them. Cost: two clock reads and four additions on one line, beside a call of microseconds.
+
+use std::io;
+use std::time::Duration;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Buckets of [`LaneStats::latency`]: the last takes everything from 2^38 ns (275 s) on.
+pub const LATENCY_BUCKETS: usize = 40;
+
+/// Counters of one kind of call.
+#[derive(Debug)]
+pub(super) struct Lane {
+    calls: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    short: AtomicU64,
+    total_ns: AtomicU64,
+    max_ns: AtomicU64,
+    latency: [AtomicU64; LATENCY_BUCKETS],
+}
+
+/// Everything counted about one source.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    pub(super) read: Lane,
+    pub(super) read_ahead: Lane,
+    pub(super) write: Lane,
+    pub(super) sync: Lane,
+}
+
+/// What was counted for one kind of call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneStats {
+    /// Calls that have ended, well or not.
+    pub calls: u64,
+    /// Bytes moved by those that ended well.
+    pub bytes: u64,
+    /// Calls that ended in an error.
+    pub errors: u64,
+    /// Calls that moved fewer bytes than asked: reads at the end of the source.
+    pub short: u64,
+    /// Time of all calls together; calls at the same time each count.
+    pub total_ns: u64,
+    /// Time of the longest.
+    pub max_ns: u64,
+    /// How many took how long: bucket 0 none at all, bucket `n` from 2^(n-1) ns to below 2^n ns.
+    pub latency: [u64; LATENCY_BUCKETS],
+}
+
+/// What was counted for one source since it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceStats {
+    /// What kind of source it is: [`Source::kind`](super::Source::kind).
+    pub kind: String,
+    /// Reads that somebody waited for.
+    pub read: LaneStats,
+    /// Asynchronous reads; their time is from being submitted to being complete.
+    pub read_ahead: LaneStats,
+    /// Writes.
+    pub write: LaneStats,
+    /// Syncs.
+    pub sync: LaneStats,
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self {
+            calls: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            short: AtomicU64::new(0),
+            total_ns: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
+            latency: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+// Relaxed throughout: counters that order nothing and pair with nothing.
+impl Lane {
+    /// Counts a call that took `time`, was asked for `asked` bytes and returned `result`.
+    pub(super) fn count(&self, time: Duration, asked: usize, result: &io::Result<usize>) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.calls.fetch_add(1, Ordering::Relaxed); // pairs with nothing
+        self.total_ns.fetch_add(ns, Ordering::Relaxed); // pairs with nothing
+        self.latency[bucket(ns)].fetch_add(1, Ordering::Relaxed); // pairs with nothing
+        // Mostly no store: a maximum is seldom beaten. Pairs with nothing.
+        if self.max_ns.load(Ordering::Relaxed) < ns {
+            self.max_ns.fetch_max(ns, Ordering::Relaxed); // pairs with nothing
+        }
+        match result {
+            Ok(got) => {
+                self.bytes.fetch_add(*got as u64, Ordering::Relaxed); // pairs with nothing
+                if *got < asked {
+                    self.short.fetch_add(1, Ordering::Relaxed); // pairs with nothing
+                }
+            }
+            Err(_) => {
+                self.errors.fetch_add(1, Ordering::Relaxed); // pairs with nothing
+            }
+        }
+    }
+
+    fn snapshot(&self) -> LaneStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed); // pairs with nothing
+        LaneStats {
+            calls: read(&self.calls),
+            bytes: read(&self.bytes),
+            errors: read(&self.errors),
+            short: read(&self.short),
+            total_ns: read(&self.total_ns),
+            max_ns: read(&self.max_ns),
+            latency: std::array::from_fn(|n| read(&self.latency[n])),
+        }
+    }
+}
+
+impl Meter {
+    /// What was counted so far for a source of this `kind`.
+    pub(super) fn snapshot(&self, kind: String) -> SourceStats {
+        SourceStats {
+            kind,
+            read: self.read.snapshot(),
+            read_ahead: self.read_ahead.snapshot(),
+            write: self.write.snapshot(),
+            sync: self.sync.snapshot(),
+        }
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    ((u64::BITS - ns.leading_zeros()) as usize).min(LATENCY_BUCKETS - 1)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_counts_calls_bytes_errors_and_times() {
+        let lane = Lane::default();
+        lane.count(Duration::from_micros(1), 4096, &Ok(4096));
+        lane.count(Duration::from_micros(3), 4096, &Ok(100));
+        lane.count(Duration::from_nanos(500), 4096, &Err(io::Error::other("x")));
+        let seen = lane.snapshot();
+        assert_eq!((seen.calls, seen.bytes, seen.errors, seen.short), (3, 4196, 1, 1));
+        assert_eq!((seen.total_ns, seen.max_ns), (4500, 3000));
+        // 512..1024, 2048..4096, 256..512
+        assert_eq!((seen.latency[10], seen.latency[12], seen.latency[9]), (1, 1, 1));
+        assert_eq!(seen.latency.iter().sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn buckets_have_the_documented_edges() {
+        assert_eq!([0, 1, 2, 3, 4].map(bucket), [0, 1, 2, 2, 3]);
+        assert_eq!(bucket((1 << 38) - 1), 38);
+        assert_eq!([1 << 38, u64::MAX].map(bucket), [39, 39]);
+    }
+}

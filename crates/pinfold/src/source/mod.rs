@@ -1,0 +1,284 @@
+//! Where bytes come from: files, devices, memory, or a source that the program brings itself.
+//!
+//! Belongs here: the [`Source`] trait, its implementations, opening files, asynchronous reads
+//! (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read when,
+//! who waits for them, and what a page's state is (`fill.rs`, `writeback.rs`), nor any frame.
+//! Called by: `fill.rs` for reads, `writeback.rs` for writes, `Cache` for opening and stats.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `extent.rs` | a run of memory that others may be looking at |
+//! | `request.rs` | an asynchronous read and its completion |
+//! | `backing.rs` | what the rest of the cache holds: one source, metered, with the engine |
+//! | `engine.rs`, `ring.rs`, `pool.rs` | who carries out asynchronous reads |
+//! | `descriptor.rs` | the system calls on an open file |
+//! | `direct.rs`, `buffered.rs`, `memory.rs`, `faulty.rs` | the sources |
+//! | `open.rs` | from a path to a source |
+//! | `meter.rs` | calls, bytes, latencies |
+
+#![allow(dead_code, unused_imports, reason = "until fill.rs, writeback.rs and Cache call it")]
+
+mod aligned;
+mod backing;
+mod buffered;
+mod descriptor;
+mod direct;
+mod engine;
+mod extent;
+#[cfg(any(test, feature = "testing"))]
+mod faulty;
+mod memory;
+mod meter;
+mod open;
+mod pool;
+mod request;
+mod ring;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+
+use aligned::AlignedBuffer;
+pub(crate) use backing::Backing;
+pub use backing::Truncated;
+pub(crate) use engine::{Engine, EngineOptions};
+pub use extent::Extent;
+#[cfg(any(test, feature = "testing"))]
+pub use faulty::{Fault, Faulty, FaultyCounts, Operation, Rule, When};
+pub use memory::Memory;
+pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
+pub(crate) use open::open;
+pub use open::{Access, Identity, OpenError, Preference};
+pub use request::{Completion, ReadRequest};
+
+/// How much the default vectored forms move at a time through memory of their own.
+const BOUNCE_BYTES: usize = 256 * 1024;
+
+/// What a program knows about how it will use a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Hint {
+    /// It will be read from front to back.
+    Sequential,
+    /// It will be read in no order; reading ahead is waste.
+    Random,
+    /// It will be read soon.
+    WillNeed,
+    /// It will not be read again soon.
+    DontNeed,
+}
+
+/// What became of a batch given to [`Source::start_reads`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The batch is empty: every request was taken.
+    Started,
+    /// What is left in the batch cannot be taken now; the cache decides whether to wait or to
+    /// do without.
+    Full,
+    /// This source has no queue of its own (or none that works): the cache's worker threads run
+    /// what is left through [`Source::read_extents_at`].
+    Unsupported,
+}
+
+/// A place that bytes are read from and written to.
+///
+/// The cache comes with sources for files and memory. A program may bring its own, for an object
+/// store, a block server or a format that unpacks on the fly:
+///
+/// ```
+/// use pinfold::source::Source;
+/// use std::{borrow::Cow, io};
+///
+/// /// A megabyte in which byte `n` is `n % 251`.
+/// #[derive(Debug)]
+/// struct Pattern;
+///
+/// impl Source for Pattern {
+///     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+///         let left = self.len_bytes()?.saturating_sub(offset);
+///         let bytes = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+///         for (n, byte) in buf[..bytes].iter_mut().enumerate() {
+///             *byte = ((offset + n as u64) % 251) as u8;
+///         }
+///         Ok(bytes)
+///     }
+///     fn len_bytes(&self) -> io::Result<u64> {
+///         Ok(1 << 20)
+///     }
+///     fn kind(&self) -> Cow<'static, str> {
+///         "pattern".into()
+///     }
+/// }
+///
+/// let mut buf = [0; 4];
+/// assert_eq!(Pattern.read_at(250, &mut buf)?, 4);
+/// assert_eq!(buf, [250, 0, 1, 2]);
+/// # Ok::<(), io::Error>(())
+/// ```
+///
+/// # What the cache relies on
+///
+/// - Calls come from many threads at once, and may block. The cache holds no lock during a call
+///   that another of its reads needs.
+/// - Of the same bytes, the cache never has a read and a write, or two writes, in flight at once.
+/// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
+///   last page is asked for whole, so a read may reach beyond the end of the source.
+/// - A read is short **only** at the end of the source. One that meets a fault returns the error
+///   even when bytes before the fault arrived. So a count below what was asked says exactly where
+///   the source ended at that moment, and the cache can tell "end of file" from "somebody cut the
+///   file short".
+/// - Wrong counts cannot harm memory: a count above what was asked is reported as
+///   [`io::ErrorKind::InvalidData`].
+/// - A panic in a read passes through to the reader who asked; on a worker thread it fails that
+///   one request.
+pub trait Source: Send + Sync + Debug {
+    /// Reads from `offset` into `buf`; returns the bytes read, fewer than asked only at the end
+    /// of the source, 0 at or beyond it.
+    ///
+    /// # Errors
+    /// Whatever went wrong; the contents of `buf` are then unspecified.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// Reads one contiguous range of the source into several runs of memory, in order. This is
+    /// what the cache calls: the extents are its frames.
+    ///
+    /// The default reads through a buffer of its own with [`read_at`](Self::read_at): one
+    /// allocation and one copy more than a source that overrides it.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        let bytes = extent::total_bytes(extents);
+        let mut bounce = bounce_for(self.alignment(), bytes);
+        let mut done = 0;
+        // Ends: each turn moves a whole chunk forward or is the last.
+        while done < bytes {
+            let chunk = bounce.len().min(bytes - done);
+            let from = offset.checked_add(done as u64).ok_or_else(beyond_offsets)?;
+            let got = self.read_at(from, &mut bounce[..chunk])?;
+            if got > chunk {
+                return Err(overlong(got, chunk));
+            }
+            extent::scatter(extents, done, &bounce[..got]);
+            done += got;
+            if got < chunk {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all of `buf` at `offset`, making the source longer when it reaches beyond the end.
+    ///
+    /// The default refuses: the source is read-only.
+    ///
+    /// # Errors
+    /// Whatever went wrong. Any part of the range may have been written by then.
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let _ = (offset, buf);
+        Err(unsupported("written", &self.kind()))
+    }
+
+    /// Writes several runs of memory, in order, to one contiguous range of the source.
+    ///
+    /// The default copies through a buffer of its own to [`write_at`](Self::write_at).
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+        let bytes = extent::total_bytes(extents);
+        let mut bounce = bounce_for(self.alignment(), bytes);
+        let mut done = 0;
+        // Ends: each turn moves a whole chunk forward.
+        while done < bytes {
+            let chunk = bounce.len().min(bytes - done);
+            let to = offset.checked_add(done as u64).ok_or_else(beyond_offsets)?;
+            extent::gather(extents, done, &mut bounce[..chunk]);
+            self.write_at(to, &bounce[..chunk])?;
+            done += chunk;
+        }
+        Ok(())
+    }
+
+    /// Length of the source now, in bytes.
+    ///
+    /// # Errors
+    /// When the length cannot be learned.
+    fn len_bytes(&self) -> io::Result<u64>;
+
+    /// Cuts the source to `bytes`, or extends it with zeros. The default refuses.
+    ///
+    /// # Errors
+    /// Whatever went wrong, or that this source has a fixed length.
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let _ = bytes;
+        Err(unsupported("resized", &self.kind()))
+    }
+
+    /// Returns once everything written before the call is durable; with `data_only`, without
+    /// what is not needed to read the data back (times, say). The default refuses, so that a
+    /// source that learns to write cannot forget to make writes durable.
+    ///
+    /// # Errors
+    /// Whatever went wrong. Writes since the last success may then be lost, and asking again
+    /// does not bring them back.
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        let _ = data_only;
+        Err(unsupported("synced", &self.kind()))
+    }
+
+    /// Passes on what is known about the use of `range` (bytes). The default ignores it.
+    ///
+    /// # Errors
+    /// When the hint could not be passed on; nothing depends on it.
+    fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
+        let _ = (range, hint);
+        Ok(())
+    }
+
+    /// Bytes of which every offset, length and memory address must be a multiple: a power of
+    /// two, at most a page (4096), and the same for the source's whole life. 1 by default.
+    fn alignment(&self) -> usize {
+        1
+    }
+
+    /// What this source is, in a few words, for stats and messages: `"buffered"`, say.
+    fn kind(&self) -> Cow<'static, str>;
+
+    /// Starts reads that complete later, taking requests off the **front** of `batch`. For
+    /// sources with a queue of their own, a network client, say. What is taken must be
+    /// [finished](ReadRequest::finish) by some thread at some time; what is left is up to the
+    /// cache, by the returned [`Start`]. Must not block for I/O, nor finish a request before it
+    /// returns.
+    ///
+    /// The default takes nothing: the cache's workers call
+    /// [`read_extents_at`](Self::read_extents_at).
+    fn start_reads(&self, batch: &mut Vec<ReadRequest>) -> Start {
+        let _ = batch;
+        Start::Unsupported
+    }
+}
+
+fn bounce_for(alignment: usize, bytes: usize) -> AlignedBuffer {
+    AlignedBuffer::zeroed(BOUNCE_BYTES.max(alignment).min(bytes), alignment)
+}
+
+fn unsupported(what: &str, kind: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, format!("a source of kind {kind} cannot be {what}"))
+}
+
+fn beyond_offsets() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the largest file offset")
+}
+
+fn overlong(got: usize, asked: usize) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the source said it read {got} bytes where {asked} were asked for"),
+    )
+}

@@ -1,0 +1,256 @@
+//! From a path to a source: what may be opened, and whether past the kernel's cache or not.
+//!
+//! Belongs here: opening, refusing what is no file, finding out about direct I/O. Does not: the
+//! I/O itself. Called by `Cache::open`.
+//!
+//! # How direct I/O is found out
+//! The file is opened once; everything else happens on that descriptor, so it cannot become
+//! another file in between. (1) tmpfs and ramfs keep files in memory: newer kernels accept
+//! `O_DIRECT` there, but it means nothing. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) tells the
+//! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
+//! its block size, and for a file 512 and 4096 are tried. (4) `O_DIRECT` is switched on and one
+//! block read as a probe, since some file systems accept the flag and refuse the read.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+
+use super::buffered::Buffered;
+use super::descriptor::Descriptor;
+use super::direct::Direct;
+use super::engine::Engine;
+use super::{AlignedBuffer, Source};
+
+/// The largest alignment the cache can keep: it moves whole pages.
+pub(super) const ALIGNMENT_MAX: usize = 4096;
+/// Alignments tried for a file when the kernel does not tell.
+const ALIGNMENTS: [usize; 2] = [512, ALIGNMENT_MAX];
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// To be read only.
+    #[default]
+    Read,
+    /// To be read and written.
+    ReadWrite,
+}
+
+/// Whether a file is read past the kernel's page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Preference {
+    /// Past it where the file system can, else through it. `stats` tells which.
+    #[default]
+    Auto,
+    /// Past it, or not at all.
+    Direct,
+    /// Through it.
+    Buffered,
+}
+
+/// Which file it is, whatever path led to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device that holds the file; of a block device, the device itself.
+    pub device: u64,
+    /// The file's number there; of a block device, 0.
+    pub inode: u64,
+}
+
+/// Why a file was not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The system refused.
+    #[error("cannot open {}: {cause}", path.display())]
+    System {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// It is no file.
+    #[error("cannot open {}: it is {what}, not a file or a block device", path.display())]
+    NotAFile {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// [`Preference::Direct`] was asked for and cannot be had.
+    #[error("cannot open {} for direct I/O: {why}", path.display())]
+    NoDirect {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What stands against it.
+        why: String,
+    },
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) identity: Identity,
+}
+
+/// Opens the file or block device at `path`; it must exist.
+pub(crate) fn open(
+    path: &Path,
+    access: Access,
+    preference: Preference,
+    engine: &Engine,
+) -> Result<Opened, OpenError> {
+    let system = |cause: io::Error| OpenError::System { path: path.to_owned(), cause };
+    // Asked before opening, since to open a pipe or a device may already do something.
+    let before = rustix::fs::stat(path).map_err(|errno| system(errno.into()))?;
+    check_type(path, FileType::from_raw_mode(before.st_mode))?;
+    let fd = open_fd(path, access).map_err(|errno| system(errno.into()))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| system(errno.into()))?;
+    let file_type = FileType::from_raw_mode(stat.st_mode);
+    check_type(path, file_type)?;
+
+    let block_device = file_type == FileType::BlockDevice;
+    let identity = if block_device {
+        Identity { device: stat.st_rdev, inode: 0 }
+    } else {
+        Identity { device: stat.st_dev, inode: stat.st_ino }
+    };
+    let direct = match preference {
+        Preference::Buffered => Err("not wanted".to_owned()),
+        _ => go_direct(&fd, block_device).map_err(|why| why.to_string()),
+    };
+    let writable = access == Access::ReadWrite;
+    let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
+    let source: Arc<dyn Source> = match direct {
+        Ok(alignment) => Arc::new(Direct::new(descriptor(alignment), engine)),
+        Err(why) if preference == Preference::Direct => {
+            return Err(OpenError::NoDirect { path: path.to_owned(), why });
+        }
+        Err(_) => {
+            let file = descriptor(1);
+            // Advice: where it is not taken, nothing is lost but a little memory.
+            let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
+            Arc::new(Buffered::new(file))
+        }
+    };
+    source.len_bytes().map_err(system)?;
+    Ok(Opened { source, identity })
+}
+
+fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
+    let mode = match access {
+        Access::Read => OFlags::RDONLY,
+        Access::ReadWrite => OFlags::RDWR,
+    };
+    // NONBLOCK: if it became a pipe since it was looked at, to open it must not wait. It has no
+    // effect on files, but is taken back so that none can come.
+    let guarded = mode | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let fd = rustix::io::retry_on_intr(|| rustix::fs::open(path, guarded, Mode::empty()))?;
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn check_type(path: &Path, file_type: FileType) -> Result<(), OpenError> {
+    let what = match file_type {
+        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        _ => "something else",
+    };
+    Err(OpenError::NotAFile { path: path.to_owned(), what })
+}
+
+/// Why there is no direct I/O for a file.
+#[derive(Debug)]
+enum NoDirect {
+    InMemory,
+    ToldSo,
+    TooCoarse(usize),
+    Refused(&'static str, Errno),
+}
+
+impl fmt::Display for NoDirect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InMemory => write!(f, "its file system keeps it in memory"),
+            Self::ToldSo => write!(f, "the kernel reports that its file system has none for it"),
+            Self::TooCoarse(bytes) => {
+                write!(f, "it needs an alignment of {bytes} bytes, more than {ALIGNMENT_MAX}")
+            }
+            Self::Refused(what, errno) => write!(f, "{what} was refused: {errno}"),
+        }
+    }
+}
+
+/// Switches direct I/O on and returns the alignment it needs; on error it is off.
+fn go_direct(fd: &OwnedFd, block_device: bool) -> Result<usize, NoDirect> {
+    let asking = |errno| NoDirect::Refused("asking about the file system", errno);
+    let magic = rustix::fs::fstatfs(fd).map_err(asking)?.f_type.cast_unsigned();
+    if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic) && !block_device {
+        return Err(NoDirect::InMemory);
+    }
+    let told = told_alignment(fd)?;
+    if let Some(bytes) = told.filter(|bytes| *bytes > ALIGNMENT_MAX) {
+        return Err(NoDirect::TooCoarse(bytes));
+    }
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(asking)?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT)
+        .map_err(|errno| NoDirect::Refused("O_DIRECT", errno))?;
+    let probed = match (told, block_device) {
+        (Some(bytes), _) => probe(fd, &[bytes]),
+        (None, true) => match rustix::fs::ioctl_blksszget(fd) {
+            Ok(bytes) if bytes as usize > ALIGNMENT_MAX => Err(NoDirect::TooCoarse(bytes as usize)),
+            Ok(bytes) => probe(fd, &[bytes as usize]),
+            Err(_) => probe(fd, &[ALIGNMENT_MAX]),
+        },
+        (None, false) => probe(fd, &ALIGNMENTS),
+    };
+    if probed.is_err() {
+        let back = rustix::fs::fcntl_setfl(fd, flags);
+        assert!(back.is_ok(), "a flag just set could not be taken back: {back:?}");
+    }
+    probed
+}
+
+/// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".
+fn told_alignment(fd: &OwnedFd) -> Result<Option<usize>, NoDirect> {
+    // An error is a kernel or a sandbox without statx: it does not tell.
+    let Ok(stat) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+        return Ok(None);
+    };
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(None);
+    }
+    match stat.stx_dio_mem_align.max(stat.stx_dio_offset_align) as usize {
+        _ if stat.stx_dio_offset_align == 0 => Err(NoDirect::ToldSo),
+        bytes => Ok(Some(bytes.next_power_of_two())),
+    }
+}
+
+/// The first of `alignments` at which a read is not refused.
+fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, NoDirect> {
+    for &bytes in alignments {
+        // An address that is a multiple of `bytes` and of no more.
+        let mut memory = AlignedBuffer::zeroed(2 * bytes, 2 * bytes);
+        match rustix::io::pread(fd.as_fd(), &mut memory[bytes..], 0) {
+            Err(Errno::INVAL) => {}
+            // Nothing there to read, so nothing was tried: to be sure, the coarsest.
+            Ok(0) if alignments.len() > 1 => return Ok(ALIGNMENT_MAX),
+            // Another error is of this block, not of direct I/O; whoever reads it will meet it.
+            _ => return Ok(bytes),
+        }
+    }
+    Err(NoDirect::Refused("a direct read of one block", Errno::INVAL))
+}

@@ -1,0 +1,307 @@
+//! Asynchronous reads: each ends exactly once, whatever carries it out and whatever goes wrong.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use super::*;
+use crate::source::{Fault, Faulty, Memory, Operation, Rule, When};
+
+const LEN: usize = 3_000_001;
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A direct file by ring and by workers, a buffered one, memory, and a slow source.
+fn all(directory: &Path) -> Vec<Backing> {
+    let path = file_of(directory, LEN);
+    let engine = ring_engine();
+    let slow = Faulty::new(Arc::new(Memory::new(pattern(LEN))));
+    slow.add(Rule {
+        operation: Operation::Read,
+        when: When::Every(7),
+        fault: Fault::Delay(Duration::from_millis(2)),
+    });
+    let mut all = vec![
+        backing(&path, Preference::Buffered, &engine),
+        Backing::new(Arc::new(Memory::new(pattern(LEN))), Arc::clone(&engine)),
+        Backing::new(Arc::new(slow), Arc::clone(&engine)),
+    ];
+    all.extend(direct(&path, &engine));
+    all.extend(direct(&path, &pool_engine()));
+    all
+}
+
+/// Submits all of `batch`, waiting while as much as allowed is in flight. Bounded by the
+/// completions of others.
+fn submit_all(backing: &Backing, mut batch: Vec<ReadRequest>) {
+    loop {
+        backing.submit(&mut batch);
+        if batch.is_empty() {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn hundreds_in_flight_from_many_threads_each_end_once() {
+    let directory = tempfile::tempdir().unwrap();
+    for backing in all(directory.path()) {
+        let (tell, told) = channel();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (backing, tell) = (&backing, tell.clone());
+                scope.spawn(move || {
+                    for batch in 0..25 {
+                        let requests = (0..8_u64).map(|n| {
+                            // Each offset once over all threads; the last lie beyond the end.
+                            let page = (thread * 25 + batch) * 8 + n;
+                            let shape = [(1, 1), (4, 4), (12, 12), (2, 1)][n as usize % 4];
+                            request(page * PAGE as u64, shape.0 * PAGE, shape.1, &tell)
+                        });
+                        submit_all(backing, requests.collect());
+                    }
+                    // The thread ends here, with requests in flight.
+                });
+            }
+        });
+        drop(tell);
+        let mut seen = HashMap::new();
+        for (offset, result, lent) in told {
+            check(offset, result.unwrap(), lent.bytes(), LEN as u64);
+            *seen.entry(offset).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 800);
+        assert!(seen.values().all(|times| *times == 1), "some ended twice: {seen:?}");
+        let stats = backing.stats().read_ahead;
+        assert_eq!((stats.calls, stats.errors), (800, 0), "{}", backing.kind());
+        assert!(stats.short > 0 && stats.total_ns >= stats.max_ns);
+    }
+}
+
+#[test]
+fn more_extents_than_the_kernel_takes_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 1500 * PAGE - 5);
+    for engine in [ring_engine(), pool_engine()] {
+        let Some(backing) = direct(&path, &engine) else { return };
+        let (tell, told) = channel();
+        submit_all(&backing, vec![request(0, 1500 * PAGE, 1500, &tell)]);
+        let (_, result, lent) = told.recv_timeout(WAIT).unwrap();
+        check(0, result.unwrap(), lent.bytes(), 1500 * PAGE as u64 - 5);
+    }
+}
+
+#[test]
+fn dropping_the_engine_waits_for_what_is_in_flight() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 16 << 20);
+    // Each with an engine of its own: waiting for the slow one must not cover up for the other.
+    for (ring_depth, slow) in [(64, false), (64, true), (0, false), (0, true)] {
+        let options = EngineOptions { ring_depth, ..EngineOptions::default() };
+        let engine = Arc::new(Engine::new(options));
+        let mut source = open(&path, Access::Read, Preference::Auto, &engine).unwrap().source;
+        if slow {
+            let faulty = Faulty::new(source);
+            let fault = Fault::Delay(Duration::from_millis(10));
+            faulty.add(Rule { operation: Operation::Read, when: When::Always, fault });
+            source = Arc::new(faulty);
+        }
+        let ended = Arc::new(AtomicUsize::new(0));
+        let backing = Backing::new(source, Arc::clone(&engine));
+        let mut batch: Vec<_> =
+            (0..40).map(|n| counting_request(n % 8 * (2 << 20), 2 << 20, &ended)).collect();
+        backing.submit(&mut batch);
+        assert!(batch.is_empty());
+        drop((backing, engine));
+        assert_eq!(ended.load(Ordering::SeqCst), 40);
+    }
+}
+
+/// A request that adds one to `ended` a little after it has ended well.
+fn counting_request(offset: u64, bytes: usize, ended: &Arc<AtomicUsize>) -> ReadRequest {
+    let (lent, ended) = (Lent::filled(bytes, 0xaa), Arc::clone(ended));
+    let extent = lent.extent();
+    let tell = move |result: io::Result<usize>| {
+        assert_eq!(result.unwrap(), lent.bytes().len());
+        ended.fetch_add(1, Ordering::SeqCst);
+    };
+    // SAFETY: the completion owns the memory.
+    unsafe { ReadRequest::new(offset, vec![extent], Box::new(tell)) }
+}
+
+#[test]
+fn what_finds_no_room_comes_back_untouched_and_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), LEN);
+    for ring_depth in [4, 0] {
+        // Without a ring: two workers at work or about to be, and two that wait.
+        let options = EngineOptions { ring_depth, workers_max: 2, queue_max: 4 };
+        let engine = Arc::new(Engine::new(options));
+        let Some(backing) = direct(&path, &engine) else { return };
+        let (tell, told) = channel();
+        let mut batch: Vec<_> = (0..10).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect();
+        backing.submit(&mut batch);
+        let left: Vec<_> = batch.iter().map(|request| request.offset() / PAGE as u64).collect();
+        assert_eq!(left, [4, 5, 6, 7, 8, 9]);
+        for _ in 0..4 {
+            let (offset, result, lent) = told.recv_timeout(WAIT).unwrap();
+            assert!(offset < 4 * PAGE as u64);
+            check(offset, result.unwrap(), lent.bytes(), LEN as u64);
+        }
+        assert_eq!(backing.stats().read_ahead.calls, 4, "what came back is not counted");
+        // Dropped by who got it back: told, once, and of an error.
+        drop(batch);
+        drop(tell);
+        let dropped: Vec<_> = told.iter().collect();
+        assert_eq!(dropped.len(), 6);
+        assert!(dropped.iter().all(|(_, result, _)| result.is_err()));
+    }
+}
+
+#[test]
+fn after_the_engine_nothing_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), LEN);
+    for engine in [ring_engine(), pool_engine()] {
+        let source = open(&path, Access::Read, Preference::Auto, &engine).unwrap().source;
+        let ring = engine.ring();
+        drop(engine);
+        let (tell, _told) = channel();
+        let mut batch = vec![request(0, PAGE, 1, &tell)];
+        let start = source.start_reads(&mut batch);
+        if ring.is_ok() && source.alignment() > 1 {
+            assert_eq!(start, crate::source::Start::Full);
+        }
+        assert_eq!(batch.len(), 1);
+    }
+}
+
+/// Reads page `n` and, when that has ended, the next, from inside the completion.
+fn chain(backing: &Arc<Backing>, n: u64, tell: Sender<u64>) {
+    let (lent, of_next) = (Lent::filled(PAGE, 0xaa), Arc::clone(backing));
+    let extent = lent.extent();
+    let next = move |result: io::Result<usize>| {
+        check(n * PAGE as u64, result.unwrap(), lent.bytes(), LEN as u64);
+        tell.send(n).unwrap();
+        if n < 500 {
+            chain(&of_next, n + 1, tell);
+        }
+    };
+    // SAFETY: the completion owns the memory.
+    let request = unsafe { ReadRequest::new(n * PAGE as u64, vec![extent], Box::new(next)) };
+    let mut batch = vec![request];
+    backing.submit(&mut batch);
+    assert!(batch.is_empty());
+}
+
+#[test]
+fn a_completion_may_start_the_next_read() {
+    let directory = tempfile::tempdir().unwrap();
+    for backing in all(directory.path()) {
+        let (tell, told) = channel();
+        chain(&Arc::new(backing), 0, tell);
+        // The last handle of the engine may go in a completion, too: that must not deadlock.
+        let seen: Vec<_> = (0..=500).map(|_| told.recv_timeout(WAIT).unwrap()).collect();
+        assert!(seen.into_iter().eq(0..=500));
+    }
+}
+
+#[test]
+fn a_panic_harms_its_own_request_alone() {
+    #[derive(Debug)]
+    struct Panics;
+    impl Source for Panics {
+        fn read_at(&self, _offset: u64, _buf: &mut [u8]) -> io::Result<usize> {
+            panic!("the source's own, on purpose")
+        }
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(1 << 20)
+        }
+        fn kind(&self) -> std::borrow::Cow<'static, str> {
+            "panicky".into()
+        }
+    }
+
+    let directory = tempfile::tempdir().unwrap();
+    let engine =
+        Arc::new(Engine::new(EngineOptions { workers_max: 1, ..EngineOptions::default() }));
+    let (tell, told) = channel();
+    let panics = Backing::new(Arc::new(Panics), Arc::clone(&engine));
+    submit_all(&panics, vec![request(0, PAGE, 1, &tell)]);
+    let cause = told.recv_timeout(WAIT).unwrap().1.unwrap_err();
+    assert!(cause.to_string().contains("kind panicky panicked"), "{cause}");
+
+    let path = file_of(directory.path(), LEN);
+    for preference in [Preference::Auto, Preference::Buffered] {
+        let backing = backing(&path, preference, &engine);
+        let lent = Lent::filled(PAGE, 0);
+        let extent = lent.extent();
+        let completion = move |_| {
+            let _keep = lent;
+            panic!("the completion's own, on purpose");
+        };
+        // SAFETY: the completion owns the memory.
+        let bad = unsafe { ReadRequest::new(0, vec![extent], Box::new(completion)) };
+        submit_all(&backing, vec![bad, request(PAGE as u64, PAGE, 1, &tell)]);
+        let (offset, result, lent) = told.recv_timeout(WAIT).unwrap();
+        check(offset, result.unwrap(), lent.bytes(), LEN as u64);
+    }
+}
+
+#[test]
+fn requests_that_are_not_aligned_end_in_an_error_and_do_not_hang_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), LEN);
+    for round in 0..50 {
+        let engine = ring_engine();
+        let Some(backing) = direct(&path, &engine) else { return };
+        let (tell, told) = channel();
+        let mut batch = vec![request(1, PAGE, 1, &tell)];
+        if round % 2 == 0 {
+            batch.push(request(0, PAGE, 1, &tell));
+        }
+        backing.submit(&mut batch);
+        drop((backing, engine, tell));
+        for (offset, result, _) in told {
+            let kind = result.map_err(|cause| cause.kind());
+            let expected = if offset == 1 { Err(io::ErrorKind::InvalidInput) } else { Ok(PAGE) };
+            assert_eq!(kind, expected);
+        }
+    }
+}
+
+#[test]
+fn a_file_cut_short_by_another_reads_short() {
+    let directory = tempfile::tempdir().unwrap();
+    for preference in [Preference::Auto, Preference::Buffered] {
+        let path = file_of(directory.path(), LEN);
+        let backing = backing(&path, preference, &ring_engine());
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+        let (tell, told) = channel();
+        for offset in [0, 2 * PAGE as u64, 16 * PAGE as u64] {
+            submit_all(&backing, vec![request(offset, 8 * PAGE, 2, &tell)]);
+            let (offset, result, lent) = told.recv_timeout(WAIT).unwrap();
+            check(offset, result.unwrap(), lent.bytes(), 10_000);
+        }
+    }
+}
+
+#[test]
+fn faults_reach_asynchronous_reads() {
+    let faulty = Arc::new(Faulty::new(Arc::new(Memory::new(pattern(LEN)))));
+    let rule = |when, fault| Rule { operation: Operation::Read, when, fault };
+    faulty.add(rule(When::Range(0..1), Fault::Error(libc::EIO)));
+    faulty.add(rule(When::Range(8192..8193), Fault::Short(9)));
+    let backing = Backing::new(faulty, ring_engine());
+    let (tell, told) = channel();
+    submit_all(&backing, (0..3).map(|n| request(n * 4096, PAGE, 1, &tell)).collect());
+    drop(tell);
+    let mut ended: Vec<_> = told.iter().map(|(offset, result, _)| (offset, result)).collect();
+    ended.sort_by_key(|(offset, _)| *offset);
+    assert_eq!(ended[0].1.as_ref().unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(*ended[1].1.as_ref().unwrap(), PAGE);
+    assert_eq!(*ended[2].1.as_ref().unwrap(), 9);
+    let stats = backing.stats().read_ahead;
+    assert_eq!((stats.calls, stats.errors, stats.short), (3, 1, 1));
+}

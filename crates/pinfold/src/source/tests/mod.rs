@@ -1,0 +1,174 @@
+//! Tests of the sources on real files, and what they share. None needs root or a device; where
+//! the file system of the temporary directory has no direct I/O, those for it say so and pass.
+
+mod asynchronous;
+mod faults;
+mod files;
+mod measure;
+mod opening;
+
+use std::alloc::Layout;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use super::{
+    Access, Backing, Engine, EngineOptions, Extent, OpenError, Preference, ReadRequest, Source,
+    open,
+};
+
+pub(super) const PAGE: usize = 4096;
+
+/// Byte `n` of every test file. Differs between any two pages and any two sectors.
+pub(super) fn byte_at(n: u64) -> u8 {
+    let word = (n / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (word >> 29).to_le_bytes()[(n % 8) as usize] ^ (n as u8)
+}
+
+pub(super) fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(byte_at).collect()
+}
+
+/// Numbers that look random and are the same in each run.
+pub(super) struct Numbers(pub(super) u64);
+
+impl Numbers {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Page-aligned memory that can be lent to a request: not a `Vec`, of which moves and drops
+/// would make references while the kernel writes.
+pub(super) struct Lent {
+    address: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: owned memory.
+unsafe impl Send for Lent {}
+
+impl Lent {
+    pub(super) fn filled(bytes: usize, with: u8) -> Self {
+        let layout = Layout::from_size_align(bytes, PAGE).unwrap();
+        // SAFETY: tests ask for at least one byte.
+        let address = NonNull::new(unsafe { std::alloc::alloc(layout) }).unwrap();
+        // SAFETY: just allocated, `bytes` long.
+        unsafe { address.write_bytes(with, bytes) };
+        Self { address, layout }
+    }
+
+    pub(super) fn extent(&self) -> Extent<'static> {
+        // SAFETY: the tests keep `self` until the last use, and take no slice before that.
+        unsafe { Extent::new(self.address, self.layout.size()) }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: initialised when made; the tests call this when nobody writes any more.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `filled`.
+        unsafe { std::alloc::dealloc(self.address.as_ptr(), self.layout) }
+    }
+}
+
+/// What a completion sends: which request, how it ended, and its memory.
+pub(super) type Ended = (u64, io::Result<usize>, Lent);
+
+/// A request for `bytes` at `offset` that sends itself to `to` when it ends, in so many extents.
+pub(super) fn request(
+    offset: u64,
+    bytes: usize,
+    extents: usize,
+    to: &Sender<Ended>,
+) -> ReadRequest {
+    request_into(Lent::filled(bytes, 0xaa), offset, extents, to)
+}
+
+/// The same, into memory that is there already.
+pub(super) fn request_into(
+    lent: Lent,
+    offset: u64,
+    extents: usize,
+    to: &Sender<Ended>,
+) -> ReadRequest {
+    let whole = lent.extent();
+    let each = whole.bytes() / extents;
+    assert_eq!(each * extents, whole.bytes());
+    let parts = (0..extents).map(|n| whole.part(n * each, each)).collect();
+    let to = to.clone();
+    let tell = move |result| to.send((offset, result, lent)).unwrap();
+    // SAFETY: the completion owns the memory, so it lives until that is called.
+    unsafe { ReadRequest::new(offset, parts, Box::new(tell)) }
+}
+
+/// Checks a read of `got` bytes at `offset` of a pattern file of `len` bytes.
+pub(super) fn check(offset: u64, got: usize, memory: &[u8], len: u64) {
+    let expected = len.saturating_sub(offset).min(memory.len() as u64);
+    assert_eq!(got as u64, expected, "count of a read at {offset}");
+    for (n, byte) in memory.iter().enumerate() {
+        let expected = if n < got { byte_at(offset + n as u64) } else { 0 };
+        assert_eq!(*byte, expected, "byte {n} of a read at {offset} that got {got}");
+    }
+}
+
+pub(super) fn file_of(directory: &Path, bytes: usize) -> PathBuf {
+    let path = directory.join(format!("pattern-{bytes}"));
+    std::fs::write(&path, pattern(bytes)).unwrap();
+    path
+}
+
+pub(super) fn ring_engine() -> Arc<Engine> {
+    Arc::new(Engine::new(EngineOptions::default()))
+}
+
+pub(super) fn pool_engine() -> Arc<Engine> {
+    Arc::new(Engine::new(EngineOptions { ring_depth: 0, ..EngineOptions::default() }))
+}
+
+pub(super) fn backing(path: &Path, preference: Preference, engine: &Arc<Engine>) -> Backing {
+    let opened = open(path, Access::ReadWrite, preference, engine).unwrap();
+    Backing::new(opened.source, Arc::clone(engine))
+}
+
+/// The file with direct I/O, or None, said aloud, where its file system has none.
+pub(super) fn direct(path: &Path, engine: &Arc<Engine>) -> Option<Backing> {
+    match open(path, Access::ReadWrite, Preference::Direct, engine) {
+        Ok(opened) => Some(Backing::new(opened.source, Arc::clone(engine))),
+        Err(why @ OpenError::NoDirect { .. }) => {
+            eprintln!("not tested: {why}");
+            None
+        }
+        Err(cause) => panic!("{cause}"),
+    }
+}
+
+/// A source that implements only what it must, for the trait's defaults.
+#[derive(Debug)]
+pub(super) struct Plain<S>(pub(super) S);
+
+impl<S: Source> Source for Plain<S> {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.0.write_at(offset, buf)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "plain".into()
+    }
+}

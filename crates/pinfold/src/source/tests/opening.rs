@@ -1,0 +1,175 @@
+//! What may be opened, what is said about the rest, and how direct I/O is chosen.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+fn refused(path: &Path, preference: Preference) -> String {
+    let error = open(path, Access::Read, preference, &pool_engine()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(path.to_str().unwrap()), "no path in: {text}");
+    text
+}
+
+#[test]
+fn what_is_no_file_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name| directory.path().join(name);
+    let text = refused(directory.path(), Preference::Auto);
+    assert!(text.ends_with("it is a directory, not a file or a block device"), "{text}");
+
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    assert!(refused(&at("pipe"), Preference::Auto).contains("it is a pipe"));
+
+    let _listener = UnixListener::bind(at("socket")).unwrap();
+    assert!(refused(&at("socket"), Preference::Auto).contains("it is a socket"));
+    assert!(refused(Path::new("/dev/null"), Preference::Auto).contains("it is a character device"));
+
+    symlink(directory.path(), at("link")).unwrap();
+    assert!(refused(&at("link"), Preference::Auto).contains("it is a directory"));
+}
+
+#[test]
+fn what_the_system_refuses_is_told_with_its_cause() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    assert!(refused(&missing, Preference::Auto).contains("No such file or directory"));
+
+    let file = file_of(directory.path(), 10);
+    assert!(refused(&file.join("below"), Preference::Auto).contains("Not a directory"));
+
+    let looped = directory.path().join("looped");
+    symlink(&looped, &looped).unwrap();
+    assert!(refused(&looped, Preference::Auto).contains("Too many levels of symbolic links"));
+}
+
+#[test]
+fn no_permission_is_told_with_its_cause() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 10);
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).unwrap();
+    // In a thread of its own, which root's rights to files are taken from; others have none.
+    let nobody = move || {
+        // SAFETY: changes this thread's credentials only.
+        unsafe { libc::setfsuid(65_534) };
+        refused(&path, Preference::Auto)
+    };
+    let text = std::thread::spawn(nobody).join().unwrap();
+    assert!(text.contains("Permission denied"), "{text}");
+}
+
+#[test]
+fn one_file_has_one_identity_by_any_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 10);
+    let (hard, soft) = (directory.path().join("hard"), directory.path().join("soft"));
+    std::fs::hard_link(&path, &hard).unwrap();
+    symlink(&path, &soft).unwrap();
+    let engine = pool_engine();
+    let identity =
+        |path: &Path| open(path, Access::Read, Preference::Auto, &engine).unwrap().identity;
+    let meta = std::fs::metadata(&path).unwrap();
+    assert_eq!((identity(&path).device, identity(&path).inode), (meta.dev(), meta.ino()));
+    assert_eq!(identity(&path), identity(&hard));
+    assert_eq!(identity(&path), identity(&soft));
+    assert_ne!(identity(&path), identity(&file_of(directory.path(), 11)));
+}
+
+#[test]
+fn a_file_in_memory_is_read_through_the_kernel() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("not tested: no /dev/shm");
+        return;
+    };
+    let path = file_of(directory.path(), 10_001);
+    let auto = backing(&path, Preference::Auto, &ring_engine());
+    assert_eq!((auto.kind().as_ref(), auto.alignment()), ("buffered", 1));
+    let lent = Lent::filled(3 * PAGE, 0xaa);
+    let got = auto.read(0, &[lent.extent()]).unwrap();
+    check(0, got, lent.bytes(), 10_001);
+    let text = refused(&path, Preference::Direct);
+    assert!(text.contains("for direct I/O: its file system keeps it in memory"), "{text}");
+}
+
+#[test]
+fn a_file_without_direct_io_is_read_through_the_kernel() {
+    // procfs refuses O_DIRECT.
+    let path = Path::new("/proc/self/status");
+    let text = refused(path, Preference::Direct);
+    assert!(text.contains("for direct I/O: "), "{text}");
+    let source = open(path, Access::Read, Preference::Auto, &pool_engine()).unwrap().source;
+    assert_eq!(source.kind(), "buffered");
+    let mut buf = [0; 5];
+    assert_eq!(source.read_at(0, &mut buf).unwrap(), 5);
+    assert_eq!(&buf, b"Name:");
+}
+
+#[test]
+fn the_kind_tells_how_it_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 10_001);
+    let engine = pool_engine();
+    assert_eq!(backing(&path, Preference::Buffered, &engine).kind(), "buffered");
+    let Some(backing) = direct(&path, &engine) else { return };
+    assert_eq!(backing.kind(), "direct (worker threads; no io_uring: switched off)");
+    assert!(backing.alignment().is_power_of_two() && backing.alignment() >= 512);
+}
+
+/// Makes `io_uring_setup` fail with `errno` in this thread and those it starts from now on.
+fn forbid_rings(errno: i32) {
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the call's number
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            libc::SYS_io_uring_setup as u32,
+            0,
+            1,
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            libc::SECCOMP_RET_ERRNO | errno.cast_unsigned(),
+            0,
+            0,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: needs no memory; concerns this thread only.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: the program is whole, and read during the call only.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter) }, 0);
+}
+
+#[test]
+fn a_kernel_that_refuses_rings_is_told_of_and_done_without() {
+    for (errno, text) in
+        [(libc::EPERM, "Operation not permitted"), (libc::ENOSYS, "Function not implemented")]
+    {
+        let without_rings = move || {
+            forbid_rings(errno);
+            let directory = tempfile::tempdir().unwrap();
+            let Some(backing) = direct(&file_of(directory.path(), 10_001), &ring_engine()) else {
+                return;
+            };
+            let kind = backing.kind();
+            assert!(kind.starts_with("direct (worker threads; no io_uring: "), "{kind}");
+            assert!(kind.contains(text), "{kind}");
+            let (tell, told) = std::sync::mpsc::channel();
+            backing.submit(&mut vec![request(0, 3 * PAGE, 3, &tell)]);
+            let (_, result, lent) = told.recv().unwrap();
+            check(0, result.unwrap(), lent.bytes(), 10_001);
+        };
+        std::thread::spawn(without_rings).join().unwrap();
+    }
+}

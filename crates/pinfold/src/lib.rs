@@ -1,3 +1,4 @@
 //! A page cache that a program links.
 
+mod index;
 mod sync;

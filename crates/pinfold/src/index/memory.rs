@@ -71,6 +71,7 @@ mod real {
 
     impl<const BITS: u32> NodeMemory<BITS> {
         const SLOTS_BYTES: i64 = 4 << BITS;
+        const HEADER_BYTES: i64 = 8 * HEADER_WORDS.cast_signed() as i64;
 
         /// # Safety
         /// `base..base + bytes` is one allocation, stays mapped for as long as this value or a copy of
@@ -131,18 +132,22 @@ mod real {
             entry.0 >= self.first
         }
 
-        /// Slot `i` (taken modulo the fan-out) of the node `entry`; `None` if it is no node.
+        /// Slot `i` (taken modulo the fan-out) of the node `entry`.
+        ///
+        /// # Panics
+        /// If `entry` is no node. A caller that has just asked pays nothing for the check.
         #[inline(always)]
-        pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> Option<&AtomicU32> {
-            if !self.is_node(entry) {
-                return None;
-            }
-            let below = i64::from(entry.0.cast_signed()) << BITS;
-            let word = below | (i & ((1 << BITS) - 1)).cast_signed();
-            // SAFETY: -reach <= 4 * word < 0, so the address is inside the arena. Node entries are
-            // made only from slabs (`slab_word` and up to `nodes_per_slab` on), whose slot words are
-            // written by atomic stores only, for ever.
-            Some(unsafe { self.anchor.cast::<AtomicU32>().offset(word as isize).as_ref() })
+        pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
+            assert!(self.is_node(entry), "{entry:?} is no node");
+            let offset = entry.0.cast_signed() as isize * Self::SLOTS_BYTES as isize;
+            let i = (i & ((1 << BITS) - 1)) as usize;
+            // SAFETY: -reach <= offset < 0, so this is inside the arena.
+            let first = unsafe { self.anchor.offset(offset) }.cast::<AtomicU32>();
+            // SAFETY: i is below the fan-out, and the node's slots are 4 bytes each.
+            let slot = unsafe { first.add(i) };
+            // SAFETY: node entries are made only from slabs (`slab_word` and up to `nodes_per_slab`
+            // on), whose slot words are aligned and written by atomic stores only, for ever.
+            unsafe { slot.as_ref() }
         }
 
         /// Word `i` of the header of the node `entry`.
@@ -156,10 +161,14 @@ mod real {
             let slab = offset & !((1 << self.slab_bytes_log2) - 1); // towards minus infinity
             let nth = (offset - slab) / Self::SLOTS_BYTES;
             let headers = slab + i64::from(self.nodes_per_slab()) * Self::SLOTS_BYTES;
-            let word = headers / 8 + nth * HEADER_WORDS as i64 + i as i64;
+            let header = headers + nth * Self::HEADER_BYTES;
             // SAFETY: the header of the nth node of a slab lies behind the slots of all, inside the
-            // slab: nodes_per_slab * node_bytes <= slab_bytes. Written by atomic stores only.
-            unsafe { self.anchor.cast::<AtomicU64>().offset(word as isize).as_ref() }
+            // slab: nodes_per_slab * node_bytes <= slab_bytes.
+            let first = unsafe { self.anchor.offset(header as isize) }.cast::<AtomicU64>();
+            // SAFETY: a header has HEADER_WORDS words.
+            let word = unsafe { first.add(i) };
+            // SAFETY: aligned to 8, as slabs and nodes are; written by atomic stores only, for ever.
+            unsafe { word.as_ref() }
         }
     }
 }
@@ -203,16 +212,17 @@ mod model {
             entry.0 >= self.first
         }
 
-        fn words(&self, entry: Entry) -> Option<&Words> {
-            self.is_node(entry).then(|| &self.nodes[(entry.0 - self.first) as usize])
+        fn words(&self, entry: Entry) -> &Words {
+            assert!(self.is_node(entry), "{entry:?} is no node");
+            &self.nodes[(entry.0 - self.first) as usize]
         }
 
-        pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> Option<&AtomicU32> {
-            Some(&self.words(entry)?.slots[(i & ((1 << BITS) - 1)) as usize])
+        pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
+            &self.words(entry).slots[(i & ((1 << BITS) - 1)) as usize]
         }
 
         pub(in super::super) fn header(&self, entry: Entry, i: usize) -> &AtomicU64 {
-            &self.words(entry).expect("a node").header[i]
+            &self.words(entry).header[i]
         }
     }
 }

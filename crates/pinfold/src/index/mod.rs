@@ -48,7 +48,7 @@
 //! Node slots and the root are stored with release and loaded with acquire. The loads form a
 //! dependent chain (each word is the next address), which every supported CPU keeps in order by
 //! itself; but Rust has no consume, and a compiler may not know that it must keep the dependency. On
-//! x86-64 acquire is a plain `mov`. On aarch64 it is `ldar` (`ldapr` with RCpc) in place of `ldr`: same
+//! x86-64 acquire is a plain `mov`. On aarch64 it is `ldar` (`ldapr` where the target has `rcpc`) in place of `ldr`: same
 //! port, and it waits for an earlier `stlr` of the same thread at most, of which a reader has none.
 //!
 //! # Entries of many pages
@@ -203,11 +203,12 @@ impl<const BITS: u32> Index<BITS> {
         let (mut entry, mut shift) = (root.entry, root.bits);
         // Ends: the shift falls with every step, also in a walk through recycled nodes.
         while self.memory.is_node(entry) {
-            let Some(rest) = shift.checked_sub(BITS) else {
+            let (rest, below_leaf) = shift.overflowing_sub(BITS);
+            if below_leaf {
                 return Entry::EMPTY; // a recycled node, of a higher level than the one we came for
-            };
+            }
             shift = rest;
-            let Some(slot) = self.memory.slot(entry, page.wrapping_shr(shift)) else { break };
+            let slot = self.memory.slot(entry, page.wrapping_shr(shift));
             // Acquire: pairs with the Release in `Node::publish`.
             entry = Entry(slot.load(Ordering::Acquire));
         }

@@ -86,7 +86,7 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
 
     fn slot(self, i: u32) -> &'m AtomicU32 {
         debug_assert!(i < Self::FANOUT);
-        self.memory.slot(self.entry, u64::from(i)).expect("checked when the node was named")
+        self.memory.slot(self.entry, u64::from(i))
     }
 
     fn header(self, i: usize) -> &'m AtomicU64 {

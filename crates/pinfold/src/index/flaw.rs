@@ -25,7 +25,7 @@ pub(super) enum Flaw {
     MarkStaysLow,
     /// A shrinking root drops the marks of a folio that moves into it.
     ShrinkDropsMarks,
-    /// Slots are looked up, but nodes are never given back.
+    /// Nodes that leave a tree are never given back to the pool.
     LeakNodes,
 }
 

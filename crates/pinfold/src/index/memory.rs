@@ -103,6 +103,11 @@ mod real {
             }
         }
 
+        /// Whether both reach the same arena.
+        pub(in super::super) fn same(&self, other: &Self) -> bool {
+            self.anchor == other.anchor
+        }
+
         pub(in super::super) fn slab_bytes(&self) -> usize {
             1 << self.slab_bytes_log2
         }
@@ -204,8 +209,8 @@ mod model {
             }
         }
 
-        pub(in super::super) fn count(&self) -> u32 {
-            self.nodes.len() as u32
+        pub(in super::super) fn same(&self, other: &Self) -> bool {
+            Arc::ptr_eq(&self.nodes, &other.nodes)
         }
 
         pub(in super::super) fn is_node(&self, entry: Entry) -> bool {

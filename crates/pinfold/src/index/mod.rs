@@ -218,12 +218,13 @@ impl<const BITS: u32> Index<BITS> {
     /// The writer of this index. `owner` is the proof that the file's mutex is held.
     ///
     /// # Panics
-    /// If `owner` belongs to another index.
+    /// If `owner` belongs to another index, or the index to another pool.
     pub(crate) fn writer<'a>(
         &'a self,
         owner: &'a mut IndexOwner,
         pool: &'a NodePool<BITS>,
     ) -> IndexWriter<'a, BITS> {
+        assert!(pool.feeds(&self.memory), "this index takes its nodes from another pool");
         assert_eq!(self.id, owner.id, "this owner belongs to another index");
         IndexWriter::new(self, owner, pool)
     }

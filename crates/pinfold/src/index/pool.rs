@@ -127,6 +127,11 @@ impl<const BITS: u32> NodePool<BITS> {
         self.memory.clone()
     }
 
+    /// Whether an index over `memory` takes its nodes from this pool.
+    pub(super) fn feeds(&self, memory: &NodeMemory<BITS>) -> bool {
+        self.memory.same(memory)
+    }
+
     pub(super) fn node(&self, entry: Entry) -> Node<'_, BITS> {
         Node::new(&self.memory, entry)
     }

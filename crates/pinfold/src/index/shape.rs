@@ -3,8 +3,9 @@
 //! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`). Who calls it:
 //! the changes in `writer.rs`, `split.rs`, `trim.rs`, between their checks and their end.
 //!
-//! The tree is kept small: no node is empty, and the root's node holds more than one entry that could sit in
-//! the root itself (one folio at page 0, one shadow slot, or one node in slot 0).
+//! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio at
+//! page 0, or one shadow slot there, sits in the root itself; a node whose only entry is a node in slot 0
+//! gives the root to that one.
 //!
 //! A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
 

@@ -141,6 +141,14 @@ fn the_owner_of_another_index_is_refused() {
 }
 
 #[test]
+#[should_panic(expected = "this index takes its nodes from another pool")]
+fn another_pool_is_refused() {
+    let (one, two) = (arena(), arena());
+    let (index, mut owner) = one.pool.new_index();
+    let _ = index.writer(&mut owner, &two.pool);
+}
+
+#[test]
 #[should_panic(expected = "a slab must be naturally aligned")]
 fn a_slab_off_its_place_is_refused() {
     let bytes = Box::leak(vec![0_u64; MIB / 8].into_boxed_slice());

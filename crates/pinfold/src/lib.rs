@@ -2,4 +2,5 @@
 
 mod frame;
 pub mod source;
+mod index;
 mod sync;

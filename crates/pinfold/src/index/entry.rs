@@ -1,0 +1,126 @@
+//! The words of the index: what a slot and what a root may hold.
+//!
+//! Here: packing and unpacking, nothing that touches memory. Who calls it: every file of this room.
+//!
+//! # A slot: 32 bits
+//!
+//! | top two bits | meaning | the other 30 bits |
+//! |---|---|---|
+//! | `00` | empty (the whole word is 0) | 0 |
+//! | `01` | folio | frame number of the folio's head |
+//! | `10` | shadow of an evicted folio | payload, the policy's own |
+//! | `11` | node | minus its distance from the anchor, see `memory.rs` |
+//!
+//! The tag is at the top, not at the bottom, so that *one* unsigned comparison, `word >= first`,
+//! says both "this is a node" and "it lies inside the arena"; and so that the sign-extended word
+//! is already the node's offset.
+//!
+//! | from \ to | empty | folio | shadow | node |
+//! |---|---|---|---|---|
+//! | empty | | insert | never | path grows |
+//! | folio | remove | replace, split | `store_shadow` | split, root grows |
+//! | shadow | `drop_shadows` | insert | never | path grows (the node starts full of this shadow) |
+//! | node | its last entry left | insert over shadows only; root shrinks | root shrinks | root grows or shrinks |
+
+const TAG_SHIFT: u32 = 30;
+const FOLIO_TAG: u32 = 0b01 << TAG_SHIFT;
+const SHADOW_TAG: u32 = 0b10 << TAG_SHIFT;
+const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
+const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
+
+/// Largest payload of a shadow entry.
+pub(crate) const SHADOW_MAX: u32 = PAYLOAD_END - 1;
+
+/// Number of a 4 KiB frame of the arena; in this room always that of a folio's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct FrameNumber(pub(crate) u32);
+
+/// One slot's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry(pub(super) u32);
+
+/// What an entry is; for writers and walks. The lookup never builds one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Empty,
+    Folio(FrameNumber),
+    Shadow(u32),
+    Node,
+}
+
+impl Entry {
+    pub(super) const EMPTY: Entry = Entry(0);
+
+    /// # Panics
+    /// If the number does not fit in 30 bits.
+    pub(super) fn folio(frame: FrameNumber) -> Entry {
+        assert!(frame.0 < PAYLOAD_END, "frame number {} needs more than 30 bits", frame.0);
+        Entry(FOLIO_TAG | frame.0)
+    }
+
+    /// # Panics
+    /// If the payload does not fit in 30 bits.
+    pub(super) fn shadow(payload: u32) -> Entry {
+        assert!(payload < PAYLOAD_END, "shadow payload {payload} needs more than 30 bits");
+        Entry(SHADOW_TAG | payload)
+    }
+
+    #[inline]
+    pub(super) fn frame(self) -> Option<FrameNumber> {
+        let number = self.0.wrapping_sub(FOLIO_TAG);
+        if number < PAYLOAD_END { Some(FrameNumber(number)) } else { None }
+    }
+
+    #[inline]
+    pub(super) fn payload(self) -> Option<u32> {
+        let payload = self.0.wrapping_sub(SHADOW_TAG);
+        if payload < PAYLOAD_END { Some(payload) } else { None }
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        match self.0 >> TAG_SHIFT {
+            0b00 => {
+                debug_assert_eq!(self.0, 0, "an empty slot holds a payload");
+                Kind::Empty
+            }
+            0b01 => Kind::Folio(FrameNumber(self.0 - FOLIO_TAG)),
+            0b10 => Kind::Shadow(self.0 - SHADOW_TAG),
+            _ => {
+                debug_assert!(self.0 >= NODE_TAG);
+                Kind::Node
+            }
+        }
+    }
+}
+
+/// The root: its entry and how many pages it covers, in one word so that a reader can never see
+/// the one without the other.
+///
+/// `bits` is the log2 of the pages covered. Under a node it is (level + 1) times the bits of a
+/// level; a folio or shadow may sit in the root itself (then `bits` is its order), so a file of
+/// one folio needs no node and its lookup is one load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Root {
+    pub(super) entry: Entry,
+    pub(super) bits: u32,
+}
+
+impl Root {
+    pub(super) const EMPTY: Root = Root { entry: Entry::EMPTY, bits: 0 };
+
+    #[inline]
+    pub(super) fn unpack(word: u64) -> Root {
+        Root { entry: Entry(word as u32), bits: (word >> 32) as u32 }
+    }
+
+    pub(super) fn pack(self) -> u64 {
+        u64::from(self.bits) << 32 | u64::from(self.entry.0)
+    }
+
+    /// Whether the root's entry covers `page`.
+    #[inline]
+    pub(super) fn covers(self, page: u64) -> bool {
+        debug_assert!(self.bits < 64);
+        page.wrapping_shr(self.bits) == 0
+    }
+}

@@ -1,0 +1,103 @@
+//! Marks: which folios are dirty, under writeback, or to be written by the running sync.
+//!
+//! Here: setting and clearing. Not here: finding marked folios (`walk.rs`). Who calls it: write and
+//! writeback, with the file's mutex held.
+//!
+//! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or a
+//! replacement keeps it by not touching it. A parent's bit for a child is set exactly while the child
+//! has a bit set: a walk goes only where there is something to find.
+
+use super::Mark;
+use super::entry::Entry;
+use super::flaw::{self, Flaw};
+use super::node::{Node, slot_mask};
+use super::writer::{IndexWriter, Seat};
+
+impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
+    /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if there
+    /// is no folio.
+    pub(crate) fn set_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
+        let (_, seat) = self.find(page)?;
+        let was = self.seat_marked(seat, mark);
+        match seat {
+            Seat::Root => self.owner.root_marks |= 1 << mark as u32,
+            Seat::Slots { node, first, count } => {
+                self.set_bits(node, slot_mask(first, count), mark);
+            }
+        }
+        Some(!was)
+    }
+
+    /// Clears `mark` on the folio that holds `page`. Returns whether it was set before, `None` if there
+    /// is no folio.
+    pub(crate) fn clear_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
+        let (_, seat) = self.find(page)?;
+        let was = self.seat_marked(seat, mark);
+        self.clear_seat(seat, mark);
+        Some(was)
+    }
+
+    /// Whether the folio that holds `page` has `mark`.
+    pub(crate) fn is_marked(&self, page: u64, mark: Mark) -> bool {
+        self.find(page).is_some_and(|(_, seat)| self.seat_marked(seat, mark))
+    }
+
+    /// Whether any folio of the file has `mark`. Costs two loads.
+    pub(crate) fn any_marked(&self, mark: Mark) -> bool {
+        let entry = self.root().entry;
+        if entry.frame().is_some() {
+            return self.seat_marked(Seat::Root, mark);
+        }
+        entry != Entry::EMPTY && entry.payload().is_none() && self.node(entry).marks(mark) != 0
+    }
+
+    pub(super) fn drop_marks(&mut self, seat: Seat<'a, BITS>) {
+        for mark in Mark::ALL {
+            self.clear_seat(seat, mark);
+        }
+    }
+
+    pub(super) fn seat_marked(&self, seat: Seat<'a, BITS>, mark: Mark) -> bool {
+        match seat {
+            Seat::Root => self.owner.root_marks >> mark as u32 & 1 != 0,
+            Seat::Slots { node, first, .. } => node.marks(mark) >> first & 1 != 0,
+        }
+    }
+
+    fn clear_seat(&mut self, seat: Seat<'a, BITS>, mark: Mark) {
+        match seat {
+            Seat::Root => self.owner.root_marks &= !(1 << mark as u32),
+            Seat::Slots { node, first, count } => {
+                self.clear_bits(node, slot_mask(first, count), mark);
+            }
+        }
+    }
+
+    fn set_bits(&self, mut node: Node<'a, BITS>, mut mask: u64, mark: Mark) {
+        // Ends: one level higher each time.
+        loop {
+            let old = node.marks(mark);
+            node.set_marks(mark, old | mask);
+            let links = node.links();
+            if old != 0 || links.parent == 0 || flaw::on(Flaw::MarkStaysLow) {
+                return; // a node with a bit set is marked in its parent already
+            }
+            node = self.node(Entry(links.parent));
+            mask = 1 << links.slot;
+        }
+    }
+
+    fn clear_bits(&self, mut node: Node<'a, BITS>, mut mask: u64, mark: Mark) {
+        // Ends: one level higher each time.
+        loop {
+            let old = node.marks(mark);
+            node.set_marks(mark, old & !mask);
+            let links = node.links();
+            if old == 0 || old & !mask != 0 || links.parent == 0 {
+                return;
+            }
+            node = self.node(Entry(links.parent));
+            mask = 1 << links.slot;
+        }
+    }
+}

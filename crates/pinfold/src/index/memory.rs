@@ -1,0 +1,233 @@
+//! From a node's number to its words.
+//!
+//! Here: the address arithmetic, and the only `unsafe` of this room. Not here: which nodes are free
+//! (`pool.rs`), what the words mean (`entry.rs`, `node.rs`). Who calls it: `node.rs`, and the lookup.
+//!
+//! # Layout
+//!
+//! A slab is a folio of the arena, of one size for the whole pool, naturally aligned. It holds as
+//! many nodes as fit, slots first, headers behind them:
+//!
+//! ```text
+//! slab: | slots 0 | slots 1 | ... | slots n-1 | header 0 | ... | header n-1 | spare |
+//!         256 B     256 B           256 B       32 B             32 B         < 288 B
+//! ```
+//!
+//! Slots and headers are apart for two reasons. Slots start on a 256-byte boundary, so a node's
+//! number counts 256 bytes and 30 bits of it reach 256 GiB (with the header beside the slots it
+//! would count 32 bytes and reach 32 GiB). And marks and counts are on lines that no lookup ever
+//! reads, so setting a mark takes no line away from readers.
+//!
+//! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies
+//! k * 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
+//! and `word >= first` (first: the word of the lowest node in reach) is the bounds check.
+//!
+//! # Why slabs are never given back
+//!
+//! A lookup holds nothing. It may have loaded a node's number, been put to sleep, and wake when the
+//! node has been freed and reused. It then loads one word of that node. For this to be harmless the
+//! word must be an index word, written by atomic stores only: were the slab given back and filled with
+//! file bytes, the load would race with plain stores and its result would be an arbitrary number.
+//! With slabs that stay slabs, whatever a stale walk reads is a valid entry of *some* file.
+
+use super::entry::Entry;
+use crate::sync::{AtomicU32, AtomicU64};
+
+/// Words of a node's header: three marks, then the links.
+pub(super) const HEADER_WORDS: usize = 4;
+
+/// Bytes of a node with 2^`bits` slots.
+pub(super) const fn node_bytes(bits: u32) -> usize {
+    (4 << bits) + HEADER_WORDS * 8
+}
+
+#[cfg(not(loom))]
+pub(super) use real::NodeMemory;
+
+#[cfg(loom)]
+pub(super) use model::NodeMemory;
+
+#[cfg(not(loom))]
+mod real {
+    use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS, node_bytes};
+    use std::ptr::NonNull;
+
+    /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a lookup needs
+    /// no second line to find them.
+    #[derive(Clone, Copy, Debug)]
+    pub(in super::super) struct NodeMemory<const BITS: u32> {
+        /// One past the last reachable byte of the arena; nodes are counted down from here.
+        anchor: NonNull<u8>,
+        /// Word of the lowest node in reach.
+        first: u32,
+        slab_bytes_log2: u32,
+    }
+
+    // SAFETY: only atomics are reached through the pointer, and `new`'s caller promised that they
+    // stay mapped.
+    unsafe impl<const BITS: u32> Send for NodeMemory<BITS> {}
+    // SAFETY: as above.
+    unsafe impl<const BITS: u32> Sync for NodeMemory<BITS> {}
+
+    impl<const BITS: u32> NodeMemory<BITS> {
+        const SLOTS_BYTES: i64 = 4 << BITS;
+        const HEADER_BYTES: i64 = 8 * HEADER_WORDS.cast_signed() as i64;
+
+        /// # Safety
+        /// `base..base + bytes` is one allocation, stays mapped for as long as this value or a copy of
+        /// it is used, and the parts of it that become slabs are used by the pool alone, for ever.
+        ///
+        /// # Panics
+        /// If the sizes do not fit together (see the messages).
+        pub(in super::super) unsafe fn new(
+            base: NonNull<u8>,
+            bytes: usize,
+            slab_bytes: usize,
+        ) -> Self {
+            assert!(slab_bytes.is_power_of_two(), "slab of {slab_bytes} bytes: no power of two");
+            assert!(slab_bytes >= node_bytes(BITS), "slab of {slab_bytes} bytes holds no node");
+            assert!(
+                base.addr().get().is_multiple_of(4 << BITS),
+                "the arena must start on a multiple of {} bytes",
+                4 << BITS
+            );
+            let reach = bytes.min((4 << BITS) << 30) & !(slab_bytes - 1);
+            assert!(reach > 0, "an arena of {bytes} bytes holds no slab of {slab_bytes}");
+            let units = (reach as u64 >> (BITS + 2)) as u32; // at most 2^30
+            // SAFETY: reach <= bytes, so the result is inside the allocation or one past its end.
+            let anchor = unsafe { base.add(reach) };
+            NodeMemory {
+                anchor,
+                first: units.wrapping_neg(),
+                slab_bytes_log2: slab_bytes.trailing_zeros(),
+            }
+        }
+
+        /// Whether both reach the same arena.
+        pub(in super::super) fn same(&self, other: &Self) -> bool {
+            self.anchor == other.anchor
+        }
+
+        pub(in super::super) fn slab_bytes(&self) -> usize {
+            1 << self.slab_bytes_log2
+        }
+
+        pub(in super::super) fn nodes_per_slab(&self) -> u32 {
+            (self.slab_bytes() / node_bytes(BITS)) as u32
+        }
+
+        /// Word of the first node of the slab at `slab`.
+        ///
+        /// # Panics
+        /// If the slab is out of reach or not naturally aligned within the arena.
+        pub(in super::super) fn slab_word(&self, slab: *mut u8) -> u32 {
+            let below = self.anchor.addr().get().wrapping_sub(slab.addr());
+            let reach = u64::from(self.first.wrapping_neg()) << (BITS + 2);
+            assert!(
+                below as u64 <= reach && below >= self.slab_bytes(),
+                "a slab must lie in the arena's first {reach} bytes"
+            );
+            assert!(below.is_multiple_of(self.slab_bytes()), "a slab must be naturally aligned");
+            ((below as u64 >> (BITS + 2)) as u32).wrapping_neg()
+        }
+
+        /// Whether `entry` is a node in reach.
+        #[inline(always)]
+        pub(in super::super) fn is_node(&self, entry: Entry) -> bool {
+            entry.0 >= self.first
+        }
+
+        /// Slot `i` (taken modulo the fan-out) of the node `entry`.
+        ///
+        /// # Panics
+        /// If `entry` is no node. A caller that has just asked pays nothing for the check.
+        #[inline(always)]
+        pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
+            assert!(self.is_node(entry), "{entry:?} is no node");
+            let offset = entry.0.cast_signed() as isize * Self::SLOTS_BYTES as isize;
+            let i = (i & ((1 << BITS) - 1)) as usize;
+            // SAFETY: -reach <= offset < 0, so this is inside the arena.
+            let first = unsafe { self.anchor.offset(offset) }.cast::<AtomicU32>();
+            // SAFETY: i is below the fan-out, and the node's slots are 4 bytes each.
+            let slot = unsafe { first.add(i) };
+            // SAFETY: node entries are made only from slabs (`slab_word` and up to `nodes_per_slab`
+            // on), whose slot words are aligned and written by atomic stores only, for ever.
+            unsafe { slot.as_ref() }
+        }
+
+        /// Word `i` of the header of the node `entry`.
+        ///
+        /// # Panics
+        /// If `entry` is no node, or `i` is out of range.
+        pub(in super::super) fn header(&self, entry: Entry, i: usize) -> &AtomicU64 {
+            assert!(self.is_node(entry), "{entry:?} is no node");
+            assert!(i < HEADER_WORDS);
+            let offset = i64::from(entry.0.cast_signed()) * Self::SLOTS_BYTES;
+            let slab = offset & !((1 << self.slab_bytes_log2) - 1); // towards minus infinity
+            let nth = (offset - slab) / Self::SLOTS_BYTES;
+            let headers = slab + i64::from(self.nodes_per_slab()) * Self::SLOTS_BYTES;
+            let header = headers + nth * Self::HEADER_BYTES;
+            // SAFETY: the header of the nth node of a slab lies behind the slots of all, inside the
+            // slab: nodes_per_slab * node_bytes <= slab_bytes.
+            let first = unsafe { self.anchor.offset(header as isize) }.cast::<AtomicU64>();
+            // SAFETY: a header has HEADER_WORDS words.
+            let word = unsafe { first.add(i) };
+            // SAFETY: aligned to 8, as slabs and nodes are; written by atomic stores only, for ever.
+            unsafe { word.as_ref() }
+        }
+    }
+}
+
+/// The same for the model checker, whose atomics are objects and cannot live in raw bytes.
+#[cfg(loom)]
+mod model {
+    use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS};
+    use std::sync::Arc;
+
+    #[derive(Debug)]
+    struct Words {
+        slots: Vec<AtomicU32>,
+        header: [AtomicU64; HEADER_WORDS],
+    }
+
+    #[derive(Clone, Debug)]
+    pub(in super::super) struct NodeMemory<const BITS: u32> {
+        nodes: Arc<Vec<Words>>,
+        first: u32,
+    }
+
+    impl<const BITS: u32> NodeMemory<BITS> {
+        /// `count` nodes whose slots hold `garbage`, as a folio's old bytes would.
+        pub(in super::super) fn model(count: u32, garbage: u32) -> Self {
+            let words = |_| Words {
+                slots: (0..1 << BITS).map(|_| AtomicU32::new(garbage)).collect(),
+                header: std::array::from_fn(|_| AtomicU64::new(0)),
+            };
+            NodeMemory {
+                nodes: Arc::new((0..count).map(words).collect()),
+                first: count.wrapping_neg(),
+            }
+        }
+
+        pub(in super::super) fn same(&self, other: &Self) -> bool {
+            Arc::ptr_eq(&self.nodes, &other.nodes)
+        }
+
+        pub(in super::super) fn is_node(&self, entry: Entry) -> bool {
+            entry.0 >= self.first
+        }
+
+        fn words(&self, entry: Entry) -> &Words {
+            assert!(self.is_node(entry), "{entry:?} is no node");
+            &self.nodes[(entry.0 - self.first) as usize]
+        }
+
+        pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
+            &self.words(entry).slots[(i & ((1 << BITS) - 1)) as usize]
+        }
+
+        pub(in super::super) fn header(&self, entry: Entry, i: usize) -> &AtomicU64 {
+            &self.words(entry).header[i]
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! One node: 64 slots that readers load, and a header that only the file's writer touches.
+//!
+//! Here: the words of a node and how they are loaded and stored; every `Ordering` of a slot that a
+//! writer uses is in this file. Not here: which node is whose child (`writer.rs`, `shape.rs`).
+//!
+//! # The header
+//!
+//! Three 64-bit marks, a bit a slot, then the links in one word:
+//!
+//! | bits | field | legal values |
+//! |---|---|---|
+//! | 0..32 | parent | a node's word; 0 for the root's node |
+//! | 32..38 | slot in the parent | 0..64 |
+//! | 38..44 | level | 0 is a leaf, level l has 64^l pages a slot |
+//! | 44..51 | present | slots that hold a folio or a node, 0..=64 |
+//! | 51..58 | shadows | slots that hold a shadow; present + shadows <= 64 |
+//!
+//! In a free node the links word holds the next free node. The header needs no ordering of its own:
+//! the file's mutex and the pool's order all accesses. It is atomic only because the memory is shared.
+
+use super::Mark;
+use super::entry::Entry;
+use super::flaw::{self, Flaw};
+use super::memory::NodeMemory;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+const LINKS: usize = 3;
+
+/// The links word, unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Links {
+    pub(super) parent: u32,
+    pub(super) slot: u32,
+    pub(super) level: u32,
+    pub(super) present: u32,
+    pub(super) shadows: u32,
+}
+
+impl Links {
+    fn pack(self) -> u64 {
+        debug_assert!(self.slot < 64 && self.level < 64);
+        debug_assert!(self.present + self.shadows <= 64);
+        u64::from(self.parent)
+            | u64::from(self.slot) << 32
+            | u64::from(self.level) << 38
+            | u64::from(self.present) << 44
+            | u64::from(self.shadows) << 51
+    }
+
+    fn unpack(word: u64) -> Links {
+        let field = |at: u32, bits: u32| (word >> at & ((1 << bits) - 1)) as u32;
+        Links {
+            parent: word as u32,
+            slot: field(32, 6),
+            level: field(38, 6),
+            present: field(44, 7),
+            shadows: field(51, 7),
+        }
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.present == 0 && self.shadows == 0
+    }
+}
+
+/// A node of the writer's own tree.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node<'m, const BITS: u32> {
+    memory: &'m NodeMemory<BITS>,
+    entry: Entry,
+}
+
+impl<'m, const BITS: u32> Node<'m, BITS> {
+    pub(super) const FANOUT: u32 = 1 << BITS;
+
+    /// # Panics
+    /// If `entry` is no node.
+    pub(super) fn new(memory: &'m NodeMemory<BITS>, entry: Entry) -> Self {
+        assert!(memory.is_node(entry), "{entry:?} is no node");
+        Node { memory, entry }
+    }
+
+    pub(super) fn entry(self) -> Entry {
+        self.entry
+    }
+
+    fn slot(self, i: u32) -> &'m AtomicU32 {
+        debug_assert!(i < Self::FANOUT);
+        self.memory.slot(self.entry, u64::from(i))
+    }
+
+    fn header(self, i: usize) -> &'m AtomicU64 {
+        self.memory.header(self.entry, i)
+    }
+
+    /// What slot `i` holds, for the writer.
+    pub(super) fn load(self, i: u32) -> Entry {
+        // Relaxed: only the file's writer stores here, and the file's mutex orders writers.
+        Entry(self.slot(i).load(Ordering::Relaxed))
+    }
+
+    /// Stores what readers may see from now on.
+    pub(super) fn publish(self, i: u32, entry: Entry) {
+        let order = if flaw::on(Flaw::PublishRelaxed) {
+            Ordering::Relaxed // a deliberate mistake, tests only
+        } else {
+            // Release: pairs with the Acquire in `Index::walk`. A reader that finds a node here sees
+            // its slots filled; one that finds a folio sees what the writer did to the frame before.
+            Ordering::Release
+        };
+        self.slot(i).store(entry.0, order);
+    }
+
+    /// Fills a slot of a node that nobody can reach yet (stale readers aside).
+    pub(super) fn prepare(self, i: u32, entry: Entry) {
+        // Relaxed: made visible by the Release of the `publish` that links the node. A stale reader
+        // in this recycled node may see the word early; it is a valid entry at any time.
+        self.slot(i).store(entry.0, Ordering::Relaxed);
+    }
+
+    /// Makes the node ready for use: every slot, every mark, the links.
+    pub(super) fn fill(self, links: Links, entry: Entry) {
+        if !flaw::on(Flaw::KeepOldSlots) {
+            for i in 0..Self::FANOUT {
+                self.prepare(i, entry);
+            }
+        }
+        for mark in Mark::ALL {
+            self.set_marks(mark, 0);
+        }
+        self.set_links(links);
+    }
+
+    pub(super) fn marks(self, mark: Mark) -> u64 {
+        // Relaxed: header, see the head of the file.
+        self.header(mark as usize).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_marks(self, mark: Mark, bits: u64) {
+        // Relaxed: header, see the head of the file.
+        self.header(mark as usize).store(bits, Ordering::Relaxed);
+    }
+
+    pub(super) fn links(self) -> Links {
+        // Relaxed: header, see the head of the file.
+        Links::unpack(self.header(LINKS).load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_links(self, links: Links) {
+        // Relaxed: header, see the head of the file.
+        self.header(LINKS).store(links.pack(), Ordering::Relaxed);
+    }
+
+    pub(super) fn next_free(self) -> u32 {
+        // Relaxed: header; the pool's mutex orders this with `set_next_free`.
+        self.header(LINKS).load(Ordering::Relaxed) as u32
+    }
+
+    pub(super) fn set_next_free(self, word: u32) {
+        // Relaxed: header; the pool's mutex orders this with `next_free`.
+        self.header(LINKS).store(u64::from(word), Ordering::Relaxed);
+    }
+
+    /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots.
+    ///
+    /// A head's number is in the tree once, so the slots that hold it are one naturally aligned run.
+    /// Costs at most one load per doubling.
+    pub(super) fn run(self, i: u32) -> (u32, u32) {
+        let entry = self.load(i);
+        debug_assert!(entry.frame().is_some());
+        let mut log2 = 0;
+        while log2 < BITS && self.load(i ^ 1 << log2) == entry {
+            log2 += 1;
+        }
+        (i & !((1 << log2) - 1), log2)
+    }
+}
+
+/// Bits of `count` slots from `first` on.
+pub(super) fn slot_mask(first: u32, count: u32) -> u64 {
+    debug_assert!(count >= 1 && first + count <= 64);
+    u64::MAX >> (64 - count) << first
+}

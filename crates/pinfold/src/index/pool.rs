@@ -1,0 +1,270 @@
+//! Where index nodes come from: one pool per cache, shared by all its files.
+//!
+//! Here: slabs, the free list, a writer's stash. Not here: what a node contains (`node.rs`), where it
+//! lies (`memory.rs`), where slabs come from (the frame allocator; the caller passes a closure). Who
+//! calls it: `writer.rs` to take and give back, the cache to refill and to account.
+//!
+//! Nodes are taken up front: a writer reserves what its next change can need, the change itself
+//! cannot fail. Reserving never calls the frame allocator, which may have to reclaim and for that
+//! take other files' locks: on `NoNodes` the caller lets go of its file, calls `refill`, tries again.
+//!
+//! Slabs are never given back, see `memory.rs` for why.
+
+use super::entry::Entry;
+use super::flaw::{self, Flaw};
+use super::memory::{NodeMemory, node_bytes};
+use super::node::Node;
+use super::{Index, IndexOwner};
+use crate::sync::Mutex;
+use std::ops::Range;
+#[cfg(not(loom))]
+use std::ptr::NonNull;
+
+/// The pool is short of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the index needs {wanted} more nodes and the pool has {free}")]
+pub(crate) struct NoNodes {
+    /// Nodes the change needs; what to pass to [`NodePool::refill`].
+    pub(crate) wanted: u32,
+    /// Nodes the pool had.
+    pub(crate) free: u64,
+}
+
+/// What the pool holds, for the budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolStats {
+    /// Slabs taken from the arena, never given back.
+    pub(crate) slabs: u64,
+    /// Bytes of those slabs: what the index costs the budget.
+    pub(crate) slab_bytes: u64,
+    /// Nodes those slabs hold.
+    pub(crate) nodes: u64,
+    /// Nodes in some file's tree or in a writer's stash.
+    pub(crate) nodes_in_use: u64,
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct NodePool<const BITS: u32 = 6> {
+    memory: NodeMemory<BITS>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// First free node, linked through the headers; 0 is none.
+    free: u32,
+    free_count: u64,
+    /// Nodes of the newest slab that were never used: their memory is not touched before it is needed.
+    fresh: Range<u32>,
+    slabs: u64,
+    nodes: u64,
+    indexes: u32,
+}
+
+impl State {
+    fn available(&self) -> u64 {
+        self.free_count + u64::from(self.fresh.end - self.fresh.start)
+    }
+}
+
+/// Nodes that a writer has taken and not used yet, linked like the free list.
+#[derive(Debug, Default)]
+pub(super) struct Stash {
+    first: u32,
+    len: u32,
+}
+
+impl Stash {
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+}
+
+impl<const BITS: u32> NodePool<BITS> {
+    /// A pool without nodes, in the arena `base..base + bytes`, that will take slabs of `slab_bytes`
+    /// (a power of two). Nodes reach the arena's first 256 GiB (64 slots a node).
+    ///
+    /// # Safety
+    /// The arena is one allocation that stays mapped for as long as the pool or any index made from
+    /// it is used; what `refill`'s closure hands out is the pool's alone from then on.
+    ///
+    /// # Panics
+    /// If the arena holds no slab or a slab no node.
+    #[cfg(not(loom))]
+    pub(crate) unsafe fn new(base: NonNull<u8>, bytes: usize, slab_bytes: usize) -> Self {
+        // SAFETY: the caller's promise is the same.
+        let memory = unsafe { NodeMemory::new(base, bytes, slab_bytes) };
+        Self::over(memory, 0..0)
+    }
+
+    /// A pool of `count` nodes for the model checker.
+    #[cfg(loom)]
+    pub(crate) fn model(count: u32, garbage: u32) -> Self {
+        let memory = NodeMemory::model(count, garbage);
+        // The last word is -1; ranges end before it, so one node more is made than is used.
+        Self::over(memory, count.wrapping_neg()..u32::MAX)
+    }
+
+    fn over(memory: NodeMemory<BITS>, fresh: Range<u32>) -> Self {
+        let nodes = u64::from(fresh.end - fresh.start);
+        let state = State { free: 0, free_count: 0, fresh, slabs: 0, nodes, indexes: 0 };
+        NodePool { memory, state: Mutex::new(state) }
+    }
+
+    /// A new, empty index and the token that its one writer needs.
+    ///
+    /// Keep the owner inside the file's mutex and nowhere else: whoever holds `&mut` of it is the
+    /// writer.
+    pub(crate) fn new_index(&self) -> (Index<BITS>, IndexOwner) {
+        let mut state = self.state.lock();
+        state.indexes = state.indexes.checked_add(1).expect("fewer than 2^32 indexes");
+        Index::new(self.memory(), state.indexes)
+    }
+
+    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
+    fn memory(&self) -> NodeMemory<BITS> {
+        self.memory.clone()
+    }
+
+    /// Whether an index over `memory` takes its nodes from this pool.
+    pub(super) fn feeds(&self, memory: &NodeMemory<BITS>) -> bool {
+        self.memory.same(memory)
+    }
+
+    pub(super) fn node(&self, entry: Entry) -> Node<'_, BITS> {
+        Node::new(&self.memory, entry)
+    }
+
+    /// Makes sure of `wanted` free nodes, taking slabs from `grow` (naturally aligned, of the size
+    /// told to `new`) until there are enough. Call it with no file locked. Two callers at once may
+    /// take a slab more than needed.
+    ///
+    /// # Errors
+    /// [`NoNodes`] if `grow` has no more; what it gave before stays with the pool.
+    ///
+    /// # Panics
+    /// If a slab is out of reach or not aligned.
+    #[cfg(not(loom))]
+    pub(crate) fn refill(
+        &self,
+        wanted: u32,
+        mut grow: impl FnMut() -> Option<NonNull<u8>>,
+    ) -> Result<(), NoNodes> {
+        let slabs_max = wanted / self.memory.nodes_per_slab() + 1;
+        for _ in 0..=slabs_max {
+            let free = self.state.lock().available();
+            if free >= u64::from(wanted) {
+                return Ok(());
+            }
+            let slab = grow().ok_or(NoNodes { wanted, free })?;
+            self.add_slab(slab);
+        }
+        // Others took what was added; the caller's retry loop decides how often to come back.
+        Err(NoNodes { wanted, free: self.stats().nodes - self.stats().nodes_in_use })
+    }
+
+    #[cfg(not(loom))]
+    fn add_slab(&self, slab: NonNull<u8>) {
+        let first = self.memory.slab_word(slab.as_ptr());
+        let count = self.memory.nodes_per_slab();
+        let mut state = self.state.lock();
+        while let Some(word) = state.fresh.next() {
+            self.push(&mut state, word); // at most one slab's worth
+        }
+        // The arena's last slab ends in spare bytes, so the end never wraps to 0.
+        state.fresh = first..first + count;
+        state.slabs += 1;
+        state.nodes += u64::from(count);
+    }
+
+    /// Bytes of a slab.
+    #[cfg(not(loom))]
+    pub(crate) fn slab_bytes(&self) -> usize {
+        self.memory.slab_bytes()
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        let state = self.state.lock();
+        PoolStats {
+            slabs: state.slabs,
+            #[cfg(not(loom))]
+            slab_bytes: state.slabs * self.slab_bytes() as u64,
+            #[cfg(loom)]
+            slab_bytes: 0,
+            nodes: state.nodes,
+            nodes_in_use: state.nodes - state.available(),
+        }
+    }
+
+    /// Bytes of one node, header included.
+    pub(crate) const fn node_bytes() -> usize {
+        node_bytes(BITS)
+    }
+
+    /// Fills `stash` up to `wanted` nodes, all or nothing.
+    pub(super) fn take(&self, stash: &mut Stash, wanted: u32) -> Result<(), NoNodes> {
+        let Some(missing) = wanted.checked_sub(stash.len).filter(|&n| n > 0) else {
+            return Ok(());
+        };
+        let mut state = self.state.lock();
+        if state.available() < u64::from(missing) {
+            return Err(NoNodes { wanted, free: state.available() });
+        }
+        for _ in 0..missing {
+            let word = self.pop(&mut state);
+            self.node(Entry(word)).set_next_free(stash.first);
+            stash.first = word;
+            stash.len += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives back all of `stash`.
+    pub(super) fn give_back(&self, stash: &mut Stash) {
+        if stash.len == 0 || flaw::on(Flaw::LeakNodes) {
+            return;
+        }
+        let mut state = self.state.lock();
+        while stash.len > 0 {
+            let word = self.unstash(stash);
+            self.push(&mut state, word);
+        }
+        assert_eq!(stash.first, 0, "the stash's count and its chain disagree");
+    }
+
+    /// Takes one node out of the stash.
+    ///
+    /// # Panics
+    /// If it is empty: the reservation was too small, which is a mistake of this room.
+    pub(super) fn unstash(&self, stash: &mut Stash) -> u32 {
+        assert!(stash.len > 0, "a change needs more nodes than were reserved");
+        let word = stash.first;
+        stash.first = self.node(Entry(word)).next_free();
+        stash.len -= 1;
+        word
+    }
+
+    /// Puts a node that is out of the tree into the stash. Stale readers may still be in it.
+    pub(super) fn stash(&self, stash: &mut Stash, word: u32) {
+        self.node(Entry(word)).set_next_free(stash.first);
+        stash.first = word;
+        stash.len += 1;
+    }
+
+    fn pop(&self, state: &mut State) -> u32 {
+        if state.free == 0 {
+            return state.fresh.next().expect("counted before");
+        }
+        let word = state.free;
+        state.free = self.node(Entry(word)).next_free();
+        state.free_count -= 1;
+        word
+    }
+
+    fn push(&self, state: &mut State, word: u32) {
+        self.node(Entry(word)).set_next_free(state.free);
+        state.free = word;
+        state.free_count += 1;
+    }
+}

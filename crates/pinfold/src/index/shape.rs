@@ -1,0 +1,254 @@
+//! The shape of the tree: how it grows towards a page, and shrinks when pages leave.
+//!
+//! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`). Who calls it:
+//! the changes in `writer.rs`, `split.rs`, `trim.rs`, between their checks and their end.
+//!
+//! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio at
+//! page 0, or one shadow slot there, sits in the root itself; a node whose only entry is a node in slot 0
+//! gives the root to that one.
+//!
+//! A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
+
+use super::Mark;
+use super::entry::{Entry, Kind, Root};
+use super::flaw::{self, Flaw};
+use super::node::{Links, Node, slot_mask};
+use super::writer::{IndexWriter, slot_of};
+
+impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
+    /// Lowest level whose node, as the root's, covers pages up to `last`.
+    fn level_for(last: u64) -> u32 {
+        (u64::BITS - last.leading_zeros()).saturating_sub(1) / BITS
+    }
+
+    /// Whether the entry can sit in the root itself: the only one, at page 0.
+    pub(super) fn fits_root(&self, page: u64, order: u32) -> bool {
+        let root = self.root();
+        page == 0
+            && match root.entry.kind() {
+                Kind::Empty => true,
+                Kind::Shadow(_) => root.bits <= order,
+                Kind::Folio(_) | Kind::Node => false,
+            }
+    }
+
+    /// Nodes that an insert can need: exact while the tree need not grow, else an upper bound.
+    pub(super) fn nodes_for_insert(&self, page: u64, order: u32) -> u32 {
+        if self.fits_root(page, order) {
+            return 0;
+        }
+        let target = order / BITS;
+        let top = target.max(Self::level_for(page + (1 << order) - 1));
+        let root = self.root();
+        match root.entry.kind() {
+            Kind::Empty => top - target + 1,
+            Kind::Folio(_) | Kind::Shadow(_) => {
+                let pushed = root.bits / BITS;
+                let top = top.max(pushed);
+                1 + (top - pushed) + (top - target)
+            }
+            Kind::Node => {
+                let level = root.bits / BITS - 1;
+                if level < top { top - level + (top - target) } else { self.missing(page, target) }
+            }
+        }
+    }
+
+    /// Nodes that miss on the way down to level `target`.
+    fn missing(&self, page: u64, target: u32) -> u32 {
+        let mut node = self.node(self.root().entry);
+        // Ends: one level lower each time.
+        for level in (target + 1..=node.links().level).rev() {
+            let entry = node.load(slot_of::<BITS>(page, level * BITS));
+            if entry.kind() != Kind::Node {
+                return level - target;
+            }
+            node = self.node(entry);
+        }
+        0
+    }
+
+    /// A node from the stash, each slot holding `fill`.
+    pub(super) fn new_node(&mut self, links: Links, fill: Entry) -> Node<'a, BITS> {
+        let word = self.pool.unstash(&mut self.stash);
+        let node = self.node(Entry(word));
+        node.fill(links, fill);
+        self.owner.nodes += 1;
+        node
+    }
+
+    /// Takes a node that is no longer linked out of the count and into the stash.
+    fn free_node(&mut self, node: Node<'a, BITS>) {
+        self.pool.stash(&mut self.stash, node.entry().0);
+        self.owner.nodes -= 1;
+    }
+
+    /// Makes the root a node that covers `last` and is of level `target` at least.
+    pub(super) fn grow(&mut self, last: u64, target: u32) {
+        let top = target.max(Self::level_for(last));
+        if self.root().entry == Entry::EMPTY {
+            let links = Links { parent: 0, slot: 0, level: top, present: 0, shadows: 0 };
+            let node = self.new_node(links, Entry::EMPTY);
+            self.set_root(Root { entry: node.entry(), bits: (top + 1) * BITS });
+            return;
+        }
+        self.push_root_down();
+        // Ends: one level higher each time.
+        for level in self.root().bits / BITS..=top {
+            self.add_level(level);
+        }
+    }
+
+    /// Puts a node of `level` above the root's node.
+    fn add_level(&mut self, level: u32) {
+        let old = self.node(self.root().entry);
+        let links = Links { parent: 0, slot: 0, level, present: 1, shadows: 0 };
+        let node = self.new_node(links, Entry::EMPTY);
+        let root = Root { entry: node.entry(), bits: (level + 1) * BITS };
+        if flaw::on(Flaw::PublishBeforeFill) {
+            self.set_root(root);
+        }
+        node.prepare(0, old.entry());
+        for mark in Mark::ALL {
+            node.set_marks(mark, u64::from(old.marks(mark) != 0));
+        }
+        old.set_links(Links { parent: node.entry().0, slot: 0, ..old.links() });
+        self.set_root(root);
+    }
+
+    /// If a folio or shadow sits in the root itself, puts a node under it.
+    pub(super) fn push_root_down(&mut self) {
+        let root = self.root();
+        let folio = match root.entry.kind() {
+            Kind::Empty | Kind::Node => return,
+            Kind::Folio(_) => true,
+            Kind::Shadow(_) => false,
+        };
+        let level = root.bits / BITS;
+        let count = 1 << (root.bits % BITS);
+        let (present, shadows) = if folio { (count, 0) } else { (0, count) };
+        let links = Links { parent: 0, slot: 0, level, present, shadows };
+        let node = self.new_node(links, Entry::EMPTY);
+        let new_root = Root { entry: node.entry(), bits: (level + 1) * BITS };
+        if flaw::on(Flaw::PublishBeforeFill) {
+            self.set_root(new_root);
+        }
+        for i in 0..count {
+            node.prepare(i, root.entry);
+        }
+        for mark in Mark::ALL {
+            if self.owner.root_marks & 1 << mark as u32 != 0 {
+                node.set_marks(mark, slot_mask(0, count));
+            }
+        }
+        self.owner.root_marks = 0;
+        if !folio {
+            self.owner.shadow_slots += u64::from(count) - 1;
+        }
+        self.set_root(new_root);
+    }
+
+    /// The node of level `target` on the way to `page`, made if missing. A shadow in the way is
+    /// spelled out: the new node starts with it in every slot, so no page forgets its eviction.
+    pub(super) fn descend(&mut self, page: u64, target: u32) -> Node<'a, BITS> {
+        let mut node = self.node(self.root().entry);
+        // Ends: one level lower each time.
+        for level in (target + 1..=node.links().level).rev() {
+            let slot = slot_of::<BITS>(page, level * BITS);
+            let entry = node.load(slot);
+            node = match entry.kind() {
+                Kind::Node => self.node(entry),
+                Kind::Empty | Kind::Shadow(_) => self.add_child(node, slot, entry),
+                Kind::Folio(_) => unreachable!("the range was checked"),
+            };
+        }
+        node
+    }
+
+    /// A node in place of what slot `slot` of `parent` holds, which fills it.
+    fn add_child(&mut self, parent: Node<'a, BITS>, slot: u32, old: Entry) -> Node<'a, BITS> {
+        let was_shadow = old != Entry::EMPTY;
+        let shadows = if was_shadow { Node::<BITS>::FANOUT } else { 0 };
+        let level = parent.links().level - 1;
+        let links = Links { parent: parent.entry().0, slot, level, present: 0, shadows };
+        let child = self.new_node(links, old);
+        self.owner.shadow_slots += u64::from(shadows);
+        parent.publish(slot, child.entry());
+        self.count(parent, 1, -i32::from(was_shadow));
+        child
+    }
+
+    /// Frees a tree that was just unlinked and holds no folio.
+    pub(super) fn free_shadow_tree(&mut self, top: Entry) {
+        let node = self.node(top);
+        let links = node.links();
+        if links.present > 0 {
+            // Ends: children are of a lower level.
+            for i in 0..Node::<BITS>::FANOUT {
+                match node.load(i).kind() {
+                    Kind::Node => self.free_shadow_tree(node.load(i)),
+                    Kind::Folio(_) => unreachable!("the range was checked"),
+                    Kind::Empty | Kind::Shadow(_) => {}
+                }
+            }
+        }
+        self.owner.shadow_slots -= u64::from(links.shadows);
+        self.free_node(node);
+    }
+
+    /// Unlinks and frees `node` if it is empty, then its parent if that is, and so on.
+    pub(super) fn prune(&mut self, mut node: Node<'a, BITS>) {
+        // Ends: one level higher each time.
+        while node.links().is_empty() {
+            let links = node.links();
+            debug_assert!(Mark::ALL.iter().all(|&mark| node.marks(mark) == 0));
+            if links.parent == 0 {
+                self.set_root(Root::EMPTY);
+                self.free_node(node);
+                return;
+            }
+            let parent = self.node(Entry(links.parent));
+            parent.publish(links.slot, Entry::EMPTY);
+            self.free_node(node);
+            self.count(parent, -1, 0);
+            node = parent;
+        }
+    }
+
+    /// Takes nodes away from the top while the root can do without.
+    pub(super) fn shrink(&mut self) {
+        // Ends: one node fewer each time.
+        while self.root().entry.kind() == Kind::Node {
+            let node = self.node(self.root().entry);
+            let links = node.links();
+            let only = links.present + links.shadows == 1;
+            let entry = node.load(0);
+            let order = match entry.kind() {
+                Kind::Node if only => {
+                    let child = self.node(entry);
+                    child.set_links(Links { parent: 0, slot: 0, ..child.links() });
+                    self.set_root(Root { entry, bits: links.level * BITS });
+                    self.free_node(node);
+                    continue;
+                }
+                Kind::Folio(_) => {
+                    let (_, log2) = node.run(0);
+                    if links.present != 1 << log2 || links.shadows != 0 {
+                        return;
+                    }
+                    links.level * BITS + log2
+                }
+                Kind::Shadow(_) if only => links.level * BITS,
+                _ => return,
+            };
+            self.owner.root_marks = 0;
+            for mark in Mark::ALL {
+                if node.marks(mark) != 0 && !flaw::on(Flaw::ShrinkDropsMarks) {
+                    self.owner.root_marks |= 1 << mark as u32;
+                }
+            }
+            self.set_root(Root { entry, bits: order });
+            self.free_node(node);
+        }
+    }
+}

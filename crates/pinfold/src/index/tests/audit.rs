@@ -1,0 +1,98 @@
+//! Recounts a whole tree and compares it with what the headers and the owner say.
+
+use crate::index::entry::{Entry, Kind};
+use crate::index::node::Node;
+use crate::index::writer::IndexWriter;
+use crate::index::{Mark, ORDER_MAX};
+
+#[derive(Default)]
+struct Counted {
+    nodes: u64,
+    shadow_slots: u64,
+}
+
+/// # Panics
+/// If anything is not as the room's invariants say.
+pub(super) fn audit<const BITS: u32>(writer: &IndexWriter<'_, BITS>) {
+    let root = writer.root();
+    let mut counted = Counted::default();
+    match root.entry.kind() {
+        Kind::Empty => assert_eq!(root.bits, 0),
+        Kind::Folio(_) => assert!(root.bits <= ORDER_MAX),
+        Kind::Shadow(_) => {
+            assert!(root.bits <= ORDER_MAX);
+            counted.shadow_slots = 1;
+        }
+        Kind::Node => {
+            let node = writer.node(root.entry);
+            assert_eq!(root.bits, (node.links().level + 1) * BITS, "the root's bits");
+            assert_eq!(node.links().parent, 0, "the root's node has a parent");
+            assert!(!could_shrink(node), "the root's node is not needed");
+            audit_node(writer, node, &mut counted);
+        }
+    }
+    assert_eq!(counted.nodes, writer.nodes(), "nodes");
+    assert_eq!(counted.shadow_slots, writer.shadow_slots(), "shadow slots");
+}
+
+fn could_shrink<const BITS: u32>(node: Node<'_, BITS>) -> bool {
+    let links = node.links();
+    match node.load(0).kind() {
+        Kind::Empty => false,
+        Kind::Folio(_) => links.shadows == 0 && links.present == 1 << node.run(0).1,
+        Kind::Shadow(_) | Kind::Node => links.present + links.shadows == 1,
+    }
+}
+
+fn audit_node<const BITS: u32>(
+    writer: &IndexWriter<'_, BITS>,
+    node: Node<'_, BITS>,
+    counted: &mut Counted,
+) {
+    let links = node.links();
+    let (mut present, mut shadows) = (0, 0);
+    for i in 0..Node::<BITS>::FANOUT {
+        let entry = node.load(i);
+        let marks = Mark::ALL.map(|mark| node.marks(mark) >> i & 1 != 0);
+        match entry.kind() {
+            Kind::Empty => assert_eq!(marks, [false; 3], "an empty slot is marked"),
+            Kind::Shadow(_) => {
+                shadows += 1;
+                assert_eq!(marks, [false; 3], "a shadow is marked");
+            }
+            Kind::Folio(_) => {
+                present += 1;
+                audit_run(node, i, entry);
+            }
+            Kind::Node => {
+                present += 1;
+                let child = writer.node(entry);
+                let up = child.links();
+                assert_eq!((up.parent, up.slot), (node.entry().0, i), "the way up");
+                assert_eq!(up.level + 1, links.level, "levels");
+                let below = Mark::ALL.map(|mark| child.marks(mark) != 0);
+                assert_eq!(marks, below, "a parent's marks");
+                audit_node(writer, child, counted);
+            }
+        }
+    }
+    assert_eq!((present, shadows), (links.present, links.shadows), "a node's counts");
+    assert!(present + shadows > 0, "an empty node is linked");
+    counted.nodes += 1;
+    counted.shadow_slots += u64::from(shadows);
+}
+
+fn audit_run<const BITS: u32>(node: Node<'_, BITS>, i: u32, entry: Entry) {
+    let (first, log2) = node.run(i);
+    assert!(node.links().level * BITS + log2 <= ORDER_MAX);
+    for other in 0..Node::<BITS>::FANOUT {
+        let inside = (first..first + (1 << log2)).contains(&other);
+        assert_eq!(node.load(other) == entry, inside, "a head's run of slots");
+        if inside {
+            for mark in Mark::ALL {
+                let bits = node.marks(mark);
+                assert_eq!(bits >> other & 1, bits >> first & 1, "a folio's marks disagree");
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Random operations on an index and on a map, compared after each step.
+
+use super::arena::Arena;
+use super::audit::audit;
+use crate::index::flaw::{self, Flaw};
+use crate::index::{
+    FolioAt, FrameNumber, InsertError, Mark, ORDER_MAX, PAGES_END, Slot, SplitError, TrimWhere,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert { page: u64, order: u32, wanted: u64 },
+    Remove { page: u64 },
+    Replace { page: u64 },
+    Shadow { page: u64, payload: u32 },
+    Split { page: u64, down: u32 },
+    Mark { page: u64, mark: Mark, set: bool },
+    Trim { limit: u64, place: TrimWhere },
+    Walk { from: u64, len: u64 },
+}
+
+/// What the index should hold. Shadows are kept by page.
+#[derive(Default)]
+struct Model {
+    folios: BTreeMap<u64, (FolioAt, [bool; 3])>,
+    shadows: BTreeMap<u64, u32>,
+    next_frame: u32,
+}
+
+impl Model {
+    fn folio(&self, page: u64) -> Option<FolioAt> {
+        let (_, (folio, _)) = self.folios.range(..=page).next_back()?;
+        (page < folio.end()).then_some(*folio)
+    }
+
+    fn slot(&self, page: u64) -> Slot {
+        match (self.folio(page), self.shadows.get(&page)) {
+            (Some(folio), None) => Slot::Folio(folio.frame),
+            (None, Some(&payload)) => Slot::Shadow(payload),
+            (None, None) => Slot::Empty,
+            (Some(_), Some(_)) => panic!("the model has a folio over a shadow"),
+        }
+    }
+
+    fn fresh(&mut self) -> FrameNumber {
+        self.next_frame += 1;
+        FrameNumber(self.next_frame)
+    }
+
+    fn overlaps(&self, from: u64, to: u64) -> Option<FolioAt> {
+        self.folio(from).or_else(|| Some(self.folios.range(from..to).next()?.1.0))
+    }
+}
+
+fn page(tiny: bool) -> impl Strategy<Value = u64> {
+    let tiny = if tiny { 1000 } else { 0 };
+    prop_oneof![
+        1 + tiny => 0..20_u64,
+        6 => 0..200_u64,
+        4 => 0..6000_u64,
+        1 => 0..1_u64 << 20,
+        1 => 0..PAGES_END,
+        2 => PAGES_END - 1500..PAGES_END,
+        1 => (0..51_u32, 0..4_u64).prop_map(|(bit, add)| ((1 << bit) + add).min(PAGES_END - 1)),
+    ]
+}
+
+fn mark() -> impl Strategy<Value = Mark> {
+    prop_oneof![Just(Mark::Dirty), Just(Mark::Writeback), Just(Mark::ToWrite)]
+}
+
+fn op(tiny: bool) -> impl Strategy<Value = Op> {
+    let page = || page(tiny);
+    let place = prop_oneof![Just(TrimWhere::Anywhere), Just(TrimWhere::ShadowOnlyNodes)];
+    prop_oneof![
+        8 => (page(), 0..=if tiny { 2 } else { ORDER_MAX }, any::<u64>()).prop_map(|(page, order, any)| {
+            let page = page >> order << order;
+            Op::Insert { page, order, wanted: page + any % (1 << order) }
+        }),
+        3 => page().prop_map(|page| Op::Remove { page }),
+        2 => page().prop_map(|page| Op::Replace { page }),
+        4 => (page(), 0..1_u32 << 30).prop_map(|(page, payload)| Op::Shadow { page, payload }),
+        4 => (page(), 1..=ORDER_MAX).prop_map(|(page, down)| Op::Split { page, down }),
+        6 => (page(), mark(), prop::bool::weighted(0.7))
+            .prop_map(|(page, mark, set)| Op::Mark { page, mark, set }),
+        1 => (1..300_u64, place).prop_map(|(limit, place)| Op::Trim { limit, place }),
+        3 => (page(), 0..2000_u64).prop_map(|(from, len)| Op::Walk { from, len }),
+    ]
+}
+
+struct Pair<const BITS: u32> {
+    arena: Arena<BITS>,
+    model: Model,
+}
+
+/// Picks a page that has something, so that most operations hit: the folio at or after `page`.
+fn aim(model: &Model, page: u64) -> u64 {
+    let next = model.folios.range(page..).next().or_else(|| model.folios.iter().next());
+    match next {
+        Some((_, (folio, _))) if !page.is_multiple_of(5) => folio.page + page % (1 << folio.order),
+        _ => page,
+    }
+}
+
+fn run<const BITS: u32>(ops: &[Op]) {
+    let mut pair = Pair { arena: Arena::<BITS>::new(2 << 20, 1 << 16), model: Model::default() };
+    let (index, mut owner) = pair.arena.pool.new_index();
+    for op in ops {
+        pair.arena.refill(1200).unwrap();
+        let mut writer = index.writer(&mut owner, &pair.arena.pool);
+        step(&mut writer, &mut pair.model, op);
+        audit(&writer);
+        probe(&writer, &pair.model, op);
+    }
+    let writer = index.writer(&mut owner, &pair.arena.pool);
+    let in_use = pair.arena.pool.stats().nodes_in_use;
+    assert_eq!(in_use, writer.nodes(), "nodes in use but in no tree");
+    let mut all = Vec::new();
+    writer.for_each_in(0..PAGES_END, |folio| all.push(folio));
+    let expected: Vec<_> = pair.model.folios.values().map(|(folio, _)| *folio).collect();
+    assert_eq!(all, expected, "all folios");
+    for mark in Mark::ALL {
+        let (mut from, mut marked) = (0, Vec::new());
+        while let Some(folio) = writer.next_marked(from..PAGES_END, mark) {
+            marked.push(folio);
+            from = folio.end();
+        }
+        let of_model = pair.model.folios.values().filter(|(_, marks)| marks[mark as usize]);
+        assert_eq!(marked, of_model.map(|(folio, _)| *folio).collect::<Vec<_>>(), "{mark:?}");
+        assert_eq!(writer.any_marked(mark), !marked.is_empty());
+    }
+}
+
+type Writer<'a, const BITS: u32> = crate::index::IndexWriter<'a, BITS>;
+
+fn step<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, op: &Op) {
+    match *op {
+        Op::Insert { page, order, wanted } => insert(writer, model, page, order, wanted),
+        Op::Remove { page } => {
+            let page = aim(model, page);
+            let expected = model.folio(page);
+            assert_eq!(writer.remove(page), expected);
+            if let Some(folio) = expected {
+                model.folios.remove(&folio.page);
+            }
+        }
+        Op::Replace { page } => {
+            let page = aim(model, page);
+            let new = model.fresh();
+            let expected = model.folio(page);
+            assert_eq!(writer.replace(page, new), expected);
+            if let Some(folio) = expected {
+                model.folios.get_mut(&folio.page).unwrap().0.frame = new;
+            }
+        }
+        Op::Shadow { page, payload } => {
+            let page = aim(model, page);
+            let expected = model.folio(page);
+            assert_eq!(writer.store_shadow(page, payload), expected);
+            if let Some(folio) = expected {
+                model.folios.remove(&folio.page);
+                model.shadows.extend((folio.page..folio.end()).map(|page| (page, payload)));
+            }
+        }
+        Op::Split { page, down } => split(writer, model, aim(model, page), down),
+        Op::Mark { page, mark, set } => {
+            let page = aim(model, page);
+            let folio = model.folio(page);
+            let marks = folio.map(|folio| &mut model.folios.get_mut(&folio.page).unwrap().1);
+            let expected =
+                marks.map(|marks| std::mem::replace(&mut marks[mark as usize], set) != set);
+            let changed =
+                if set { writer.set_mark(page, mark) } else { writer.clear_mark(page, mark) };
+            assert_eq!(changed, expected);
+            assert_eq!(writer.is_marked(page, mark), expected.is_some() && set);
+        }
+        Op::Trim { limit, place } => trim(writer, model, limit, place),
+        Op::Walk { from, len } => walk(writer, model, from, from.saturating_add(len)),
+    }
+}
+
+fn insert<const BITS: u32>(
+    writer: &mut Writer<'_, BITS>,
+    model: &mut Model,
+    page: u64,
+    order: u32,
+    wanted: u64,
+) {
+    let frame = model.fresh();
+    let end = page + (1 << order);
+    let result = writer.insert(page, order, frame, wanted);
+    if let Some(folio) = model.overlaps(page, end) {
+        assert_eq!(result, Err(InsertError::Occupied(folio)));
+        return;
+    }
+    let refault = model.shadows.get(&wanted).copied();
+    assert_eq!(result.unwrap().refault, refault);
+    let gone: Vec<_> = model.shadows.range(page..end).map(|(&page, _)| page).collect();
+    for page in gone {
+        model.shadows.remove(&page);
+    }
+    model.folios.insert(page, (FolioAt { page, order, frame }, [false; 3]));
+}
+
+fn split<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, page: u64, down: u32) {
+    let Some(folio) = model.folio(page) else {
+        assert_eq!(writer.split(page, 1, 0, FrameNumber), Err(SplitError::Absent(page)));
+        return;
+    };
+    if folio.order == 0 {
+        let error = SplitError::Order { expected: 1, found: folio };
+        assert_eq!(writer.split(page, 1, 0, FrameNumber), Err(error));
+        return;
+    }
+    let new_order = folio.order.saturating_sub(down);
+    let (_, marks) = model.folios.remove(&folio.page).unwrap();
+    // The first piece keeps its head, as a real split does.
+    let base = model.next_frame + 1;
+    model.next_frame += 512;
+    let head = |i| if i == 0 { folio.frame } else { FrameNumber(base + i) };
+    writer.split(page, folio.order, new_order, head).unwrap();
+    for i in 0..1_u32 << (folio.order - new_order) {
+        let page = folio.page + (u64::from(i) << new_order);
+        let piece = FolioAt { page, order: new_order, frame: head(i) };
+        model.folios.insert(page, (piece, marks));
+    }
+}
+
+fn trim<const BITS: u32>(
+    writer: &mut Writer<'_, BITS>,
+    model: &mut Model,
+    limit: u64,
+    place: TrimWhere,
+) {
+    let slots_before = writer.shadow_slots();
+    let nodes_before = writer.nodes();
+    let done = writer.drop_shadows(limit, place);
+    assert_eq!(done.slots, slots_before - writer.shadow_slots());
+    assert_eq!(done.nodes, nodes_before - writer.nodes());
+    assert!(done.slots < limit + 64);
+    model.shadows.retain(|&page, &mut payload| match writer.get(page) {
+        Slot::Empty => false,
+        slot => {
+            assert_eq!(slot, Slot::Shadow(payload));
+            true
+        }
+    });
+    if writer.shadow_slots() == 0 {
+        assert!(model.shadows.is_empty());
+    } else {
+        assert!(!model.shadows.is_empty());
+    }
+}
+
+fn walk<const BITS: u32>(writer: &Writer<'_, BITS>, model: &Model, from: u64, to: u64) {
+    let to = to.min(PAGES_END);
+    assert_eq!(writer.next_present(from..to), model.overlaps(from, to).filter(|_| from < to));
+    let absent = (from..to).find(|&page| model.folio(page).is_none());
+    assert_eq!(writer.next_absent(from..to), absent);
+    for mark in Mark::ALL {
+        let start = model.folio(from).map_or(from, |folio| folio.page);
+        let marked = model.folios.range(start..to.max(start));
+        let first = marked.map(|(_, entry)| entry).find(|(_, marks)| marks[mark as usize]);
+        let expected = first.map(|(folio, _)| *folio).filter(|_| from < to);
+        assert_eq!(writer.next_marked(from..to, mark), expected, "{mark:?}");
+    }
+}
+
+/// Compares pages around the operation, and of all folios and shadows nearby.
+fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, model: &Model, op: &Op) {
+    let around = match *op {
+        Op::Insert { page, .. }
+        | Op::Remove { page }
+        | Op::Replace { page }
+        | Op::Shadow { page, .. }
+        | Op::Split { page, .. }
+        | Op::Mark { page, .. } => aim(model, page),
+        Op::Walk { from, .. } => from,
+        Op::Trim { .. } => 0,
+    };
+    for page in around.saturating_sub(70)..(around + 600).min(PAGES_END) {
+        assert_eq!(writer.get(page), model.slot(page), "page {page}");
+    }
+    assert_eq!(writer.folio(around), model.folio(around));
+    for (&page, (folio, marks)) in model.folios.range(around.saturating_sub(5000)..).take(20) {
+        assert_eq!(writer.folio(page), Some(*folio));
+        assert_eq!(Mark::ALL.map(|mark| writer.is_marked(page, mark)), *marks, "marks of {page}");
+    }
+    for (&page, &payload) in model.shadows.range(around..).take(20) {
+        assert_eq!(writer.get(page), Slot::Shadow(payload));
+    }
+}
+
+fn check<const BITS: u32>(flaw: Option<Flaw>, cases: u32) -> Result<(), String> {
+    let config =
+        Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
+    let mut runner = TestRunner::new(config);
+    let ops = |tiny| prop::collection::vec(op(tiny), 1..120);
+    let strategy = prop_oneof![2 => ops(false), 1 => ops(true)];
+    let result = runner.run(&strategy, |ops| {
+        flaw::with(flaw, || run::<BITS>(&ops));
+        Ok(())
+    });
+    result.map_err(|error| error.to_string())
+}
+
+#[test]
+fn index_agrees_with_a_map() {
+    check::<6>(None, 400).unwrap();
+}
+
+#[test]
+fn index_agrees_with_a_map_with_small_nodes() {
+    check::<2>(None, 150).unwrap();
+    check::<1>(None, 100).unwrap();
+    check::<5>(None, 100).unwrap();
+}
+
+#[test]
+fn the_map_catches_flaws() {
+    for flaw in [Flaw::KeepOldSlots, Flaw::MarkStaysLow, Flaw::ShrinkDropsMarks, Flaw::LeakNodes] {
+        let caught = check::<6>(Some(flaw), 400);
+        assert!(caught.is_err(), "{flaw:?} was not caught");
+    }
+}

@@ -1,0 +1,80 @@
+//! What a program may choose when it opens a cache or a file.
+
+use crate::source::Preference;
+
+/// How a cache is made. Start from [`Options::new`] and change what matters.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub(crate) budget_bytes: u64,
+    pub(crate) short_read_max_bytes: usize,
+    pub(crate) readahead_max_bytes: usize,
+    pub(crate) reference: Reference,
+}
+
+/// How a reader takes a counted reference; for comparisons only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Reference {
+    /// One atomic add, on the word with the frozen bit.
+    Add,
+    /// A load and a compare-and-swap loop on the same word.
+    CasLoop,
+}
+
+impl Options {
+    /// A cache of `budget_bytes`: everything it allocates for pages counts, the pages' table and
+    /// the indexes included. Reserved at once, used as pages come.
+    pub fn new(budget_bytes: u64) -> Self {
+        Options {
+            budget_bytes,
+            short_read_max_bytes: 64 << 10,
+            readahead_max_bytes: 2 << 20,
+            reference: Reference::Add,
+        }
+    }
+
+    /// Reads up to this long try to do without a reference: they copy, then check that nothing
+    /// changed meanwhile, and copy again under a reference if it did. 0 turns that off.
+    #[must_use]
+    pub fn short_read_max_bytes(mut self, bytes: usize) -> Self {
+        self.short_read_max_bytes = bytes;
+        self
+    }
+
+    /// The largest piece that is read ahead of a sequential reader, at most 2 MiB; 0 turns
+    /// reading ahead off.
+    #[must_use]
+    pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
+        self.readahead_max_bytes = bytes;
+        self
+    }
+
+    /// How readers that need a reference take it; for comparisons only.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn reference(mut self, reference: Reference) -> Self {
+        self.reference = reference;
+        self
+    }
+}
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy)]
+pub struct FileOptions {
+    pub(crate) preference: Preference,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        FileOptions { preference: Preference::Auto }
+    }
+}
+
+impl FileOptions {
+    /// Direct I/O, or through the kernel's cache; by default direct where the file system can.
+    #[must_use]
+    pub fn preference(mut self, preference: Preference) -> Self {
+        self.preference = preference;
+        self
+    }
+}

@@ -1,0 +1,83 @@
+//! What a cache tells of itself: [`Stats`], and the counters behind it.
+//!
+//! A reader counts in a shard of its own thread, so that counting writes nothing shared.
+
+use crate::source::SourceStats;
+
+/// How many sizes of reads are told apart: powers of two.
+pub const READ_SIZE_BUCKETS: usize = 32;
+
+/// A cache's counters, as they stood while they were being added up.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Reads by size: bucket 0 counts empty reads, bucket n those of 2^(n-1) to 2^n - 1 bytes, the
+    /// last also all longer ones.
+    pub reads: [u64; READ_SIZE_BUCKETS],
+    /// Reads served without a reference.
+    pub short_reads: u64,
+    /// Reads that did not try to do without one: longer than the limit.
+    pub long_reads: u64,
+    /// Reads that tried to do without a reference, and why they could not.
+    pub fallbacks: Fallbacks,
+    /// Folios copied from under a reference.
+    pub counted_hits: u64,
+    /// Folios that a reader wanted and that were not there.
+    pub misses: u64,
+    /// Of the misses, those that found the folio on its way already, and waited.
+    pub waits: u64,
+    /// Folios read ahead of a reader.
+    pub readahead: u64,
+    /// Folios on their way from a source now.
+    pub fills_in_flight: u64,
+    /// Fills that failed.
+    pub fill_errors: u64,
+    /// Folios evicted, and their bytes.
+    pub evictions: u64,
+    /// Bytes of the folios evicted.
+    pub evicted_bytes: u64,
+    /// Folios that came back soon after their eviction.
+    pub refaults: u64,
+    /// Times a reader had to evict for itself.
+    pub direct_reclaims: u64,
+    /// Folios split.
+    pub splits: u64,
+    /// Folios moved to another place.
+    pub migrations: u64,
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Bytes of file pages in memory.
+    pub resident_bytes: u64,
+    /// Of these, newer than the source's. Nothing writes yet.
+    pub dirty_bytes: u64,
+    /// Of these, pinned. Nothing pins yet.
+    pub pinned_bytes: u64,
+    /// The frame table, and the index nodes with their slabs.
+    pub metadata_bytes: u64,
+    /// Bytes that nothing is in.
+    pub free_bytes: u64,
+    /// Files known: open, or with pages in memory.
+    pub files: u64,
+    /// Calls of each file's source, with latencies.
+    pub sources: Vec<(String, SourceStats)>,
+}
+
+/// Why reads fell back from the short path to the counted one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fallbacks {
+    /// Nothing was found at the first page.
+    pub absent: u64,
+    /// What was found was being filled or changed.
+    pub changing: u64,
+    /// What was found was another folio by then.
+    pub identity: u64,
+    /// It began what was read ahead, and more was to be.
+    pub readahead: u64,
+    /// The range went beyond the folio.
+    pub crosses: u64,
+    /// The range went beyond the end of the file.
+    pub end_of_file: u64,
+    /// The folio changed while it was copied.
+    pub changed: u64,
+}

@@ -299,9 +299,9 @@ impl fmt::Display for Wrong {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    let groups = bytes.chunks(8).map(|group| {
-        group.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
-    });
+    let groups = bytes
+        .chunks(8)
+        .map(|group| group.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}")));
     groups.collect::<Vec<_>>().join(" ")
 }
 

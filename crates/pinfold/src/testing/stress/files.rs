@@ -179,11 +179,9 @@ impl Maker<'_> {
     fn faulty(&mut self, kind: &str, bytes: u64) {
         let name = format!("{kind} of {bytes} in memory");
         let inner: Arc<dyn Source> = match self.options.sabotage {
-            Some(sabotage) => Arc::new(Liar {
-                inner: self.contents(bytes),
-                sabotage,
-                calls: AtomicU64::new(0),
-            }),
+            Some(sabotage) => {
+                Arc::new(Liar { inner: self.contents(bytes), sabotage, calls: AtomicU64::new(0) })
+            }
             None => self.contents(bytes),
         };
         let faulty = Arc::new(Faulty::new(inner));
@@ -207,7 +205,13 @@ impl Maker<'_> {
     }
 
     /// A real file; `kept` open for the whole run or not.
-    fn real(&mut self, kind: &str, bytes: u64, preference: Preference, kept: bool) -> io::Result<()> {
+    fn real(
+        &mut self,
+        kind: &str,
+        bytes: u64,
+        preference: Preference,
+        kept: bool,
+    ) -> io::Result<()> {
         let path = self.options.dir.join(format!("{kind}-{bytes}-{}", self.all.len()));
         write_pattern(&path, self.pattern(), bytes)?;
         let file = match kept {

@@ -146,8 +146,8 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
     };
     let cache = Cache::new(CacheOptions::new(options.budget_bytes))
         .map_err(|error| setup("cannot open the cache", &error))?;
-    let subjects = Subjects::new(&cache, &options)
-        .map_err(|error| setup("cannot make the files", &error))?;
+    let subjects =
+        Subjects::new(&cache, &options).map_err(|error| setup("cannot make the files", &error))?;
     let shared = Arc::new(Shared {
         watch: Watch::new(&subjects),
         options,

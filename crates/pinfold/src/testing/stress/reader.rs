@@ -19,12 +19,8 @@ const STALE_ERRORS_MAX: u32 = 8;
 
 /// A thread that reads until the run is over.
 pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
-    let mut reader = Reader {
-        shared,
-        desk,
-        rng: Rng::with_seed(seed),
-        buf: vec![0xa5; READ_MAX_BYTES],
-    };
+    let mut reader =
+        Reader { shared, desk, rng: Rng::with_seed(seed), buf: vec![0xa5; READ_MAX_BYTES] };
     while shared.goes_on() {
         if let Err(failure) = reader.burst() {
             shared.fail(*failure);
@@ -94,7 +90,13 @@ impl Reader<'_> {
     }
 
     /// Reads of single cells, all over a region of some pages.
-    fn cells(&mut self, subject: &Subject, file: &File, start: u64, reads: u32) -> Result<u64, Box<Failure>> {
+    fn cells(
+        &mut self,
+        subject: &Subject,
+        file: &File,
+        start: u64,
+        reads: u32,
+    ) -> Result<u64, Box<Failure>> {
         let region_bytes = 4096u64 << self.rng.u32(0..8);
         let first = start / 64;
         let cells = (subject.bytes.div_ceil(64) - first.min(subject.bytes.div_ceil(64)))
@@ -121,7 +123,13 @@ impl Reader<'_> {
     }
 
     /// One read after the other, as a program does that reads a whole file.
-    fn scan(&mut self, subject: &Subject, file: &File, start: u64, reads: u32) -> Result<u64, Box<Failure>> {
+    fn scan(
+        &mut self,
+        subject: &Subject,
+        file: &File,
+        start: u64,
+        reads: u32,
+    ) -> Result<u64, Box<Failure>> {
         let step = 1usize << self.rng.u32(9..18);
         let mut offset = start;
         for n in 0..reads {
@@ -134,7 +142,13 @@ impl Reader<'_> {
         Ok(reads.into())
     }
 
-    fn others(&mut self, subject: &Subject, file: &File, start: u64, burst: &Burst) -> Result<u64, Box<Failure>> {
+    fn others(
+        &mut self,
+        subject: &Subject,
+        file: &File,
+        start: u64,
+        burst: &Burst,
+    ) -> Result<u64, Box<Failure>> {
         for n in 0..burst.reads {
             if n % 16 == 0 && !self.shared.goes_on() {
                 return Ok(n.into());
@@ -162,7 +176,14 @@ impl Reader<'_> {
         }
     }
 
-    fn judge(&mut self, subject: &Subject, before: (u64, u32), offset: u64, asked: usize, got: usize) -> Checked {
+    fn judge(
+        &mut self,
+        subject: &Subject,
+        before: (u64, u32),
+        offset: u64,
+        asked: usize,
+        got: usize,
+    ) -> Checked {
         let (phase, oldest) = before;
         let expected = subject.bytes.saturating_sub(offset).min(asked as u64) as usize;
         let may_be_short =
@@ -203,7 +224,14 @@ impl Reader<'_> {
 
     /// Whether a read may fail like this, then. If the trouble is over, what is wrong must come
     /// right by asking again.
-    fn forgive(&mut self, subject: &Subject, file: &File, mut phase: u64, offset: u64, error: &Error) -> Checked {
+    fn forgive(
+        &mut self,
+        subject: &Subject,
+        file: &File,
+        mut phase: u64,
+        offset: u64,
+        error: &Error,
+    ) -> Checked {
         let mut error = error.clone();
         let at = match &error {
             Error::Read { offset, .. } => *offset,
@@ -255,8 +283,8 @@ fn edge(rng: &mut Rng, bytes: u64) -> (u64, usize) {
 fn injected(subject: &Subject, error: &Error) -> bool {
     match (&subject.nature, error) {
         (Nature::Faulty(_), Error::Read { cause, .. }) => {
-            cause.raw_os_error() == Some(libc::EIO)
-                || cause.kind() == std::io::ErrorKind::InvalidData
+            cause.kind() == std::io::ErrorKind::InvalidData
+                || cause.to_string().contains("(os error 5)")
         }
         (Nature::Faulty(_) | Nature::Cut(_), Error::Truncated { .. }) => true,
         _ => false,

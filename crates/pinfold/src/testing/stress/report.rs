@@ -89,18 +89,13 @@ impl fmt::Display for Failure {
                     .enumerate()
                     .try_for_each(|(n, name)| write!(f, "\n  file {n} is {name}"))
             }
-            Failure::Length {
-                thread,
-                file,
-                offset,
-                asked_bytes,
-                got_bytes,
-                expected_bytes,
-            } => write!(
-                f,
-                "{thread} read {asked_bytes} bytes at {offset} of {file} and got {got_bytes}, not \
+            Failure::Length { thread, file, offset, asked_bytes, got_bytes, expected_bytes } => {
+                write!(
+                    f,
+                    "{thread} read {asked_bytes} bytes at {offset} of {file} and got {got_bytes}, not \
                  {expected_bytes}"
-            ),
+                )
+            }
             Failure::Unexpected { thread, doing, error } => {
                 write!(f, "{thread} ({doing}) met an error that it should not have: {error}")
             }

@@ -105,8 +105,8 @@ fn reopen(
     let other = dir.zip(name).map_or_else(|| path.clone(), |(dir, name)| dir.join(".").join(name));
     let mut cell = [0; 64];
     let offset = offset.min(subject.bytes) / 64 * 64 + rng.u64(0..2);
-    let read = open(&shared.cache, &other, *preference)
-        .and_then(|file| file.read_at(&mut cell, offset));
+    let read =
+        open(&shared.cache, &other, *preference).and_then(|file| file.read_at(&mut cell, offset));
     let failure = match read {
         Err(error) => Failure::Unexpected {
             thread: desk.name.clone(),

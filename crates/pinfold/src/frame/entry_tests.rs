@@ -115,7 +115,7 @@ fn the_fields_are_where_the_comments_say() {
     assert_eq!(offset_of!(Frame, order), 40);
     assert_eq!(offset_of!(Frame, uses), 41);
     assert_eq!(offset_of!(Frame, block), 42);
-    assert_eq!(offset_of!(Frame, _spare_u8), 43);
+    assert_eq!(offset_of!(Frame, place), 43);
     assert_eq!(offset_of!(Frame, _spare_u32), 44);
 }
 

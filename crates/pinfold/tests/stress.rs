@@ -70,7 +70,11 @@ fn a_page_in_the_wrong_place_is_caught_and_named() {
     let text = failure.to_string();
     let Failure::Wrong { wrong, .. } = *failure else { panic!("{text}") };
     let [first, ..] = &wrong.expected[..] else { panic!("{text}") };
-    assert_eq!(*first, { let mut b = [0]; wrong.pattern.fill(wrong.part_offset, &mut b); b[0] });
+    assert_eq!(*first, {
+        let mut b = [0];
+        wrong.pattern.fill(wrong.part_offset, &mut b);
+        b[0]
+    });
     // A whole cell says that it belongs one page further on; a part of one may not be able to.
     if wrong.got.len() == 64 {
         let belongs = format!("the whole cell at {} of file", wrong.part_offset + 4096);

@@ -114,22 +114,33 @@ impl Handle {
     }
 
     /// What of `buf` is in the folio at `offset`, under a reference; 0 at the end of the file.
+    ///
+    /// The reference keeps the bytes, but not their being the file's: a folio that was dropped
+    /// because the file's length changed has zeros where the file may have bytes by now. So the
+    /// version is checked here, too, over the look at the length and the copy.
     fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        if offset >= self.mapping.len_bytes() {
-            return Ok(0);
-        }
-        let page = offset >> PAGE_SHIFT;
-        let held = match self.core.hold(&self.mapping, page) {
-            Some(held) if !held.frame().is_changing() => {
-                self.core.counters.count(Event::CountedHit);
-                held
+        // Ends: each further turn follows an invalidation of this very folio.
+        loop {
+            if offset >= self.mapping.len_bytes() {
+                return Ok(0);
             }
-            _ => fill::get(self, page, buf.len())?,
-        };
-        if held.frame().flags().contains(Flags::READAHEAD) {
-            fill::read_further(self, &held);
+            let page = offset >> PAGE_SHIFT;
+            let held = match self.core.hold(&self.mapping, page) {
+                Some(held) if !held.frame().is_changing() => {
+                    self.core.counters.count(Event::CountedHit);
+                    held
+                }
+                _ => fill::get(self, page, buf.len())?,
+            };
+            if held.frame().flags().contains(Flags::READAHEAD) {
+                fill::read_further(self, &held);
+            }
+            let Some(stamp) = held.frame().read_begin() else { continue };
+            let copied = self.copy_held(&held, buf, offset);
+            if !held.frame().read_retry(stamp) {
+                return Ok(copied);
+            }
         }
-        Ok(self.copy_held(&held, buf, offset))
     }
 
     /// Copies from a folio that is held and up to date.

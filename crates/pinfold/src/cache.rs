@@ -1,48 +1,200 @@
-//! The front door.
-use std::ops::Range;
-use std::path::Path;
+//! `Cache`: opening one, opening files in it, and what it tells of itself.
+
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use crate::source::{Hint, Source};
-use crate::{Error, FileOptions, Options, Result, Stats};
 
-/// A page cache.
+use crate::core::Core;
+use crate::counters::{Counters, Event};
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::fill::Failures;
+use crate::frame::{self, Frames, PAGE_BYTES};
+use crate::index::NodePool;
+use crate::mapping::Mappings;
+use crate::options::{FileOptions, Options};
+use crate::reclaim::{self, Reclaim};
+use crate::source::{self, Access, Backing, Engine, EngineOptions, Source};
+use crate::stats::{Fallbacks, Stats};
+use crate::wait::Waiters;
+
+/// The smallest budget, in bytes: 1 MiB, with room for the frame table, some index nodes, and the
+/// folios of a few readers at a time.
+pub const BUDGET_MIN_BYTES: u64 = 1 << 20;
+
+/// The largest budget, in bytes: 256 GiB, as far as index nodes reach.
+pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
+
+/// A page cache: file pages in this program's memory, under a budget.
+///
+/// Clones are handles to the same cache. It lives as long as any of them, or any of its files.
+///
+/// ```
+/// use pinfold::{Cache, Options, source::Memory};
+/// use std::sync::Arc;
+///
+/// let cache = Cache::new(Options::new(8 << 20))?;
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("greeting");
+/// # std::fs::write(&path, "hello, world").unwrap();
+/// let file = cache.open(&path)?;
+/// let mut buf = [0; 5];
+/// assert_eq!(file.read_at(&mut buf, 7)?, 5);
+/// assert_eq!(&buf, b"world");
+///
+/// // Any source of bytes can be read through the cache.
+/// let memory = cache.attach("numbers", Arc::new(Memory::new(vec![1, 2, 3])))?;
+/// assert_eq!(memory.read_at(&mut buf, 1)?, 2);
+/// # Ok::<(), pinfold::Error>(())
+/// ```
 #[derive(Debug, Clone)]
-pub struct Cache {}
-
-/// A file read through a cache.
-#[derive(Debug, Clone)]
-pub struct File {}
-
-impl Cache {
-    /// Opens a cache.
-    pub fn new(options: Options) -> Result<Self> { todo!("{options:?}") }
-    /// Opens the file at `path` for reading.
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> { todo!() }
-    /// The same with options.
-    pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> { todo!() }
-    /// Reads a source of the program's own through the cache, under `name` in messages.
-    pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> { todo!() }
-    /// Counters.
-    pub fn stats(&self) -> Stats { todo!() }
-    /// Moves folios together until there is a free run of 2 MiB; false if it cannot be had.
-    pub fn compact(&self) -> bool { todo!() }
+pub struct Cache {
+    core: Arc<Core>,
 }
 
-impl File {
-    /// As pread(2): short at the end of the file, 0 beyond it.
-    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> { todo!() }
-    /// Length in bytes, as the cache knows it.
-    pub fn len(&self) -> u64 { todo!() }
-    /// Whether that is 0.
-    pub fn is_empty(&self) -> bool { todo!() }
-    /// What is known of the use to come.
-    pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> { todo!() }
-    /// Drops cached pages of the range, also those being read by others (they go on with what they have); gives the bytes dropped. Also asks the source for its length again.
-    pub fn invalidate(&self, range: Range<u64>) -> Result<u64> { todo!() }
-    /// Splits the folios of the range to single pages where nobody holds them; how many were split. For tests.
-    #[doc(hidden)]
-    pub fn split(&self, range: Range<u64>) -> u64 { todo!() }
-    /// Moves the folios of the range to other frames where nobody holds them; how many were moved. For tests.
-    #[doc(hidden)]
-    pub fn migrate(&self, range: Range<u64>) -> u64 { todo!() }
+impl Cache {
+    /// Opens a cache of `options.budget_bytes`. Reserves all of it, touches 1/64 (the frame table),
+    /// and starts a thread that evicts ahead of need.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`],
+    /// [`Error::Reserve`] if the system refuses.
+    pub fn new(options: Options) -> Result<Self> {
+        let asked_bytes = options.budget_bytes;
+        if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
+            let (least_bytes, most_bytes) = (BUDGET_MIN_BYTES, BUDGET_MAX_BYTES);
+            return Err(Error::Budget { asked_bytes, least_bytes, most_bytes });
+        }
+        let reserve = |cause| Error::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
+        let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
+            frame::OpenError::Reserve { cause, .. } => reserve(cause.into()),
+            other => unreachable!("the budget was checked: {other}"),
+        })?;
+        let base = NonNull::new(frames.base()).expect("no arena is at 0");
+        let arena_bytes = frames.frames() as usize * PAGE_BYTES;
+        // SAFETY: the arena stays mapped as long as `frames`, which `Core` drops after the nodes
+        // and every index; `refill_nodes` hands out slabs that it allocated and never frees.
+        let nodes = unsafe { NodePool::new(base, arena_bytes, PAGE_BYTES) };
+        let core = Arc::new(Core {
+            counters: Counters::new(),
+            mappings: Mappings::default(),
+            reclaim: Reclaim::new(frames.frames(), frames.free_frames()),
+            waiters: Waiters::new(),
+            failures: Failures::new(),
+            engine: Arc::new(Engine::new(EngineOptions::default())),
+            options,
+            nodes,
+            frames,
+        });
+        core.reclaim.daemon.start(Arc::downgrade(&core)).map_err(reserve)?;
+        Ok(Cache { core })
+    }
+
+    /// Opens the file or block device at `path` for reading. The same file opened twice (by device
+    /// and inode) is cached once. Direct I/O where the file system can, else through the kernel's
+    /// cache; [`Stats::sources`] tells.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with the path and the cause.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_with(path, FileOptions::default())
+    }
+
+    /// [`open`](Self::open) with options. A file that is cached already keeps the ones it has.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and when direct I/O is demanded and cannot be had.
+    pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
+        let path = path.as_ref();
+        let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
+            .map_err(Arc::new)?;
+        self.file(path.to_owned(), Some(opened.identity), opened.source)
+    }
+
+    /// Reads a source of the program's own through the cache; `name` stands in messages where a
+    /// path would. Each call makes a file of its own, whose pages go when its last handle does.
+    ///
+    /// # Errors
+    /// [`Error::Read`] if the source cannot tell its length.
+    pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
+        self.file(PathBuf::from(name), None, source)
+    }
+
+    fn file(
+        &self,
+        path: PathBuf,
+        identity: Option<source::Identity>,
+        source: Arc<dyn Source>,
+    ) -> Result<File> {
+        let backing = Backing::new(source, self.core.engine.clone());
+        let len_bytes = backing.len_bytes().map_err(|cause| Error::Read {
+            path: path.clone(),
+            offset: 0,
+            cause: Arc::new(cause),
+        })?;
+        let mapping =
+            self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
+        Ok(File::new(self.core.clone(), mapping))
+    }
+
+    /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.
+    pub fn compact(&self) -> bool {
+        reclaim::compact(&self.core)
+    }
+
+    /// What the cache has done and holds. Adds up the threads' counters; not for every request.
+    pub fn stats(&self) -> Stats {
+        let core = &self.core;
+        let sum = |event| core.counters.sum(event);
+        let page = PAGE_BYTES as u64;
+        let reads = core.counters.reads();
+        let fallbacks = Fallbacks {
+            absent: sum(Event::Absent),
+            changing: sum(Event::Changing),
+            identity: sum(Event::Identity),
+            readahead: sum(Event::ReadaheadMark),
+            crosses: sum(Event::Crosses),
+            end_of_file: sum(Event::EndOfFile),
+            changed: sum(Event::Changed),
+        };
+        let long_reads = sum(Event::LongRead);
+        let frames = core.frames.stats();
+        let metadata_bytes = reclaim::metadata_bytes(core);
+        let budget_bytes = u64::from(frames.total_frames) * page;
+        let free_bytes = u64::from(frames.free_frames + frames.held_frames) * page;
+        let mappings = core.mappings.all();
+        let ended = sum(Event::FillEnded);
+        Stats {
+            short_reads: reads
+                .iter()
+                .sum::<u64>()
+                .saturating_sub(long_reads + fallbacks.total()),
+            reads,
+            long_reads,
+            fallbacks,
+            counted_hits: sum(Event::CountedHit),
+            misses: sum(Event::Miss),
+            waits: sum(Event::Wait),
+            readahead: sum(Event::Readahead),
+            fills_in_flight: sum(Event::FillStarted).saturating_sub(ended),
+            fill_errors: sum(Event::FillError),
+            evictions: sum(Event::Eviction),
+            evicted_bytes: sum(Event::EvictedBytes),
+            refaults: sum(Event::Refault),
+            direct_reclaims: sum(Event::DirectReclaim),
+            splits: sum(Event::Split),
+            migrations: sum(Event::Migration),
+            budget_bytes,
+            resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
+            dirty_bytes: 0,
+            pinned_bytes: 0,
+            metadata_bytes,
+            free_bytes,
+            files: mappings.len() as u64,
+            sources: mappings
+                .iter()
+                .map(|mapping| (mapping.path.display().to_string(), mapping.backing.stats()))
+                .collect(),
+        }
+    }
 }

@@ -81,3 +81,16 @@ pub struct Fallbacks {
     /// The folio changed while it was copied.
     pub changed: u64,
 }
+
+impl Fallbacks {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.absent
+            + self.changing
+            + self.identity
+            + self.readahead
+            + self.crosses
+            + self.end_of_file
+            + self.changed
+    }
+}

@@ -16,25 +16,80 @@ pub(crate) use loom::sync::atomic::{
 };
 
 #[cfg(loom)]
-type Inner<T> = loom::sync::Mutex<T>;
-#[cfg(not(loom))]
-type Inner<T> = std::sync::Mutex<T>;
-#[cfg(loom)]
-pub(crate) type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
-#[cfg(not(loom))]
-pub(crate) type MutexGuard<'a, T> = std::sync::MutexGuard<'a, T>;
+mod locks {
+    pub(super) type RawMutex<T> = loom::sync::Mutex<T>;
+    pub(super) type RawCondvar = loom::sync::Condvar;
+    pub(crate) type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
 
-/// A mutex that ignores poisoning: what it guards here is kept consistent by assertions, and a
-/// panic of one reader must not take the cache from all others.
+    pub(super) fn lock<T>(mutex: &RawMutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().expect("a model does not go on after a panic")
+    }
+
+    pub(super) fn wait<'a, T>(on: &RawCondvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        on.wait(guard).expect("a model does not go on after a panic")
+    }
+}
+
+// Not std's: its condition variables make a system call for each notification, waiters or not.
+#[cfg(not(loom))]
+mod locks {
+    pub(super) type RawMutex<T> = parking_lot::Mutex<T>;
+    pub(super) type RawCondvar = parking_lot::Condvar;
+    pub(crate) type MutexGuard<'a, T> = parking_lot::MutexGuard<'a, T>;
+
+    pub(super) fn lock<T>(mutex: &RawMutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock()
+    }
+
+    pub(super) fn wait<'a, T>(on: &RawCondvar, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        on.wait(&mut guard);
+        guard
+    }
+}
+
+pub(crate) use locks::MutexGuard;
+
+/// A mutex that is not poisoned: what it guards here is kept consistent by assertions, and a panic
+/// of one reader must not take the cache from all others.
 #[derive(Debug)]
-pub(crate) struct Mutex<T>(Inner<T>);
+pub(crate) struct Mutex<T>(locks::RawMutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) fn new(value: T) -> Self {
-        Mutex(Inner::new(value))
+        Mutex(locks::RawMutex::new(value))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        locks::lock(&self.0)
+    }
+}
+
+/// A condition variable for [`Mutex`].
+#[derive(Debug)]
+pub(crate) struct Condvar(locks::RawCondvar);
+
+impl Condvar {
+    pub(crate) fn new() -> Self {
+        Condvar(locks::RawCondvar::new())
+    }
+
+    /// Sleeps until woken, or for no reason.
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        locks::wait(&self.0, guard)
+    }
+
+    /// Sleeps until woken, or for no reason, or for as long as `timeout`.
+    #[cfg(not(loom))]
+    pub(crate) fn wait_timeout<'a, T>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        timeout: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        self.0.wait_for(&mut guard, timeout);
+        guard
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
     }
 }

@@ -164,6 +164,23 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.sub_and_test(n)
     }
 
+    /// For `rivals`: a get as it would be without the frozen bit's promise.
+    #[inline]
+    pub(crate) fn try_get_by_cas(&self) -> bool {
+        let mut seen = self.word();
+        // Ends: the exchange fails only when another thread changed the word.
+        loop {
+            let new = seen.plus(Word::<P>::refs_delta(1));
+            if seen.is_zero() || new.refuses_refs() {
+                return false;
+            }
+            match self.word.compare_exchange(seen.raw(), new.raw(), P::TRY_GET) {
+                Ok(_) => return true,
+                Err(found) => seen = Word::of(found),
+            }
+        }
+    }
+
     // ---- references, for holders ---------------------------------------------------------------
 
     /// Takes `n` more references; only for somebody who has one. One atomic add, *relaxed*.

@@ -48,6 +48,13 @@ impl<P: Protocol, A: AtomicWord<u64>> Counter for RefCount<P, A> {
     }
 }
 
+/// Takes a reference on the shipped word by a load and a compare-and-swap loop: what its addition
+/// is compared with inside a cache.
+#[inline]
+pub fn try_get_by_cas<P: Protocol, A: AtomicWord<u64>>(count: &RefCount<P, A>) -> bool {
+    count.try_get_by_cas()
+}
+
 /// Dead is zero: a get is a load and a compare-and-swap loop. What Linux does up to now.
 #[derive(Debug)]
 pub struct CasLoop(AtomicU32);

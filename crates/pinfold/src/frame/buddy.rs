@@ -343,7 +343,7 @@ impl Lists {
         let mut at = first;
         // Ends: each round adds a block of at least one frame, up to `end`.
         while at < end {
-            let order = Order::of_block_at(at, end);
+            let order = Order::of_block_at(at.into(), end.into());
             self.add(table, FrameNumber(at), order);
             at += order.frames();
         }

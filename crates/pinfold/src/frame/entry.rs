@@ -89,6 +89,8 @@ bitflags! {
         const WRITEBACK = 1 << 1;
         /// A read that meets it should have more read ahead.
         const READAHEAD = 1 << 2;
+        /// Its fill failed, and `fill` has the error for those who waited.
+        const FAILED = 1 << 3;
     }
 }
 
@@ -139,10 +141,9 @@ pub(crate) struct Frame {
     /// The order of the free block that starts here, plus one; 0 where none starts. The
     /// allocator's alone. At 42.
     block: AtomicU8,
-    /// At 43: a byte to spare, for the state of a fill.
-    #[cfg(not(loom))]
-    _spare_u8: u8,
-    /// At 44: five words to spare; a wait key and an error code will want one each.
+    /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
+    place: AtomicU8,
+    /// At 44: five words to spare.
     #[cfg(not(loom))]
     _spare_u32: [u32; 5],
 }
@@ -170,8 +171,7 @@ impl Frame {
             order: AtomicU8::new(0),
             uses: AtomicU8::new(0),
             block: AtomicU8::new(0),
-            #[cfg(not(loom))]
-            _spare_u8: 0,
+            place: AtomicU8::new(0),
             #[cfg(not(loom))]
             _spare_u32: [0; 5],
         }
@@ -327,6 +327,13 @@ impl Frame {
         Flags::from_bits_truncate(self.flags.load(Ordering::Acquire))
     }
 
+    /// Whether a read should have more read ahead: a hint, and one load.
+    #[inline]
+    pub(crate) fn has_readahead_mark(&self) -> bool {
+        // Relaxed: a hint.
+        self.flags.load(Ordering::Relaxed) & Flags::READAHEAD.bits() != 0
+    }
+
     /// Sets `flags` and returns those that were set before: whoever finds a flag missing there is
     /// the one who set it. Loses no update of anybody else. Cost: one atomic or.
     pub(crate) fn set_flags(&self, flags: Flags) -> Flags {
@@ -387,6 +394,17 @@ impl Frame {
     pub(crate) fn set_next(&self, frame: Option<FrameNumber>) {
         // Relaxed: as in `prev`.
         self.next.store(link(frame), Ordering::Relaxed);
+    }
+
+    /// Where the policy has the folio, in the policy's coding.
+    pub(crate) fn place(&self) -> u8 {
+        // Relaxed: the policy's lock orders it.
+        self.place.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_place(&self, place: u8) {
+        // Relaxed: as in `place`.
+        self.place.store(place, Ordering::Relaxed);
     }
 
     // ---- for the allocator ----

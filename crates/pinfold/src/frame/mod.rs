@@ -12,6 +12,7 @@
 
 mod arena;
 mod buddy;
+mod copy;
 mod count;
 mod entry;
 mod table;
@@ -26,6 +27,7 @@ mod stress;
 mod tests;
 
 pub(crate) use arena::OpenError;
+pub(crate) use copy::copy_racing;
 pub(crate) use buddy::{FrameStats, RunMap};
 #[allow(unused_imports, reason = "as above: named by the rooms on top")]
 pub(crate) use count::Count;
@@ -123,10 +125,11 @@ impl Order {
         (0..=Order::MAX.0).map(Order)
     }
 
-    /// The largest order whose aligned block starts at `first` and ends no later than `end`.
-    const fn of_block_at(first: u32, end: u32) -> Order {
+    /// The largest order whose aligned block starts at `first` and ends no later than `end`; of
+    /// frames or of a file's pages.
+    pub(crate) const fn of_block_at(first: u64, end: u64) -> Order {
         debug_assert!(first < end, "a block has at least one frame");
-        // 0 is aligned to everything, and has 32 trailing zeros.
+        // 0 is aligned to everything, and has 64 trailing zeros.
         let aligned = first.trailing_zeros();
         let fits = (end - first).ilog2();
         let least = if aligned < fits { aligned } else { fits };

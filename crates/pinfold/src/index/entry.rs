@@ -31,9 +31,8 @@ const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 /// Largest payload of a shadow entry.
 pub(crate) const SHADOW_MAX: u32 = PAYLOAD_END - 1;
 
-/// Number of a 4 KiB frame of the arena; in this room always that of a folio's head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct FrameNumber(pub(crate) u32);
+/// In this room always that of a folio's head.
+pub(crate) use crate::frame::FrameNumber;
 
 /// One slot's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

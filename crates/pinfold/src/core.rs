@@ -1,0 +1,140 @@
+//! What all rooms of a cache share, and the two things done to a folio everywhere: holding it by a
+//! counted reference, and letting it go.
+//!
+//! Belongs here: nothing that has a room of its own. Called by all of them.
+
+use std::sync::Arc;
+
+use crate::counters::Counters;
+use crate::fill::Failures;
+use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
+use crate::index::{NodePool, TrimWhere};
+use crate::mapping::{Mapping, Mappings};
+use crate::options::{Options, Reference};
+use crate::reclaim::Reclaim;
+use crate::source::Engine;
+use crate::wait::Waiters;
+
+/// One cache's shared state.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) counters: Counters,
+    pub(crate) options: Options,
+    pub(crate) mappings: Mappings,
+    pub(crate) reclaim: Reclaim,
+    pub(crate) waiters: Waiters,
+    pub(crate) failures: Failures,
+    pub(crate) engine: Arc<Engine>,
+    /// After all that points into the arena.
+    pub(crate) nodes: NodePool,
+    pub(crate) frames: Frames,
+}
+
+impl Core {
+    /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
+    /// still be on its way from the source.
+    #[inline]
+    pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
+        let head = mapping.index.lookup(page)?;
+        let frame = self.frames.try_frame(head)?;
+        let got = match self.options.reference {
+            Reference::Add => frame.count.try_get(1).is_ok(),
+            Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
+        };
+        if !got {
+            return None;
+        }
+        let held = Held { core: self, frame, head };
+        // The folio may be another one by now: then the reference is given back by the drop.
+        held.is(mapping.id, page).then_some(held)
+    }
+
+    /// A reference to a folio that the caller found under its mapping's `change` mutex.
+    pub(crate) fn hold_under_change(&self, head: FrameNumber) -> Held<'_> {
+        let frame = self.frames.frame(head);
+        frame.count.get(1);
+        Held { core: self, frame, head }
+    }
+
+    /// Gives the mapping up, if nobody has it open and none of its pages are left.
+    pub(crate) fn retire(&self, mapping: &Mapping) {
+        self.mappings.retire(mapping, |changing| {
+            let mut writer = changing.writer(&self.nodes);
+            // Ends: each call goes on where the last one stopped, and nothing adds shadows.
+            while writer.shadow_slots() > 0 {
+                writer.drop_shadows(u64::MAX, TrimWhere::Anywhere);
+            }
+        });
+    }
+
+    /// Gives up one reference, and frees the folio if it was the last.
+    pub(crate) fn put(&self, head: FrameNumber) {
+        let frame = self.frames.frame(head);
+        if frame.count.put(1) {
+            self.destroy(head, frame);
+        }
+    }
+
+    /// Frees a folio that is frozen for good: by what its entry says it is.
+    #[cold]
+    fn destroy(&self, head: FrameNumber, frame: &Frame) {
+        debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
+        self.failures.forget(head, frame);
+        self.frames.free(head, frame.order());
+        self.reclaim.progress();
+    }
+}
+
+/// A counted reference to a folio; given back on drop.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    core: &'a Core,
+    frame: &'a Frame,
+    head: FrameNumber,
+}
+
+impl<'a> Held<'a> {
+    /// Takes over a reference that the caller has.
+    pub(crate) fn adopt(core: &'a Core, head: FrameNumber) -> Self {
+        Held { core, frame: core.frames.frame(head), head }
+    }
+
+    /// The folio's entry.
+    pub(crate) fn frame(&self) -> &'a Frame {
+        self.frame
+    }
+
+    /// The folio's first frame.
+    pub(crate) fn head(&self) -> FrameNumber {
+        self.head
+    }
+
+    /// Whether the folio is that of `page` of the mapping `id`.
+    #[inline]
+    pub(crate) fn is(&self, id: u32, page: u64) -> bool {
+        let identity = self.frame.identity();
+        identity.mapping == id
+            && page.wrapping_sub(identity.index) < u64::from(identity.order.frames())
+    }
+
+    /// The byte of the file that the folio begins with.
+    #[inline]
+    pub(crate) fn offset(&self) -> u64 {
+        self.frame.identity().index << PAGE_SHIFT
+    }
+
+    /// Where its bytes are.
+    #[inline]
+    pub(crate) fn address(&self) -> *const u8 {
+        self.core.frames.address(self.head)
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.frame.count.put(1) {
+            self.core.destroy(self.head, self.frame);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `File`: a handle to a file that is read through a cache.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::fill::{self, Stream};
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::freeze;
+use crate::mapping::Mapping;
+use crate::read::Reader;
+use crate::source::Hint;
+
+/// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
+///
+/// A clone is a handle of its own on the same pages: it has its own run of sequential reading and
+/// its own hints. When the last handle goes the pages stay cached, until their room is needed.
+#[derive(Debug)]
+pub struct File {
+    core: Arc<Core>,
+    mapping: Arc<Mapping>,
+    stream: Stream,
+}
+
+impl File {
+    /// Takes over a handle that was counted.
+    pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>) -> Self {
+        let frames = core.frames.frames() as usize;
+        let window_max = core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
+        File { core, mapping, stream: Stream::new(window_max) }
+    }
+
+    #[inline]
+    fn reader(&self) -> Reader<'_> {
+        Reader { core: &self.core, mapping: &self.mapping, stream: &self.stream }
+    }
+
+    /// Copies bytes out, as pread(2) does: as many as `buf` holds, fewer at the end of the file, 0
+    /// beyond it. What is not cached is read from the source first.
+    ///
+    /// Bytes that come from one folio are of one moment. `buf` beyond the returned count, and all of
+    /// it after an error, holds unspecified bytes.
+    ///
+    /// Cost of a hit: up to the short-read limit a look-up and the copy, with nothing stored to
+    /// shared memory; above it, or where that fails, one atomic add and one subtraction a folio.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if `offset + buf.len()` is above 2^63 - 1; [`Error::Read`] if the source fails;
+    /// [`Error::Truncated`] if somebody cut the file short; [`Error::NoMemory`] if nothing can be
+    /// evicted. The error of one fill goes to all who wait for it, and is not kept: the next read
+    /// tries again.
+    #[inline]
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.reader().read_at(buf, offset)
+    }
+
+    /// The length in bytes, as it was when the file was opened, or at the last
+    /// [`invalidate`](Self::invalidate).
+    pub fn len(&self) -> u64 {
+        self.mapping.len_bytes()
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Says how `range` (bytes) will be used. `Sequential` and `Random` hold for this handle, whatever
+    /// the range, until the next of them; `WillNeed` starts to read the range; `DontNeed` drops it.
+    /// The source is told as well.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1.
+    pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
+        let pages = self.pages(&range)?;
+        match hint {
+            Hint::Sequential | Hint::Random => self.stream.advise(hint),
+            Hint::WillNeed => fill::will_need(self.reader(), pages),
+            Hint::DontNeed => {
+                freeze::invalidate(&self.core, &self.mapping, pages);
+            }
+        }
+        // Nothing depends on the source's taking a hint.
+        let _ = self.mapping.backing.advise(range, hint);
+        Ok(())
+    }
+
+    /// Drops every cached folio that has a byte of `range`, also those that others are reading from:
+    /// they go on with the bytes they have, and whoever reads next gets them from the source anew.
+    /// Asks the source for its length again. Gives the number of bytes dropped.
+    ///
+    /// # Errors
+    /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Read`] if the source cannot tell
+    /// its length.
+    pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
+        let pages = self.pages(&range)?;
+        let len_bytes = self.mapping.backing.len_bytes().map_err(|cause| Error::Read {
+            path: self.mapping.path.clone(),
+            offset: range.start,
+            cause: Arc::new(cause),
+        })?;
+        self.mapping.set_len_bytes(len_bytes);
+        Ok(freeze::invalidate(&self.core, &self.mapping, pages))
+    }
+
+    /// Splits the folios of `range` into single pages where nobody holds them; gives how many were
+    /// split. For tests.
+    #[doc(hidden)]
+    pub fn split(&self, range: Range<u64>) -> u64 {
+        let pages = self.pages(&range).unwrap_or(0..0);
+        freeze::split_range(&self.core, &self.mapping, pages)
+    }
+
+    /// Moves the folios of `range` to other frames where nobody holds them; gives how many were
+    /// moved. For tests.
+    #[doc(hidden)]
+    pub fn migrate(&self, range: Range<u64>) -> u64 {
+        let pages = self.pages(&range).unwrap_or(0..0);
+        freeze::migrate_range(&self.core, &self.mapping, pages)
+    }
+
+    /// The pages that have a byte of `range`, up to the file's last.
+    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>> {
+        if range.start > range.end || range.end > i64::MAX as u64 {
+            let bytes = range.end.saturating_sub(range.start);
+            return Err(Error::Range { offset: range.start, bytes });
+        }
+        if range.is_empty() {
+            return Ok(0..0);
+        }
+        Ok(range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES as u64))
+    }
+}
+
+impl Clone for File {
+    fn clone(&self) -> Self {
+        self.core.mappings.clone_handle(&self.mapping);
+        File::new(self.core.clone(), self.mapping.clone())
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.core.mappings.drop_handle(&self.mapping) {
+            freeze::invalidate(&self.core, &self.mapping, 0..crate::index::PAGES_END);
+        }
+        self.core.retire(&self.mapping);
+    }
+}

@@ -1,0 +1,387 @@
+//! A miss: who fills, who waits.
+//!
+//! Here: getting a folio that is up to date, from the index or the source, and reading ahead. Not
+//! here: when to read how far ahead (`stream`), where bytes come from (`source`), what has to go
+//! for it (`reclaim`). Called by the doors.
+//!
+//! # A fill, step by step
+//!
+//! 1. allocate a folio (count 1, version odd, no mapping): before any lock, it may have to evict;
+//! 2. under the mapping's `change` mutex, if no folio is there by now: identity, into the index
+//!    (which has the first reference), one more reference for the filler;
+//! 3. without the mutex, read from the source;
+//! 4. under the mutex, unless the folio was dropped meanwhile: version even, known to the policy.
+//!    Or, on an error: out of the index, the error left for those who wait, no mapping;
+//! 5. wake those who wait, give up the filler's reference.
+//!
+//! Whoever finds the folio between 2 and 4 takes a reference and sleeps. There is one filler a
+//! folio, because step 2 finds the index empty for one only. An error is not cached: after step 4
+//! the next reader finds nothing and fills again.
+
+mod stream;
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pinfold_policy::{Arrival, Shadow};
+
+use crate::core::{Core, Held};
+use crate::counters::Event;
+use crate::error::{Error, Result};
+use crate::frame::{Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::index::InsertError;
+use crate::mapping::Mapping;
+use crate::read::Reader;
+use crate::reclaim;
+use crate::source::{Extent, ReadRequest};
+use crate::sync::Mutex;
+
+pub(crate) use stream::Stream;
+use stream::Plan;
+
+/// The most folios of one request to the source.
+const FOLIOS_MAX: usize = 64;
+
+/// Errors of failed fills, kept for those who waited, as long as the folio has holders.
+#[derive(Debug)]
+pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
+
+impl Failures {
+    pub(crate) fn new() -> Self {
+        Failures(Mutex::new(HashMap::new()))
+    }
+
+    /// Before the folio's identity goes.
+    fn remember(&self, head: FrameNumber, frame: &Frame, error: Error) {
+        self.0.lock().insert(head.0, error);
+        frame.set_flags(Flags::FAILED);
+    }
+
+    fn of(&self, head: FrameNumber, frame: &Frame) -> Option<Error> {
+        if !frame.flags().contains(Flags::FAILED) {
+            return None;
+        }
+        Some(self.0.lock().get(&head.0).cloned().expect("a failed fill leaves its error"))
+    }
+
+    /// When the folio goes.
+    pub(crate) fn forget(&self, head: FrameNumber, frame: &Frame) {
+        if frame.flags().contains(Flags::FAILED) {
+            self.0.lock().remove(&head.0);
+        }
+    }
+}
+
+/// A folio on its way: in the index, with a reference of the filler's.
+#[derive(Debug)]
+struct Filling {
+    head: FrameNumber,
+    page: u64,
+    order: Order,
+    shadow: Option<Shadow>,
+}
+
+impl Filling {
+    fn end(&self) -> u64 {
+        self.page + u64::from(self.order.frames())
+    }
+}
+
+/// The folio of `page`, up to date, where nobody holds it yet or it is on its way. `bytes` is how
+/// many the reader wants from there on.
+pub(crate) fn get<'a>(reader: Reader<'a>, page: u64, bytes: usize) -> Result<Held<'a>> {
+    reader.core.counters.count(Event::Miss);
+    // Ends: each turn that does not return was undone by an invalidation, or found the folio
+    // being frozen and then waited for that under the mapping's mutex.
+    loop {
+        if let Some(held) = find(reader, page) {
+            if let Some(held) = arrive(reader.core, held)? {
+                return Ok(held);
+            }
+            continue;
+        }
+        let plan = reader.stream.on_miss(page, bytes, reader.mapping.len_bytes());
+        if let Some(held) = demand(reader, page, plan)? {
+            return Ok(held);
+        }
+    }
+}
+
+/// The folio of `page`, if there is one, up to date or not.
+fn find(reader: Reader<'_>, page: u64) -> Option<Held<'_>> {
+    reader.core.hold(reader.mapping, page).or_else(|| {
+        // Exact now: a look-up through a recycled node misses, and a freezer holds this mutex.
+        let changing = reader.mapping.change();
+        let head = changing.head(page)?;
+        Some(reader.core.hold_under_change(head))
+    })
+}
+
+/// Waits for a folio that is on its way. `None`: it was dropped meanwhile.
+fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
+    let frame = held.frame();
+    let on_its_way = || frame.is_changing() && frame.identity().mapping != MAPPING_NONE;
+    if on_its_way() {
+        core.counters.count(Event::Wait);
+        core.waiters.wait(held.head().0, || !on_its_way());
+    }
+    if !frame.is_changing() {
+        return Ok(Some(held));
+    }
+    match core.failures.of(held.head(), frame) {
+        Some(error) => Err(error),
+        None => Ok(None),
+    }
+}
+
+/// Fills the folio of `page` and what the plan has behind it; `None` if somebody else came first.
+fn demand(reader: Reader<'_>, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
+    let core = reader.core;
+    let batch = prepare(reader, page, plan.now_end, true)?;
+    let Some(first) = batch.first() else { return Ok(None) };
+    let after = batch.last().map_or(page, Filling::end);
+    if plan.ahead_end > after {
+        start_ahead(reader, after, plan);
+    }
+    let offset = first.page << PAGE_SHIFT;
+    let extents = extents(core, &batch);
+    let read = reader.mapping.backing.read(offset, &extents);
+    let held = Held::adopt(core, first.head);
+    finish(core, reader.mapping, batch, offset, &read, Some(held.head()));
+    // The error that this reader gets is its own fill's, also if nobody else waited.
+    arrive(core, held)
+}
+
+/// A reader met the mark that what was read ahead is being used up.
+pub(crate) fn read_further(reader: Reader<'_>, held: &Held<'_>) {
+    // Whoever takes the mark away does the work.
+    if !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD) {
+        return;
+    }
+    let identity = held.frame().identity();
+    let page = identity.index + u64::from(identity.order.frames());
+    let plan = reader.stream.on_mark(page, reader.mapping.len_bytes());
+    start_ahead(reader, page, plan);
+}
+
+/// Brings a range in because somebody said that it will be needed.
+pub(crate) fn will_need(reader: Reader<'_>, pages: std::ops::Range<u64>) {
+    let plan = reader.stream.on_will_need(pages.end);
+    start_ahead(reader, pages.start, plan);
+}
+
+/// Starts reading `from..plan.ahead_end`, window by window, where nothing is there yet. Does what
+/// it can: nobody waits for it.
+fn start_ahead(reader: Reader<'_>, from: u64, plan: Plan) {
+    let mut requests = Vec::new();
+    let mut page = from;
+    // Ends: each turn moves `page` on.
+    while page < plan.ahead_end {
+        let absent = {
+            let mut changing = reader.mapping.change();
+            changing.writer(&reader.core.nodes).next_absent(page..plan.ahead_end)
+        };
+        let Some(start) = absent else { break };
+        let end = (start + u64::from(plan.window_pages)).min(plan.ahead_end);
+        let Ok(batch) = prepare(reader, start, end, false) else { break };
+        let Some(last) = batch.last() else {
+            page = start + 1;
+            continue;
+        };
+        page = last.end();
+        reader.core.frames.frame(batch[0].head).set_flags(Flags::READAHEAD);
+        reader.core.counters.add(Event::Readahead, batch.len() as u64);
+        requests.push(request(reader, batch));
+    }
+    reader.mapping.backing.submit(&mut requests);
+    // What the engine has no room for is dropped, which ends it like a failed fill.
+}
+
+/// Step 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio
+/// that is there: the first holds `page`. Empty if somebody has `page` already. When `urgent`,
+/// memory is made for the first folio, or the error says why not.
+fn prepare(reader: Reader<'_>, page: u64, end: u64, urgent: bool) -> Result<Vec<Filling>> {
+    let core = reader.core;
+    let mut batch = Vec::new();
+    let mut at = page;
+    while at < end && batch.len() < FOLIOS_MAX {
+        let wish = Order::of_block_at(at, end).min(core.reclaim.order_max());
+        let needed = urgent && batch.is_empty();
+        let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
+        match insert(reader, at, order, head) {
+            Ok(filling) => {
+                at = filling.end();
+                batch.push(filling);
+            }
+            Err(NotInserted::Occupied) => {
+                core.put(head);
+                // A smaller one may fit before what is there.
+                if order == Order::MIN || !batch.is_empty() {
+                    break;
+                }
+                return prepare(reader, page, page + 1, urgent);
+            }
+            Err(NotInserted::NoMemory(error)) => {
+                core.put(head);
+                if needed {
+                    return Err(error);
+                }
+                break;
+            }
+        }
+    }
+    Ok(batch)
+}
+
+enum NotInserted {
+    Occupied,
+    NoMemory(Error),
+}
+
+/// Step 2 for one folio.
+fn insert(
+    reader: Reader<'_>,
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+) -> std::result::Result<Filling, NotInserted> {
+    let (core, mapping) = (reader.core, reader.mapping);
+    let frame = core.frames.frame(head);
+    frame.set_identity(Identity { mapping: mapping.id, index: page, order });
+    // Ends: each turn the pool is refilled for want of nodes, or there is an error.
+    let outcome = loop {
+        let mut changing = mapping.change();
+        let inserted = {
+            let mut writer = changing.writer(&core.nodes);
+            writer.insert(page, u32::from(order.get()), head, page)
+        };
+        match inserted {
+            Ok(inserted) => {
+                changing.folios_added(1);
+                frame.count.get(1);
+                break Ok(inserted.refault.map(Shadow::from_payload));
+            }
+            Err(InsertError::Occupied(_)) => break Err(NotInserted::Occupied),
+            Err(InsertError::NoNodes(short)) => {
+                drop(changing);
+                if let Err(error) = reclaim::refill_nodes(core, short.wanted) {
+                    break Err(NotInserted::NoMemory(error));
+                }
+            }
+        }
+    };
+    if outcome.is_err() {
+        frame.forget_identity();
+    }
+    let shadow = outcome?;
+    core.counters.count(Event::FillStarted);
+    Ok(Filling { head, page, order, shadow })
+}
+
+fn extents<'a>(core: &'a Core, batch: &[Filling]) -> Vec<Extent<'a>> {
+    let extent = |filling: &Filling| {
+        let address = NonNull::new(core.frames.address(filling.head)).expect("the arena is not at 0");
+        // SAFETY: the frames of a folio on its way are its filler's to write; they stay mapped as
+        // long as the core; others look at them only by racing loads (`copy_racing`), or under a
+        // reference after the version says that the fill is over.
+        unsafe { Extent::new(address, filling.order.bytes()) }
+    };
+    batch.iter().map(extent).collect()
+}
+
+/// The request that fills `batch` later.
+fn request(reader: Reader<'_>, batch: Vec<Filling>) -> ReadRequest {
+    let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
+    let offset = batch[0].page << PAGE_SHIFT;
+    let extents = extents(&core, &batch)
+        .iter()
+        // SAFETY: as in `extents`; the completion below keeps the core, and so the arena, alive.
+        .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
+        .collect();
+    let completion = move |read: std::io::Result<usize>| {
+        finish(&core, &mapping, batch, offset, &read, None);
+    };
+    // SAFETY: the same, until the completion is called.
+    unsafe { ReadRequest::new(offset, extents, Box::new(completion)) }
+}
+
+/// Steps 4 and 5 for a batch that was read from `offset`. With `kept`, a reader waits for it: it
+/// keeps the filler's reference of that folio, and errors are left for all who wait. Without, an
+/// error only makes the folio go away, and whoever waits reads for himself.
+fn finish(
+    core: &Core,
+    mapping: &Mapping,
+    batch: Vec<Filling>,
+    offset: u64,
+    read: &std::io::Result<usize>,
+    kept: Option<FrameNumber>,
+) {
+    let asked: usize = batch.iter().map(|filling| filling.order.bytes()).sum();
+    for filling in batch {
+        let at = (filling.page << PAGE_SHIFT) - offset;
+        let judged = match read {
+            Ok(got) => {
+                let got = got.saturating_sub(at as usize).min(filling.order.bytes());
+                mapping.judge(offset + at, filling.order.bytes(), got).map_err(|cause| {
+                    Error::Truncated { path: mapping.path.clone(), cause }
+                })
+            }
+            Err(cause) => Err(Error::Read {
+                path: mapping.path.clone(),
+                offset,
+                cause: Arc::new(std::io::Error::new(
+                    cause.kind(),
+                    format!("{cause} ({asked} bytes wanted)"),
+                )),
+            }),
+        };
+        land(core, mapping, &filling, judged, kept.is_some());
+        if kept != Some(filling.head) {
+            core.put(filling.head);
+        }
+    }
+}
+
+/// Step 4 for one folio, and the waking.
+fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, tell: bool) {
+    let frame = core.frames.frame(filling.head);
+    let mut changing = mapping.change();
+    // Otherwise it was dropped on its way, and nobody can find it any more.
+    let wanted = frame.identity().mapping == mapping.id;
+    match judged {
+        Ok(()) if wanted => {
+            frame.change_end();
+            if filling.shadow.is_some() {
+                core.counters.count(Event::Refault);
+            }
+            let arrival = Arrival { ahead: !tell, shadow: filling.shadow, ..Arrival::default() };
+            core.reclaim.insert(core, filling.head, arrival);
+        }
+        Err(error) if wanted => {
+            core.counters.count(Event::FillError);
+            if tell {
+                core.failures.remember(filling.head, frame, error);
+            }
+            let removed = changing.writer(&core.nodes).remove(filling.page);
+            assert_eq!(removed.map(|folio| folio.frame), Some(filling.head), "filled, not found");
+            changing.folio_removed();
+            frame.forget_identity();
+        }
+        _ => {}
+    }
+    let failed = wanted && frame.is_changing();
+    drop(changing);
+    core.counters.count(Event::FillEnded);
+    core.waiters.wake(filling.head.0);
+    if failed {
+        // The index's reference.
+        core.put(filling.head);
+    }
+    core.reclaim.progress();
+}
+
+/// Pages that hold `bytes` from the start of `page` on.
+fn pages_of(bytes: usize) -> u64 {
+    bytes.div_ceil(PAGE_BYTES) as u64
+}

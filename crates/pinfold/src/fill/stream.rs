@@ -1,0 +1,156 @@
+//! One handle's pattern of reading, as far as its misses show it, and how far ahead that says to
+//! read.
+//!
+//! Only misses and marks come here: a hit writes nothing shared. A run of misses at adjacent pages
+//! is sequential; windows then double, from 64 KiB to the limit, with two of them on their way
+//! before they are needed. Any other miss brings just what is asked for. Called by `fill`.
+
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::source::Hint;
+use crate::sync::Mutex;
+
+use super::pages_of;
+
+/// The first window of a run.
+const WINDOW_MIN_BYTES: usize = 64 << 10;
+
+/// Windows on their way beyond the one that is being read.
+const WINDOWS_AHEAD: u64 = 2;
+
+/// What to bring in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// The reader waits for what comes before this page.
+    pub(super) now_end: u64,
+    /// And what comes before this page is started.
+    pub(super) ahead_end: u64,
+    /// In pieces of so many pages.
+    pub(super) window_pages: u32,
+}
+
+/// A handle's state. See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    state: Mutex<State>,
+    window_max_pages: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct State {
+    /// The page at which a sequential reader's next miss would be.
+    next: u64,
+    window_pages: u32,
+    hint: Option<Hint>,
+}
+
+impl Stream {
+    /// `window_max_bytes`: 0 for no reading ahead.
+    pub(crate) fn new(window_max_bytes: usize) -> Self {
+        let window_max_pages = pages_of(window_max_bytes) as u32;
+        let state = State { next: u64::MAX, window_pages: 0, hint: None };
+        Stream { state: Mutex::new(state), window_max_pages }
+    }
+
+    /// From now on.
+    pub(crate) fn advise(&self, hint: Hint) {
+        self.state.lock().hint = Some(hint);
+    }
+
+    /// A miss at `page` by a reader who wants `bytes` from there on.
+    pub(super) fn on_miss(&self, page: u64, bytes: usize, file_bytes: u64) -> Plan {
+        let mut state = self.state.lock();
+        let file_end = file_pages(file_bytes).max(page + 1);
+        let wanted_end = (page + pages_of(bytes)).min(file_end);
+        let sequential = match state.hint {
+            Some(Hint::Random) => false,
+            Some(Hint::Sequential) => true,
+            _ => page == state.next,
+        };
+        if !sequential || self.window_max_pages == 0 {
+            state.window_pages = 0;
+            state.next = wanted_end;
+            return Plan { now_end: wanted_end, ahead_end: wanted_end, window_pages: 1 };
+        }
+        state.window_pages = self.grown(state.window_pages);
+        let window = u64::from(state.window_pages);
+        let now_end = wanted_end.max(page + window).min(file_end);
+        let ahead_end = (now_end + WINDOWS_AHEAD * window).min(file_end);
+        state.next = ahead_end;
+        Plan { now_end, ahead_end, window_pages: state.window_pages }
+    }
+
+    /// A reader comes to a mark; `page` is behind the folio that has it.
+    pub(super) fn on_mark(&self, page: u64, file_bytes: u64) -> Plan {
+        let mut state = self.state.lock();
+        state.window_pages = self.grown(state.window_pages);
+        let window = u64::from(state.window_pages);
+        let ahead_end = (page + (WINDOWS_AHEAD + 1) * window).min(file_pages(file_bytes));
+        state.next = ahead_end;
+        Plan { now_end: page, ahead_end, window_pages: state.window_pages.max(1) }
+    }
+
+    /// Everything before `end`.
+    pub(super) fn on_will_need(&self, end: u64) -> Plan {
+        let window_pages = self.window_max_pages.max(1);
+        Plan { now_end: 0, ahead_end: end, window_pages }
+    }
+
+    fn grown(&self, window_pages: u32) -> u32 {
+        let least = (WINDOW_MIN_BYTES / PAGE_BYTES) as u32;
+        (window_pages * 2).max(least).min(self.window_max_pages)
+    }
+}
+
+fn file_pages(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << PAGE_SHIFT)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const FILE: u64 = 1 << 30;
+
+    #[test]
+    fn random_misses_bring_what_is_asked_for() {
+        let stream = Stream::new(2 << 20);
+        for page in [7, 100, 3, 50_000] {
+            let plan = stream.on_miss(page, 64, FILE);
+            assert_eq!((plan.now_end, plan.ahead_end), (page + 1, page + 1));
+        }
+        assert_eq!(stream.on_miss(9, 32768, FILE).now_end, 17);
+    }
+
+    #[test]
+    fn a_run_grows_its_windows_to_the_limit() {
+        let stream = Stream::new(2 << 20);
+        let mut page = 10;
+        let mut windows = Vec::new();
+        for _ in 0..9 {
+            let plan = stream.on_miss(page, 4096, FILE);
+            windows.push(plan.window_pages);
+            page = plan.ahead_end;
+        }
+        assert_eq!(windows, [1, 16, 32, 64, 128, 256, 512, 512, 512]);
+    }
+
+    #[test]
+    fn nothing_is_read_beyond_the_end() {
+        let stream = Stream::new(2 << 20);
+        stream.advise(Hint::Sequential);
+        let plan = stream.on_miss(2, 4096, 5 * 4096 + 1);
+        assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
+        assert_eq!(stream.on_mark(6, 5 * 4096 + 1).ahead_end, 6);
+    }
+
+    #[test]
+    fn hints_win() {
+        let stream = Stream::new(2 << 20);
+        stream.on_miss(0, 4096, FILE);
+        stream.advise(Hint::Random);
+        assert_eq!(stream.on_miss(1, 4096, FILE).ahead_end, 2);
+        let never = Stream::new(0);
+        never.advise(Hint::Sequential);
+        assert_eq!(never.on_miss(0, 4096, FILE).ahead_end, 1);
+    }
+}

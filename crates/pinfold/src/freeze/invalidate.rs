@@ -1,0 +1,70 @@
+//! Invalidation: cached bytes are not to be believed any more. The one user of freeze that does
+//! not need it: a folio that others hold is taken from the index all the same.
+//!
+//! For each folio of the range, under the `change` mutex:
+//! 1. freeze; if that fails because somebody holds it, go on without. Version odd either way
+//!    (it is already, if the folio is on its way: its filler will find out in its step 4);
+//! 2. tell the policy that it is gone;
+//! 3. take it out of the index; forget its identity;
+//! 4. frozen: free it. Held: give up the index's reference; holders go on with the bytes they
+//!    have, and the last of them frees it. Those who wait for it look again.
+
+use std::ops::Range;
+
+use super::freeze;
+use crate::core::Core;
+use crate::frame::{FrameNumber, Order};
+use crate::mapping::{Changing, Mapping};
+use crate::reclaim::Entries;
+
+/// Folios dropped in one go with the mutex held.
+const BATCH: usize = 64;
+
+/// Drops every folio that has a page of `pages`; gives the bytes dropped.
+pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    let mut dropped = 0;
+    let mut from = pages.start;
+    // Ends: each turn begins behind the last folio of the one before.
+    while from < pages.end {
+        let mut freed = Vec::with_capacity(BATCH);
+        let mut changing = mapping.change();
+        while freed.len() < BATCH {
+            let next = changing.writer(&core.nodes).next_present(from..pages.end);
+            let Some(folio) = next else {
+                from = pages.end;
+                break;
+            };
+            from = folio.end();
+            let order = Order::new(folio.order as u8).expect("the index has legal orders");
+            dropped += order.bytes() as u64;
+            let frozen = drop_one(core, &mut changing, folio.page, folio.frame);
+            freed.push((folio.frame, order, frozen));
+        }
+        drop(changing);
+        for (head, order, frozen) in freed {
+            if frozen {
+                core.frames.free(head, order);
+            } else {
+                core.waiters.wake(head.0);
+                core.put(head);
+            }
+        }
+    }
+    core.reclaim.progress();
+    dropped
+}
+
+/// Steps 1 to 3; whether the folio was frozen.
+fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) -> bool {
+    let frame = core.frames.frame(head);
+    let frozen = freeze(frame).is_ok();
+    if !frozen && !frame.is_changing() {
+        frame.change_begin();
+    }
+    core.reclaim.policy().remove(&mut Entries::of(core), head.0);
+    let removed = changing.writer(&core.nodes).remove(page);
+    assert_eq!(removed.map(|folio| folio.frame), Some(head), "dropped another folio");
+    changing.folio_removed();
+    frame.forget_identity();
+    frozen
+}

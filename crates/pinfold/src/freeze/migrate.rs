@@ -1,0 +1,85 @@
+//! Migration: a folio's bytes move to other frames.
+//!
+//! The caller has allocated the new folio (count 1, version odd, no mapping). Under the `change`
+//! mutex:
+//! 1. freeze the old folio, version odd: nobody reads or changes it from here on;
+//! 2. copy the bytes, and the uses;
+//! 3. give the new folio the old one's identity; its version is still odd;
+//! 4. put the new head over the old one's slots: a racing look-up finds the one or the other. Who
+//!    finds the old one is turned away by its version, which never becomes even in this lifetime:
+//!    that is how a migration moves the version although it passes no deletion;
+//! 5. tell the policy;
+//! 6. version of the new folio even; its count of 1 is the index's;
+//! 7. forget the old one's identity, and free it.
+
+use std::ops::Range;
+
+use super::{Outcome, freeze};
+use crate::core::Core;
+use crate::counters::Event;
+use crate::frame::{Flags, FrameNumber, Order, copy_racing};
+use crate::index::FolioAt;
+use crate::mapping::{Changing, Mapping};
+use crate::reclaim::{self, Entries};
+
+/// Moves every folio of `pages` that nobody holds; gives how many were moved.
+pub(crate) fn migrate_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    let mut count = 0;
+    let mut from = pages.start;
+    // Ends: each turn goes behind a folio.
+    while from < pages.end {
+        let next = mapping.change().writer(&core.nodes).next_present(from..pages.end);
+        let Some(folio) = next else { break };
+        from = folio.end();
+        let order = Order::new(folio.order as u8).expect("the index has legal orders");
+        let Ok(Some((new, got))) = reclaim::allocate(core, order, false) else { continue };
+        let mut changing = mapping.change();
+        let there = changing.writer(&core.nodes).folio(folio.page) == Some(folio);
+        if there && got == order && migrate(core, &mut changing, folio, new).is_ok() {
+            drop(changing);
+            core.frames.free(folio.frame, order);
+            count += 1;
+        } else {
+            drop(changing);
+            core.put(new);
+        }
+    }
+    count
+}
+
+/// Steps 1 to 7 but for the freeing of the old frames, which is the caller's, without the mutex.
+///
+/// # Errors
+/// Somebody holds the folio; nothing was changed.
+pub(crate) fn migrate(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: FolioAt,
+    new_head: FrameNumber,
+) -> Result<(), Outcome> {
+    let old = core.frames.frame(folio.frame);
+    let new = core.frames.frame(new_head);
+    // On its way: its filler has a reference, and its version is odd.
+    if old.is_changing() {
+        return Err(Outcome::Busy);
+    }
+    freeze(old)?;
+    let identity = old.identity();
+    let (from, to) = (core.frames.address(folio.frame), core.frames.address(new_head));
+    // SAFETY: both are whole folios of this order, and do not overlap; the old one is frozen, so
+    // nobody changes it, the new one is the caller's alone. Readers left over from its last
+    // lifetime load from it by racing loads, and find out by the version.
+    unsafe { copy_racing(to, from, identity.order.bytes()) };
+    new.set_uses(old.uses());
+    new.set_flags(old.flags() & Flags::READAHEAD);
+    new.set_identity(identity);
+    let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
+    assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame), "moved another folio");
+    core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, new_head.0);
+    new.change_end();
+    // A reader may have got a reference to it since step 4, and wait for this.
+    core.waiters.wake(new_head.0);
+    old.forget_identity();
+    core.counters.count(Event::Migration);
+    Ok(())
+}

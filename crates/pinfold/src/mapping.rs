@@ -1,0 +1,216 @@
+//! One file as the cache knows it, and the table of all of them.
+//!
+//! Here: the index with its lock, the length, the backing; finding a mapping by file and by number;
+//! when a mapping is given up. Not here: pages (`fill`, `freeze`). Called by `cache` and by whoever
+//! has a folio and needs its file.
+//!
+//! # Locks
+//!
+//! A mapping's `change` mutex is taken before the policy's, never after; no two mappings' are held
+//! at once; nothing is allocated or read while one is held. Whoever freezes a folio holds it from
+//! before the freeze until the folio is thawed or out of the index, so under it no folio of the
+//! mapping is ever seen frozen.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::frame::FrameNumber;
+use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
+use crate::source::{Backing, Identity, Truncated};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// One file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) index: Index,
+    /// Which mapping its folios name.
+    pub(crate) id: u32,
+    len_bytes: AtomicU64,
+    change: Mutex<Change>,
+    pub(crate) backing: Backing,
+    /// For messages.
+    pub(crate) path: PathBuf,
+    /// Changed under the table's mutex.
+    handles: AtomicU64,
+    /// What makes two opens the same file; sources of the program's own have none.
+    identity: Option<Identity>,
+}
+
+/// What the `change` mutex guards.
+#[derive(Debug)]
+struct Change {
+    owner: IndexOwner,
+    /// Folios in the index.
+    folios: u64,
+}
+
+/// The right to change a mapping's index.
+#[derive(Debug)]
+pub(crate) struct Changing<'a> {
+    mapping: &'a Mapping,
+    guard: MutexGuard<'a, Change>,
+}
+
+impl Mapping {
+    /// Its length, as it was when it was opened or last asked for.
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> u64 {
+        // Acquire: pairs with the release in `set_len_bytes`; a reader that sees the folio filled
+        // under a new length sees that length.
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_len_bytes(&self, bytes: u64) {
+        // Release: pairs with the acquire in `len_bytes`.
+        self.len_bytes.store(bytes, Ordering::Release);
+    }
+
+    /// Takes the `change` mutex.
+    pub(crate) fn change(&self) -> Changing<'_> {
+        Changing { mapping: self, guard: self.change.lock() }
+    }
+
+    /// Judges what a read of the source brought.
+    pub(crate) fn judge(&self, offset: u64, asked: usize, got: usize) -> Result<(), Truncated> {
+        Truncated::check(offset, asked as u64, got as u64, self.len_bytes())
+    }
+}
+
+impl Changing<'_> {
+    /// The index's writer.
+    pub(crate) fn writer<'a>(&'a mut self, nodes: &'a NodePool) -> IndexWriter<'a, 6> {
+        self.mapping.index.writer(&mut self.guard.owner, nodes)
+    }
+
+    /// Books that the index has `n` more folios.
+    pub(crate) fn folios_added(&mut self, n: u64) {
+        self.guard.folios += n;
+    }
+
+    /// Books that the index has one folio less.
+    pub(crate) fn folio_removed(&mut self) {
+        self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
+    }
+
+    /// Folios in the index.
+    pub(crate) fn folios(&self) -> u64 {
+        self.guard.folios
+    }
+
+    /// The head of the folio that holds `page`: exact, under the mutex.
+    pub(crate) fn head(&self, page: u64) -> Option<FrameNumber> {
+        self.mapping.index.lookup(page)
+    }
+}
+
+/// All mappings of a cache.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    table: std::sync::Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_id: Vec<Option<Arc<Mapping>>>,
+    free_ids: Vec<u32>,
+    by_file: HashMap<Identity, u32>,
+}
+
+impl Mappings {
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The mapping number `id`, if there is one.
+    pub(crate) fn get(&self, id: u32) -> Option<Arc<Mapping>> {
+        self.table().by_id.get(id as usize)?.clone()
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Arc<Mapping>> {
+        self.table().by_id.iter().flatten().cloned().collect()
+    }
+
+    /// The mapping of the file `identity`, made by `backing` if it is new, with one more handle.
+    pub(crate) fn open(
+        &self,
+        nodes: &NodePool,
+        identity: Option<Identity>,
+        path: PathBuf,
+        backing: Backing,
+        len_bytes: u64,
+    ) -> Arc<Mapping> {
+        let mut table = self.table();
+        let known = identity.and_then(|identity| table.by_file.get(&identity).copied());
+        if let Some(id) = known {
+            let mapping = table.by_id[id as usize].clone();
+            let mapping = mapping.expect("a file that is listed has a mapping");
+            // Relaxed, here and below: the table's mutex orders them.
+            mapping.handles.fetch_add(1, Ordering::Relaxed);
+            return mapping;
+        }
+        let id = table.free_ids.pop().unwrap_or_else(|| {
+            table.by_id.push(None);
+            table.by_id.len() as u32 - 1
+        });
+        let (index, owner) = nodes.new_index();
+        let mapping = Arc::new(Mapping {
+            index,
+            id,
+            len_bytes: AtomicU64::new(len_bytes),
+            change: Mutex::new(Change { owner, folios: 0 }),
+            backing,
+            path,
+            handles: AtomicU64::new(1),
+            identity,
+        });
+        table.by_id[id as usize] = Some(mapping.clone());
+        if let Some(identity) = identity {
+            table.by_file.insert(identity, id);
+        }
+        mapping
+    }
+
+    /// One more handle on `mapping`, which has one.
+    pub(crate) fn clone_handle(&self, mapping: &Mapping) {
+        let _table = self.table();
+        let before = mapping.handles.fetch_add(1, Ordering::Relaxed);
+        assert!(before > 0, "a handle was cloned that was not there");
+    }
+
+    /// One handle less. True if it was the last and nobody can ever open the source again: it is
+    /// one of the program's own.
+    pub(crate) fn drop_handle(&self, mapping: &Mapping) -> bool {
+        let _table = self.table();
+        let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
+        assert!(before > 0, "a handle was dropped that was not there");
+        before == 1 && mapping.identity.is_none()
+    }
+
+    /// Gives the mapping up if it has no handle and no folio. What is left of its index must go
+    /// first: `clear` is called for that.
+    pub(crate) fn retire(&self, mapping: &Mapping, clear: impl FnOnce(&mut Changing<'_>)) {
+        // A guess first: mostly there are handles.
+        if mapping.handles.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        let mut table = self.table();
+        let id = mapping.id as usize;
+        let listed = table.by_id[id].as_deref().is_some_and(|listed| std::ptr::eq(listed, mapping));
+        if !listed || mapping.handles.load(Ordering::Relaxed) > 0 {
+            return;
+        }
+        let mut changing = mapping.change();
+        if changing.folios() > 0 {
+            return;
+        }
+        clear(&mut changing);
+        drop(changing);
+        if let Some(identity) = mapping.identity {
+            table.by_file.remove(&identity);
+        }
+        table.by_id[id] = None;
+        table.free_ids.push(mapping.id);
+    }
+}

@@ -1,0 +1,154 @@
+//! The first door: copying out.
+//!
+//! Here: `read_at`, in its three ways. Not here: what happens on a miss (`fill`). Called by `file`.
+//!
+//! | way | when | stores to shared memory |
+//! |---|---|---|
+//! | short | all bytes lie in one folio that is up to date, and are no more than the limit | none; the use count while it is below its maximum |
+//! | counted | the rest of what is cached | one add and one subtraction on the folio's count |
+//! | filled | what is not cached | as counted, after `fill` |
+//!
+//! # The short way, step by step
+//!
+//! 1. look the page up: a hint, whatever it says;
+//! 2. load the folio's version, acquire; odd: not up to date, or being changed;
+//! 3. load its identity; not the page that we want: another folio by now;
+//! 4. load the file's length, *after* the folio was seen up to date;
+//! 5. copy, by loads that may race;
+//! 6. fence, load the version again: unchanged means that 3 to 5 saw one thing.
+//!
+//! Nothing is held at any time. Step 5 reads only inside the arena, which stays mapped and ordinary
+//! memory as long as the cache lives: a head's entry only ever holds orders of folios that began at
+//! that frame, so head and order, of whatever times, give a range inside the arena.
+
+use std::sync::Arc;
+
+use crate::core::{Core, Held};
+use crate::counters::Event;
+use crate::error::{Error, Result};
+use crate::fill::{self, Stream};
+use crate::frame::{Flags, PAGE_SHIFT, copy_racing};
+use crate::mapping::Mapping;
+
+/// A reader: whose bytes, through which cache, going where.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    pub(crate) core: &'a Arc<Core>,
+    pub(crate) mapping: &'a Arc<Mapping>,
+    pub(crate) stream: &'a Stream,
+}
+
+/// Why the short way was not taken to its end.
+type Fallback = Event;
+
+impl Reader<'_> {
+    /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
+    #[inline]
+    pub(crate) fn read_at(self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.core.counters.shard().count_read(buf.len());
+        // One comparison for "not empty" and "not too long".
+        if buf.len().wrapping_sub(1) < self.core.options.short_read_max_bytes {
+            match self.short(buf, offset) {
+                Ok(()) => return Ok(buf.len()),
+                Err(why) => self.core.counters.count(why),
+            }
+        } else {
+            self.core.counters.count(Event::LongRead);
+        }
+        self.long(buf, offset)
+    }
+
+    /// All of `buf`, without a reference.
+    #[inline]
+    fn short(self, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
+        let frames = &self.core.frames;
+        let head = self.mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
+        let frame = frames.try_frame(head).ok_or(Event::Identity)?;
+        let stamp = frame.read_begin().ok_or(Event::Changing)?;
+        let identity = frame.identity();
+        let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
+        let rest = (identity.order.bytes() as u64).wrapping_sub(at);
+        if identity.mapping != self.mapping.id || at >= identity.order.bytes() as u64 {
+            return Err(Event::Identity);
+        }
+        let bytes = buf.len() as u64;
+        if bytes > rest {
+            return Err(Event::Crosses);
+        }
+        if frame.has_readahead_mark() {
+            return Err(Event::ReadaheadMark);
+        }
+        // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
+        if offset + bytes > self.mapping.len_bytes() {
+            return Err(Event::EndOfFile);
+        }
+        let from = frames.try_address(head).ok_or(Event::Identity)?;
+        // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
+        // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
+        unsafe { copy_racing(buf.as_mut_ptr(), from.add(at as usize), buf.len()) };
+        if frame.read_retry(stamp) {
+            return Err(Event::Changed);
+        }
+        if self.core.counters.shard().comes_to(head.0) {
+            frame.note_use();
+        }
+        Ok(())
+    }
+
+    /// Piece by piece, each of one folio.
+    #[cold]
+    #[inline(never)]
+    fn long(self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let bytes = buf.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::Range { offset, bytes });
+        }
+        let mut done = 0;
+        // Ends: each turn copies at least a byte, or is the last.
+        while done < buf.len() {
+            match self.piece(&mut buf[done..], offset + done as u64)? {
+                0 => break,
+                copied => done += copied,
+            }
+        }
+        Ok(done)
+    }
+
+    /// What of `buf` is in the folio at `offset`, under a reference; 0 at the end of the file.
+    fn piece(self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        if offset >= self.mapping.len_bytes() {
+            return Ok(0);
+        }
+        let page = offset >> PAGE_SHIFT;
+        let held = match self.core.hold(self.mapping, page) {
+            Some(held) if !held.frame().is_changing() => {
+                self.core.counters.count(Event::CountedHit);
+                held
+            }
+            _ => fill::get(self, page, buf.len())?,
+        };
+        if held.frame().flags().contains(Flags::READAHEAD) {
+            fill::read_further(self, &held);
+        }
+        Ok(self.copy_held(&held, buf, offset))
+    }
+
+    /// Copies from a folio that is held and up to date.
+    fn copy_held(self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
+        let at = offset - held.offset();
+        let rest = held.frame().order().bytes() as u64 - at;
+        // After the folio was seen up to date, as in the short way.
+        let file_rest = self.mapping.len_bytes().saturating_sub(offset);
+        let bytes = (buf.len() as u64).min(rest).min(file_rest) as usize;
+        // SAFETY: inside the folio, which the reference keeps; nobody changes the bytes of a
+        // folio that others hold. `buf` is the caller's alone.
+        unsafe {
+            let from = held.address().add(at as usize);
+            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), bytes);
+        }
+        if self.core.counters.shard().comes_to(held.head().0) {
+            held.frame().note_use();
+        }
+        bytes
+    }
+}

@@ -1,0 +1,237 @@
+//! Memory for what comes, from what has to go: allocation under the budget.
+//!
+//! Here: the watermarks, who evicts when (the daemon between them, a reader for itself when there is
+//! nothing left), and the policy's lock. Not here: which folio (`pinfold-policy`), how one is taken
+//! out of its file (`freeze`). Called by `fill`.
+//!
+//! The arena *is* the budget: what is in it is data, the frame table, or slabs of index nodes, so
+//! the budget holds at every instant by itself; evicting only decides who gets it.
+
+mod compact;
+mod daemon;
+mod residents;
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use pinfold_policy::{Answer, Arrival, Policy, S3Fifo, Sweep, SweepCounts};
+
+use crate::core::Core;
+use crate::counters::Event;
+use crate::error::{Error, Result};
+use crate::frame::{FrameNumber, Order, PAGE_BYTES};
+use crate::freeze::{self, Outcome};
+use crate::index::TrimWhere;
+use crate::mapping::Mapping;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+
+pub(crate) use compact::compact;
+pub(crate) use daemon::Daemon;
+pub(crate) use residents::Entries;
+
+/// Folios that one sweep looks at, at most.
+const EFFORT_MAX: u32 = 4096;
+
+/// Pages that a reader who finds nothing free evicts for itself at a time.
+const DIRECT_PAGES: u32 = 32;
+
+/// How long a reader waits for others to let go of something before it gets an error.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Of the frames, so many in a thousand may hold index nodes before shadows are given up.
+const NODES_PER_MILLE: u64 = 9;
+
+/// Any policy, over any borrow of the frame table.
+pub(crate) type AnyPolicy = Box<dyn for<'a> Policy<Entries<'a>>>;
+
+/// What reclaim knows.
+pub(crate) struct Reclaim {
+    policy: Mutex<AnyPolicy>,
+    pub(crate) daemon: Daemon,
+    low_frames: u32,
+    high_frames: u32,
+    order_max: Order,
+    /// Moves when something is freed or arrives; readers out of memory wait for it.
+    moved: Mutex<u64>,
+    moved_wake: Condvar,
+}
+
+impl std::fmt::Debug for Reclaim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reclaim")
+            .field("low_frames", &self.low_frames)
+            .field("high_frames", &self.high_frames)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reclaim {
+    /// For an arena of `frames`, of which `data_frames` are not the table's.
+    pub(crate) fn new(frames: u32, data_frames: u32) -> Self {
+        // Enough for a burst of readers, little enough to be no loss.
+        let low_frames = (frames / 128).max(8);
+        let high_frames = low_frames * 2;
+        // A folio is at most a 64th of the cache, so that one reader ahead of himself is not all.
+        let order = (frames / 64).max(1).ilog2().min(u32::from(Order::MAX.get()));
+        let capacity = u64::from(data_frames - high_frames);
+        Reclaim {
+            policy: Mutex::new(Box::new(S3Fifo::new(capacity))),
+            daemon: Daemon::new(),
+            low_frames,
+            high_frames,
+            order_max: Order::new(order as u8).expect("at most the largest"),
+            moved: Mutex::new(0),
+            moved_wake: Condvar::new(),
+        }
+    }
+
+    /// The largest folio worth making in a cache of this size.
+    pub(crate) fn order_max(&self) -> Order {
+        self.order_max
+    }
+
+    /// Tells the policy of a folio that is up to date now; under its mapping's `change` mutex.
+    pub(crate) fn insert(&self, core: &Core, head: FrameNumber, arrival: Arrival) {
+        self.policy.lock().insert(&mut Entries::of(core), head.0, arrival);
+    }
+
+    /// The policy, locked; the calls on it want [`Entries::of`] too. Taken under a mapping's
+    /// `change` mutex, or with no lock held.
+    pub(crate) fn policy(&self) -> MutexGuard<'_, AnyPolicy> {
+        self.policy.lock()
+    }
+
+    /// Something was freed, or can be evicted now.
+    pub(crate) fn progress(&self) {
+        *self.moved.lock() += 1;
+        self.moved_wake.notify_all();
+    }
+
+    /// Waits for [`Self::progress`] beyond `seen`, but not for long.
+    fn wait_for_progress(&self, seen: u64) {
+        let moved = self.moved.lock();
+        if *moved == seen {
+            drop(self.moved_wake.wait_timeout(moved, Duration::from_millis(20)));
+        }
+    }
+}
+
+/// A folio of `wish` or smaller. With `needed`, others are evicted for it until there is one or the
+/// error says why not; without, `None` when there is none to be had at once.
+pub(crate) fn allocate(
+    core: &Core,
+    wish: Order,
+    needed: bool,
+) -> Result<Option<(FrameNumber, Order)>> {
+    if let Some(got) = core.frames.alloc_at_most(wish) {
+        if core.frames.free_frames() < core.reclaim.low_frames {
+            core.reclaim.daemon.kick();
+        }
+        return Ok(Some(got));
+    }
+    core.reclaim.daemon.kick();
+    core.counters.count(Event::DirectReclaim);
+    let mut last = evict(core, wish.frames().max(DIRECT_PAGES), EFFORT_MAX);
+    let since = Instant::now();
+    // Ends: when memory comes, or patience does.
+    loop {
+        let seen = *core.reclaim.moved.lock();
+        if let Some(got) = core.frames.alloc_at_most(wish) {
+            return Ok(Some(got));
+        }
+        if !needed {
+            return Ok(None);
+        }
+        if since.elapsed() > PATIENCE {
+            return Err(no_memory(core, wish, &last));
+        }
+        last = evict(core, DIRECT_PAGES, EFFORT_MAX);
+        if last.evicted == 0 {
+            core.reclaim.wait_for_progress(seen);
+        }
+    }
+}
+
+fn no_memory(core: &Core, wish: Order, counts: &SweepCounts) -> Error {
+    let page = PAGE_BYTES as u64;
+    let filling = core.counters.sum(Event::FillStarted) - core.counters.sum(Event::FillEnded);
+    Error::NoMemory {
+        wanted_bytes: wish.bytes() as u64,
+        budget_bytes: u64::from(core.frames.frames()) * page,
+        pinned_bytes: counts.pinned_pages * page,
+        held_bytes: counts.busy_pages * page,
+        filling_bytes: filling * page,
+        metadata_bytes: metadata_bytes(core),
+    }
+}
+
+/// The frame table and the slabs of index nodes.
+pub(crate) fn metadata_bytes(core: &Core) -> u64 {
+    u64::from(core.frames.frames()) * 64 + core.nodes.stats().slab_bytes
+}
+
+/// More index nodes, at least `wanted`.
+pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
+    let mut failed = None;
+    let refilled = core.nodes.refill(wanted, || match allocate(core, Order::MIN, true) {
+        // The slab keeps its reference for ever: it is never evicted, split or moved.
+        Ok(got) => got.and_then(|(frame, _)| NonNull::new(core.frames.address(frame))),
+        Err(error) => {
+            failed = Some(error);
+            None
+        }
+    });
+    // Without an error the nodes are there, or others were quicker: the caller tries again.
+    let _ = refilled;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Evicts until `pages` are gone or the effort is spent.
+pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
+    let mut sweep = Sweep::new(effort_max);
+    // Ends: the sweep's effort is bounded.
+    while sweep.counts().evicted_pages < u64::from(pages) {
+        let victim = core
+            .reclaim
+            .policy()
+            .next_victim(&mut Entries::of(core), &mut sweep);
+        let Ok(victim) = victim else { break };
+        match freeze::evict(core, FrameNumber(victim), &mut sweep) {
+            Outcome::Done { mapping, bytes } => {
+                core.counters.count(Event::Eviction);
+                core.counters.add(Event::EvictedBytes, bytes);
+                bound_shadows(core, &mapping);
+                core.retire(&mapping);
+            }
+            Outcome::Busy => answer(core, &mut sweep, victim, Answer::Busy),
+            Outcome::Pinned => answer(core, &mut sweep, victim, Answer::Pinned),
+        }
+    }
+    sweep.counts()
+}
+
+fn answer(core: &Core, sweep: &mut Sweep, victim: u32, answer: Answer) {
+    core.reclaim.policy().answer(&mut Entries::of(core), sweep, victim, answer);
+}
+
+/// The answer for a folio that is frozen: what to leave in its place. Under the `change` mutex.
+pub(crate) fn answer_evicted(core: &Core, sweep: &mut Sweep, head: FrameNumber) -> Option<u32> {
+    let mut policy = core.reclaim.policy();
+    let shadow = policy.answer(&mut Entries::of(core), sweep, head.0, Answer::Evicted);
+    shadow.map(|shadow| shadow.payload())
+}
+
+/// Ghosts are no more than the cache has pages, and where the index takes too much of the budget,
+/// nodes with nothing else but ghosts go.
+fn bound_shadows(core: &Core, mapping: &Mapping) {
+    let frames = u64::from(core.frames.frames());
+    let nodes = core.nodes.stats();
+    let too_many_nodes = nodes.nodes_in_use * 288 > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
+    let mut changing = mapping.change();
+    let mut writer = changing.writer(&core.nodes);
+    if writer.shadow_slots() > frames {
+        writer.drop_shadows(64, TrimWhere::Anywhere);
+    } else if too_many_nodes && writer.shadow_slots() > 0 {
+        writer.drop_shadows(64, TrimWhere::ShadowOnlyNodes);
+    }
+}

@@ -17,7 +17,9 @@ impl FromStr for Size {
             Ok(0) => Err("must be above 0".to_owned()),
             Ok(bytes) if bytes > i64::MAX as u64 => Err("more than a file can have".to_owned()),
             Ok(bytes) => Ok(Size(bytes)),
-            Err(why) => Err(format!("{why}; a size is a number of bytes, or such as 64K, 256M, 1G")),
+            Err(why) => {
+                Err(format!("{why}; a size is a number of bytes, or such as 64K, 256M, 1G"))
+            }
         }
     }
 }

@@ -10,7 +10,7 @@
 
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, Mmap, MmapMut};
@@ -70,11 +70,11 @@ impl Reader for pinfold::File {
 pub enum Opened {
     /// Copies of the files in private memory.
     Memcpy(Vec<MmapMut>),
-    /// System calls.
-    Pread(Vec<std::fs::File>),
+    /// System calls, every worker on a descriptor of its own.
+    Pread(Vec<PathBuf>),
     /// Mappings.
     Mmap(Vec<Mmap>),
-    /// The cache.
+    /// The cache, every worker on a handle of its own.
     Pinfold(Cache, Vec<pinfold::File>),
 }
 
@@ -82,11 +82,13 @@ impl Opened {
     /// Opens `paths` with the engine of that name, all their bytes in memory.
     pub fn resident(engine: &str, paths: &[PathBuf]) -> Result<Self> {
         let opened = match engine {
-            "memcpy" => Opened::Memcpy(paths.iter().map(copy_of).collect::<Result<_>>()?),
-            "pread" => {
-                Opened::Pread(paths.iter().map(|path| open_plain(path)).collect::<Result<_>>()?)
+            "memcpy" => {
+                Opened::Memcpy(paths.iter().map(|path| copy_of(path)).collect::<Result<_>>()?)
             }
-            "mmap" => Opened::Mmap(paths.iter().map(mapping_of).collect::<Result<_>>()?),
+            "pread" => Opened::Pread(paths.to_vec()),
+            "mmap" => {
+                Opened::Mmap(paths.iter().map(|path| mapping_of(path)).collect::<Result<_>>()?)
+            }
             _ => {
                 let mut bytes = 0;
                 for path in paths {
@@ -95,7 +97,7 @@ impl Opened {
                 Self::cached(options(engine, resident_budget_bytes(bytes))?, paths)?
             }
         };
-        (0..paths.len()).try_for_each(|file| opened.warm(file))?;
+        (0..paths.len()).try_for_each(|file| opened.warm(file, u64::MAX))?;
         if let Opened::Pinfold(cache, _) = &opened {
             let stats = cache.stats();
             ensure!(
@@ -115,13 +117,13 @@ impl Opened {
         Ok(Opened::Pinfold(cache, files))
     }
 
-    /// Reads the whole file once.
-    fn warm(&self, file: usize) -> Result<()> {
+    /// Reads a file once, up to `end`.
+    pub fn warm(&self, file: usize, end: u64) -> Result<()> {
         match self {
-            Opened::Memcpy(copies) => warm(&Bytes(&copies[file])),
-            Opened::Pread(files) => warm(&files[file]),
-            Opened::Mmap(maps) => warm(&Bytes(&maps[file])),
-            Opened::Pinfold(_, files) => warm(&files[file]),
+            Opened::Memcpy(copies) => warm(&Bytes(&copies[file]), end),
+            Opened::Pread(paths) => warm(&open_plain(&paths[file])?, end),
+            Opened::Mmap(maps) => warm(&Bytes(&maps[file]), end),
+            Opened::Pinfold(_, files) => warm(&files[file], end),
         }
     }
 
@@ -135,9 +137,9 @@ impl Opened {
     ) -> Result<()> {
         match self {
             Opened::Memcpy(copies) => blocks.read(&Bytes(&copies[file]), board, worker),
-            Opened::Pread(files) => blocks.read(&files[file], board, worker),
+            Opened::Pread(paths) => blocks.read(&open_plain(&paths[file])?, board, worker),
             Opened::Mmap(maps) => blocks.read(&Bytes(&maps[file]), board, worker),
-            Opened::Pinfold(_, files) => blocks.read(&files[file], board, worker),
+            Opened::Pinfold(_, files) => blocks.read(&files[file].clone(), board, worker),
         }
     }
 
@@ -166,7 +168,7 @@ pub fn options(engine: &str, budget_bytes: u64) -> Result<Options> {
     })
 }
 
-fn copy_of(path: &PathBuf) -> Result<MmapMut> {
+fn copy_of(path: &Path) -> Result<MmapMut> {
     let file = open_plain(path)?;
     let bytes = file.metadata()?.len() as usize;
     let mut copy = MmapMut::map_anon(bytes).context("no memory for a copy of the file")?;
@@ -177,7 +179,7 @@ fn copy_of(path: &PathBuf) -> Result<MmapMut> {
 }
 
 /// Maps a file to be read.
-pub fn mapping_of(path: &PathBuf) -> Result<Mmap> {
+pub fn mapping_of(path: &Path) -> Result<Mmap> {
     let file = open_plain(path)?;
     // SAFETY: the bytes are only ever copied out of the mapping. Files that benchmarks write have
     // no name, so nobody changes or truncates them; of a file that the user names, the help says
@@ -186,17 +188,18 @@ pub fn mapping_of(path: &PathBuf) -> Result<Mmap> {
     map.with_context(|| format!("cannot map {}", path.display()))
 }
 
-fn warm(reader: &impl Reader) -> Result<()> {
+fn warm(reader: &impl Reader, end: u64) -> Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut offset = 0;
     // Ends: each turn gets forward, or is the last.
-    loop {
-        let got = reader.read(black_box(&mut chunk), offset)?;
-        if got == 0 {
-            return Ok(());
+    while offset < end {
+        let bytes = (end - offset).min(CHUNK_BYTES as u64) as usize;
+        match reader.read(black_box(&mut chunk[..bytes]), offset)? {
+            0 => break,
+            got => offset += got as u64,
         }
-        offset += got as u64;
     }
+    Ok(())
 }
 
 /// Which blocks are read.

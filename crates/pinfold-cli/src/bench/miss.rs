@@ -100,7 +100,10 @@ struct Cell {
 impl MissArgs {
     fn check(&self) -> Result<()> {
         let (file, budget) = (self.file_bytes, self.budget);
-        ensure!(file > budget, "--file-bytes {file}: nothing is missed unless it is larger than --budget {budget}");
+        ensure!(
+            file > budget,
+            "--file-bytes {file}: nothing is missed unless it is larger than --budget {budget}"
+        );
         ensure!(
             file.0.is_multiple_of(DIRECT_SCAN_BYTES),
             "--file-bytes {file}: must be a multiple of {}",
@@ -176,15 +179,16 @@ pub fn run(args: &MissArgs) -> Result<()> {
     let (path, plain) = (scratch.path(), place::open_plain(&scratch.path())?);
     let group = Group::make(args.budget.0 + ALLOWANCE_BYTES);
     let outcomes = common.interleave(&cells, |&cell| {
-        sample(&args.job(cell, &path, group.as_ref().ok()), &plain).with_context(|| {
-            format!("{}, {}, {} threads", cell.engine, cell.case, cell.threads)
-        })
+        sample(&args.job(cell, &path, group.as_ref().ok()), &plain)
+            .with_context(|| format!("{}, {}, {} threads", cell.engine, cell.case, cell.threads))
     })?;
     let limit = group.as_ref().map_or("not limited", Group::kind);
     let limited = match &group {
         Ok(group) => format!(
             "Every engine ran in a {} limited to {} and {} for the process",
-            group.kind(), args.budget, Size(ALLOWANCE_BYTES)
+            group.kind(),
+            args.budget,
+            Size(ALLOWANCE_BYTES)
         ),
         Err(why) => format!("The kernel's engines were NOT LIMITED: no control group ({why})"),
     };
@@ -193,11 +197,16 @@ pub fn run(args: &MissArgs) -> Result<()> {
     let metadata_percent = figures.clone().map(|figures| figures.metadata_percent).reduce(f64::max);
     let source = figures.map(|figures| figures.source.clone()).next();
     let file_system = place::file_system(&dir)?;
-    let mut text = table(args, &cells, &rows);
-    text += &format!("\nA file of {} in {} ({file_system}). {limited}.", args.file_bytes, dir.display());
-    if let (Some(percent), Some(source)) = (metadata_percent, &source) {
-        text += &format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.");
-    }
+    let told =
+        metadata_percent.zip(source.as_ref()).map_or_else(String::new, |(percent, source)| {
+            format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.")
+        });
+    let text = format!(
+        "{}\nA file of {} in {} ({file_system}). {limited}.{told}",
+        table(args, &cells, &rows),
+        args.file_bytes,
+        dir.display()
+    );
     let params = serde_json::json!({
         "seconds": common.seconds,
         "runs": common.runs,
@@ -264,7 +273,8 @@ fn table(args: &MissArgs, cells: &[Cell], rows: &[Vec<Row>]) -> String {
     for of_case in cells.chunk_by(|a, b| a.case == b.case) {
         let rows = &rows[begin..][..of_case.len()];
         begin += of_case.len();
-        let (case, metric) = (of_case[0].case, if of_case[0].case == "scan" { "mib_per_s" } else { "ops_per_s" });
+        let (case, metric) =
+            (of_case[0].case, if of_case[0].case == "scan" { "mib_per_s" } else { "ops_per_s" });
         let mut header = vec!["threads".to_owned()];
         let mut lines: Vec<Vec<String>> = Vec::new();
         let mut at = 0;
@@ -281,7 +291,7 @@ fn table(args: &MissArgs, cells: &[Cell], rows: &[Vec<Row>]) -> String {
         let block = args.block_bytes(Cell { engine: "pinfold", ..of_case[0] });
         let unit = if case == "scan" { "MiB/s" } else { "reads per second" };
         let title = format!("{case}, {} at once, {unit}", Size(block));
-        text += &format!("{title}\n{}\n\n", report::table(header, lines));
+        text += &[&title, "\n", &report::table(header, lines), "\n\n"].concat();
     }
     let crews: Vec<Crew> = cells.iter().map(|cell| Crew::Threads(cell.threads)).collect();
     text.trim_end().to_owned() + &report::footnote(&crews)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use memmap2::{Advice, Mmap};
+use memmap2::Advice;
 use pinfold::{Cache, Hint, Options};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_distr::Zipf;
@@ -18,11 +18,11 @@ use rand_pcg::Pcg64Mcg;
 use rustix::fs::Advice as FileAdvice;
 use serde::{Deserialize, Serialize};
 
+use super::cgroup;
 use super::engines::{Bytes, Reader, mapping_of};
 use super::place::{Aligned, open_direct, open_plain};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Work};
-use super::cgroup;
 
 /// Workers that fill memory before a sample: enough to keep any device busy.
 const WARM_UP_WORKERS: usize = 32;
@@ -98,12 +98,14 @@ pub struct CacheFigures {
     pub source: String,
 }
 
-/// An engine with the file open.
+/// An engine; every worker opens the file for itself, so that none disturbs another's run of
+/// sequential reads.
 #[derive(Debug)]
-enum Opened {
-    File(std::fs::File),
-    Mmap(Mmap),
-    Pinfold(Cache, pinfold::File),
+enum Engine {
+    Direct,
+    Pread,
+    Mmap,
+    Pinfold(Cache),
 }
 
 /// Takes the sample and writes what came of it to standard output.
@@ -113,10 +115,10 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     if let Some(group) = &job.group {
         cgroup::enter(group)?;
     }
-    let opened = open(&job)?;
+    let engine = Engine::new(&job)?;
     let shared = SharedBoard::new()?;
     let sample = |threads: usize, seconds: f64| {
-        let work = Walk { job: &job, opened: &opened, threads };
+        let work = Walk { job: &job, engine: &engine, threads };
         let length = Duration::from_secs_f64(seconds);
         workers::sample_threads(threads, &work, shared.board(), length)
     };
@@ -124,69 +126,46 @@ pub fn run(args: &ChildArgs) -> Result<()> {
         let all = if job.order == Order::Scan { job.threads } else { WARM_UP_WORKERS };
         sample(all, job.warm_up_seconds)?;
     }
-    let before = opened.missed_bytes(&job)?;
+    let before = engine.missed_bytes(&job)?;
     let taken = sample(job.threads, job.seconds)?;
-    let after = opened.missed_bytes(&job)?;
+    let after = engine.missed_bytes(&job)?;
     let asked = taken.operations as f64 * job.block_bytes as f64;
     let missed = before.zip(after).map(|(before, after)| after - before);
     let outcome = Outcome {
         ops_per_s: taken.ops_per_s,
         hit_ratio: missed.map(|missed| (1.0 - missed as f64 / asked).clamp(0.0, 1.0)),
-        cache: opened.cache_figures(),
+        cache: engine.cache_figures(),
     };
     println!("{}", serde_json::to_string(&outcome)?);
     Ok(())
 }
 
-fn open(job: &Job) -> Result<Opened> {
-    let (file_advice, map_advice, hint) = match job.order {
-        Order::Random | Order::Zipf => (FileAdvice::Random, Advice::Random, Hint::Random),
-        Order::Scan => (FileAdvice::Sequential, Advice::Sequential, Hint::Sequential),
-    };
-    Ok(match job.engine.as_str() {
-        "pread-direct" => Opened::File(open_direct(&job.path)?),
-        "pread" => {
-            let file = open_plain(&job.path)?;
-            if job.hints {
-                rustix::fs::fadvise(&file, 0, None, file_advice)?;
-            }
-            Opened::File(file)
-        }
-        "mmap" => {
-            let map = mapping_of(&job.path)?;
-            if job.hints {
-                map.advise(map_advice)?;
-            }
-            Opened::Mmap(map)
-        }
-        "pinfold" => {
-            let cache = Cache::new(Options::new(job.budget_bytes))?;
-            let file = cache.open(&job.path)?;
-            if job.hints {
-                file.advise(0..job.file_bytes, hint)?;
-            }
-            Opened::Pinfold(cache, file)
-        }
-        other => bail!("no engine {other}"),
-    })
-}
+impl Engine {
+    fn new(job: &Job) -> Result<Self> {
+        Ok(match job.engine.as_str() {
+            "pread-direct" => Engine::Direct,
+            "pread" => Engine::Pread,
+            "mmap" => Engine::Mmap,
+            "pinfold" => Engine::Pinfold(Cache::new(Options::new(job.budget_bytes))?),
+            other => bail!("no engine {other}"),
+        })
+    }
 
-impl Opened {
     /// Bytes so far that were asked for and not in memory, where that can be told.
     fn missed_bytes(&self, job: &Job) -> Result<Option<u64>> {
         Ok(match self {
-            Opened::File(_) if job.engine == "pread-direct" => None,
+            Engine::Direct => None,
+            _ if job.order == Order::Scan => None,
             // Reading ahead is no miss, and would count as one.
-            Opened::File(_) | Opened::Mmap(_) if job.order == Order::Scan || !job.hints => None,
-            Opened::File(_) | Opened::Mmap(_) => storage_read_bytes()?,
+            Engine::Pread | Engine::Mmap if !job.hints => None,
+            Engine::Pread | Engine::Mmap => storage_read_bytes()?,
             // A read within one page misses once.
-            Opened::Pinfold(..) if job.order == Order::Scan => None,
-            Opened::Pinfold(cache, _) => Some(cache.stats().misses * job.block_bytes),
+            Engine::Pinfold(cache) => Some(cache.stats().misses * job.block_bytes),
         })
     }
 
     fn cache_figures(&self) -> Option<CacheFigures> {
-        let Opened::Pinfold(cache, _) = self else { return None };
+        let Engine::Pinfold(cache) = self else { return None };
         let stats = cache.stats();
         Some(CacheFigures {
             metadata_percent: 100.0 * stats.metadata_bytes as f64 / stats.budget_bytes as f64,
@@ -205,16 +184,40 @@ fn storage_read_bytes() -> Result<Option<u64>> {
 /// What the workers do.
 struct Walk<'a> {
     job: &'a Job,
-    opened: &'a Opened,
+    engine: &'a Engine,
     threads: usize,
 }
 
 impl Work for Walk<'_> {
     fn run(&self, board: &Board, worker: usize) -> Result<()> {
-        match self.opened {
-            Opened::File(file) => self.read(file, board, worker),
-            Opened::Mmap(map) => self.read(&Bytes(map), board, worker),
-            Opened::Pinfold(_, file) => self.read(file, board, worker),
+        let (file_advice, map_advice, hint) = match self.job.order {
+            Order::Random | Order::Zipf => (FileAdvice::Random, Advice::Random, Hint::Random),
+            Order::Scan => (FileAdvice::Sequential, Advice::Sequential, Hint::Sequential),
+        };
+        let path = &self.job.path;
+        match self.engine {
+            Engine::Direct => self.read(&open_direct(path)?, board, worker),
+            Engine::Pread => {
+                let file = open_plain(path)?;
+                if self.job.hints {
+                    rustix::fs::fadvise(&file, 0, None, file_advice)?;
+                }
+                self.read(&file, board, worker)
+            }
+            Engine::Mmap => {
+                let map = mapping_of(path)?;
+                if self.job.hints {
+                    map.advise(map_advice)?;
+                }
+                self.read(&Bytes(&map), board, worker)
+            }
+            Engine::Pinfold(cache) => {
+                let file = cache.open(path)?;
+                if self.job.hints {
+                    file.advise(0..self.job.file_bytes, hint)?;
+                }
+                self.read(&file, board, worker)
+            }
         }
     }
 }

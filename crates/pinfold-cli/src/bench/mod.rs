@@ -136,7 +136,8 @@ impl Common {
         mut sample: impl FnMut(&C) -> Result<S>,
     ) -> Result<Vec<Vec<S>>> {
         let bar = progress(cells.len() * self.runs);
-        let mut samples: Vec<Vec<S>> = cells.iter().map(|_| Vec::with_capacity(self.runs)).collect();
+        let mut samples: Vec<Vec<S>> =
+            cells.iter().map(|_| Vec::with_capacity(self.runs)).collect();
         for _ in 0..self.runs {
             for (cell, into) in cells.iter().zip(&mut samples) {
                 into.push(sample(cell)?);
@@ -154,7 +155,12 @@ impl Common {
 }
 
 /// Those of `all` that are in `names`; all if there are none.
-pub fn chosen<'a>(option: &str, what: &str, names: &[String], all: &[&'a str]) -> Result<Vec<&'a str>> {
+pub fn chosen<'a>(
+    option: &str,
+    what: &str,
+    names: &[String],
+    all: &[&'a str],
+) -> Result<Vec<&'a str>> {
     for name in names {
         if !all.contains(&name.as_str()) {
             bail!("{option} {name}: no such {what}; there are {}", all.join(", "));

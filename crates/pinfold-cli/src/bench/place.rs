@@ -69,8 +69,6 @@ pub fn disk_dir() -> PathBuf {
 #[derive(Debug)]
 pub struct Scratch {
     file: File,
-    /// How many bytes.
-    pub bytes: u64,
 }
 
 impl Scratch {
@@ -91,7 +89,7 @@ impl Scratch {
             tick(now);
         }
         file.sync_all().with_context(what)?;
-        Ok(Scratch { file, bytes })
+        Ok(Scratch { file })
     }
 
     /// A path to it that works in other processes of the same user while this one has it.

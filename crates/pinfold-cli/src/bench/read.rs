@@ -4,7 +4,8 @@
 //! loop (`engines.rs`), the tables (`read_tables.rs`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -173,8 +174,10 @@ impl ReadArgs {
         let (crews, engines) = (self.common.crews(&[1, 2])?, self.engines()?);
         let mut cells = Vec::new();
         for case in cases {
-            let files = if case == "random" { vec![self.random_file_bytes.0] } else { files.clone() };
-            let fits = files.iter().flat_map(|&file| blocks.iter().map(move |&block| (file, block)));
+            let files =
+                if case == "random" { vec![self.random_file_bytes.0] } else { files.clone() };
+            let fits =
+                files.iter().flat_map(|&file| blocks.iter().map(move |&block| (file, block)));
             for (file_bytes, block_bytes) in fits.filter(|(file, block)| block <= file) {
                 for &crew in &crews {
                     cells.extend(engines.iter().map(|&engine| Cell {
@@ -193,7 +196,7 @@ impl ReadArgs {
 }
 
 /// The files of all cells.
-fn write_files(cells: &[Cell], dir: &std::path::Path) -> Result<BTreeMap<Group, Vec<Scratch>>> {
+fn write_files(cells: &[Cell], dir: &Path) -> Result<BTreeMap<Group, Vec<Scratch>>> {
     let mut groups: BTreeMap<Group, usize> = BTreeMap::new();
     for cell in cells {
         let files = if cell.case == "diff-files" { cell.crew.workers() } else { 1 };
@@ -238,6 +241,26 @@ fn ensure_memory(groups: &BTreeMap<Group, usize>, cells: &[Cell]) -> Result<()> 
     Ok(())
 }
 
+/// Engines with their files, and the misses it took to bring those in.
+type Engines = BTreeMap<(Group, &'static str), (Opened, Option<u64>)>;
+
+/// The engines of all cells that are read by threads.
+fn open(cells: &[Cell], files: &BTreeMap<Group, Vec<Scratch>>) -> Result<Engines> {
+    let mut engines = Engines::new();
+    for cell in cells.iter().filter(|cell| matches!(cell.crew, Crew::Threads(_))) {
+        if let Entry::Vacant(place) = engines.entry((cell.group(), cell.engine)) {
+            let opened = Opened::resident(cell.engine, &paths(&files[&cell.group()]))?;
+            let misses = opened.misses();
+            place.insert((opened, misses));
+        }
+    }
+    Ok(engines)
+}
+
+fn paths(files: &[Scratch]) -> Vec<PathBuf> {
+    files.iter().map(Scratch::path).collect()
+}
+
 /// Runs the benchmark.
 pub fn run(args: &ReadArgs) -> Result<()> {
     let common = &args.common;
@@ -245,20 +268,11 @@ pub fn run(args: &ReadArgs) -> Result<()> {
     let dir = args.dir.clone().unwrap_or_else(place::memory_dir);
     let file_system = place::file_system(&dir)?;
     let files = write_files(&cells, &dir)?;
-    let paths = |group: Group| files[&group].iter().map(Scratch::path).collect::<Vec<_>>();
-    let mut opened = BTreeMap::new();
-    for cell in cells.iter().filter(|cell| matches!(cell.crew, Crew::Threads(_))) {
-        let key = (cell.group(), cell.engine);
-        if !opened.contains_key(&key) {
-            let resident = Opened::resident(cell.engine, &paths(cell.group()))?;
-            let misses = resident.misses();
-            opened.insert(key, (resident, misses));
-        }
-    }
+    let engines = open(&cells, &files)?;
     let board = SharedBoard::new()?;
     let samples = common.interleave(&cells, |cell| match cell.crew {
         Crew::Threads(n) => {
-            let opened = &opened[&(cell.group(), cell.engine)].0;
+            let opened = &engines[&(cell.group(), cell.engine)].0;
             workers::sample_threads(n, &Shared { cell, opened }, board.board(), length)
         }
         Crew::Processes(n) => {
@@ -267,29 +281,28 @@ pub fn run(args: &ReadArgs) -> Result<()> {
                 case: cell.case.to_owned(),
                 file_bytes: cell.file_bytes,
                 block_bytes: cell.block_bytes,
-                paths: paths(cell.group()),
+                paths: paths(&files[&cell.group()]),
             };
             workers::sample_processes(n, &workers::Job::Read(job), &board, length)
         }
     })?;
-    for ((_, engine), (opened, before)) in &opened {
-        let (before, after) = (*before, opened.misses());
-        ensure!(before == after, "{engine}: reads of what was in memory missed: {before:?} misses before, {after:?} after");
+    for ((_, engine), (opened, before)) in &engines {
+        let after = opened.misses();
+        ensure!(
+            *before == after,
+            "{engine}: reads of what was in memory missed: {before:?} misses before, {after:?} after"
+        );
     }
     let rows = rows(&cells, &samples);
+    let table = if args.seed_tables { read_tables::seed } else { read_tables::all };
+    let text = format!("{}\nFiles in {} ({file_system}).", table(&cells, &rows), dir.display());
     let params = serde_json::json!({
         "seconds": common.seconds,
         "runs": common.runs,
         "dir": dir,
         "file_system": file_system,
     });
-    let mut table = if args.seed_tables {
-        read_tables::seed(&cells, &rows)
-    } else {
-        read_tables::all(&cells, &rows)
-    };
-    table += &format!("\nFiles in {} ({file_system}).", dir.display());
-    common.publish(&table, &Object::new("read", params, rows.concat()))
+    common.publish(&text, &Object::new("read", params, rows.concat()))
 }
 
 /// Two rows for each cell: operations, and MiB, per second.

@@ -24,9 +24,18 @@ fn distinct<T: PartialEq>(cells: &[Cell], of: impl Fn(&Cell) -> T) -> Vec<T> {
 }
 
 /// The row of operations of the cell that is like `like` but with this engine and crew.
-fn find<'a>(cells: &[Cell], rows: &'a Rows, like: &Cell, engine: &str, crew: Crew) -> Option<&'a Row> {
-    let is = |cell: &Cell| Cell { engine: like.engine, crew: like.crew, ..cell.clone() } == *like
-        && cell.engine == engine && cell.crew == crew;
+fn find<'a>(
+    cells: &[Cell],
+    rows: &'a Rows,
+    like: &Cell,
+    engine: &str,
+    crew: Crew,
+) -> Option<&'a Row> {
+    let is = |cell: &Cell| {
+        Cell { engine: like.engine, crew: like.crew, ..cell.clone() } == *like
+            && cell.engine == engine
+            && cell.crew == crew
+    };
     cells.iter().position(is).map(|at| &rows[at][0])
 }
 
@@ -40,30 +49,39 @@ pub fn all(cells: &[Cell], rows: &Rows) -> String {
         .collect();
     let one = crews.iter().copied().find(|crew| crew.workers() == 1);
     let scaling = one.filter(|_| crews.len() > 1 && engines.contains(&"pinfold"));
-    let mut header: Vec<String> = ["case", "file", "block", crews[0].kind()].map(String::from).into();
+    let mut header: Vec<String> =
+        ["case", "file", "block", crews[0].kind()].map(String::from).into();
     header.extend(engines.iter().map(|&engine| engine.to_owned()));
     header.extend(ratios.iter().map(|(over, under)| format!("{over}/{under}")));
     header.extend(scaling.map(|_| "pinfold/its 1".to_owned()));
-    let lines = distinct(cells, |cell| Cell { engine: "", ..cell.clone() }).into_iter().map(|line| {
-        let of = |engine, crew| find(cells, rows, &Cell { engine, ..line.clone() }, engine, crew)
-            .expect("every engine was measured in every cell");
-        let mut texts = vec![
-            line.case.to_owned(),
-            Size(line.file_bytes).to_string(),
-            Size(line.block_bytes).to_string(),
-            line.crew.label(),
-        ];
-        texts.extend(engines.iter().map(|&engine| rate(of(engine, line.crew))));
-        texts.extend(ratios.iter().map(|&(over, under)| {
-            format!("{:.2}", of(over, line.crew).ratio(of(under, line.crew)))
-        }));
-        texts.extend(scaling.map(|one| {
-            format!("{:.2}", of("pinfold", line.crew).ratio(of("pinfold", one)))
-        }));
-        texts
-    });
+    let lines =
+        distinct(cells, |cell| Cell { engine: "", ..cell.clone() }).into_iter().map(|line| {
+            let of = |engine, crew| {
+                find(cells, rows, &Cell { engine, ..line.clone() }, engine, crew)
+                    .expect("every engine was measured in every cell")
+            };
+            let mut texts = vec![
+                line.case.to_owned(),
+                Size(line.file_bytes).to_string(),
+                Size(line.block_bytes).to_string(),
+                line.crew.label(),
+            ];
+            texts.extend(engines.iter().map(|&engine| rate(of(engine, line.crew))));
+            texts.extend(ratios.iter().map(|&(over, under)| {
+                format!("{:.2}", of(over, line.crew).ratio(of(under, line.crew)))
+            }));
+            texts.extend(
+                scaling.map(|one| {
+                    format!("{:.2}", of("pinfold", line.crew).ratio(of("pinfold", one)))
+                }),
+            );
+            texts
+        });
     let table = report::table(header, lines.collect());
-    format!("Reads of what is in memory, operations per second\n{table}{}", report::footnote(&crews))
+    format!(
+        "Reads of what is in memory, operations per second\n{table}{}",
+        report::footnote(&crews)
+    )
 }
 
 /// A table for each length of file and each crew: block sizes down, cases across, in MiB/s.
@@ -97,13 +115,14 @@ pub fn seed(cells: &[Cell], rows: &Rows) -> String {
                 }
                 line
             });
-            let title = format!("{} {}, files of {}, MiB/s", crew.label(), crew.kind(), Size(file_bytes));
-            text += &format!("{title}\n{}\n\n", report::table(header, lines.collect()));
+            let title =
+                format!("{} {}, files of {}, MiB/s", crew.label(), crew.kind(), Size(file_bytes));
+            text += &[&title, "\n", &report::table(header, lines.collect()), "\n\n"].concat();
         }
     }
     text.trim_end().to_owned() + &report::footnote(&crews)
 }
 
 fn mib(row: &Row) -> String {
-    format!("{:.*}", if row.median < 100.0 { 1 } else { 0 }, row.median)
+    format!("{:.*}", usize::from(row.median < 100.0), row.median)
 }

@@ -23,8 +23,9 @@ impl Object {
     }
 }
 
+/// What was measured on.
 #[derive(Debug, Serialize)]
-struct Machine {
+pub struct Machine {
     cpu: String,
     cores: usize,
     kernel: String,
@@ -32,7 +33,8 @@ struct Machine {
 }
 
 impl Machine {
-    fn here() -> Self {
+    /// This one.
+    pub fn here() -> Self {
         Machine {
             cpu: field("/proc/cpuinfo", "model name"),
             cores: super::workers::cpus().len(),
@@ -103,11 +105,6 @@ impl Row {
         self
     }
 
-    /// A dimension given with [`Row::with`], or the number of workers.
-    pub fn dimension(&self, key: &str) -> Option<&Value> {
-        self.more.get(key)
-    }
-
     /// The median of this row's samples over `other`'s, taken pairwise: neighbours in time.
     pub fn ratio(&self, other: &Row) -> f64 {
         let pairs: Vec<f64> = self.samples.iter().zip(&other.samples).map(|(a, b)| a / b).collect();
@@ -115,7 +112,8 @@ impl Row {
     }
 }
 
-fn median(samples: &[f64]) -> f64 {
+/// The middle one; there is at least one.
+pub fn median(samples: &[f64]) -> f64 {
     assert!(!samples.is_empty(), "a median of nothing");
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -140,20 +140,21 @@ pub struct Sample {
 }
 
 /// Takes a sample with so many threads.
-pub fn sample_threads(n: usize, work: &dyn Work, board: &Board, length: Duration) -> Result<Sample> {
+pub fn sample_threads(
+    n: usize,
+    work: &dyn Work,
+    board: &Board,
+    length: Duration,
+) -> Result<Sample> {
     begin(board);
     let cpus = &cpus();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..n)
             .map(|worker| {
-                scope.spawn(move || {
-                    pin_to_cpu(worker, cpus).and_then(|()| work.run(board, worker))
-                })
+                scope.spawn(move || pin_to_cpu(worker, cpus).and_then(|()| work.run(board, worker)))
             })
             .collect();
-        direct(board, n, length, || {
-            threads.iter().any(std::thread::ScopedJoinHandle::is_finished)
-        });
+        direct(board, n, length, || threads.iter().any(std::thread::ScopedJoinHandle::is_finished));
         threads.into_iter().try_for_each(|thread| thread.join().expect("a worker panicked"))
     })?;
     Ok(collect(board, n))

@@ -1,7 +1,6 @@
 //! `Cache`: opening one, opening files in it, and what it tells of itself.
 
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::core::Core;
@@ -70,7 +69,7 @@ impl Cache {
             frame::OpenError::Reserve { cause, .. } => reserve(cause.into()),
             other => unreachable!("the budget was checked: {other}"),
         })?;
-        let base = NonNull::new(frames.base()).expect("no arena is at 0");
+        let base = frames.base();
         let arena_bytes = frames.frames() as usize * PAGE_BYTES;
         // SAFETY: the arena stays mapped as long as `frames`, which `Core` drops after the nodes
         // and every index; `refill_nodes` hands out slabs that it allocated and never frees.
@@ -132,8 +131,7 @@ impl Cache {
             offset: 0,
             cause: Arc::new(cause),
         })?;
-        let mapping =
-            self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
+        let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
         Ok(File::new(self.core.clone(), mapping))
     }
 
@@ -165,10 +163,7 @@ impl Cache {
         let mappings = core.mappings.all();
         let ended = sum(Event::FillEnded);
         Stats {
-            short_reads: reads
-                .iter()
-                .sum::<u64>()
-                .saturating_sub(long_reads + fallbacks.total()),
+            short_reads: reads.iter().sum::<u64>().saturating_sub(long_reads + fallbacks.total()),
             reads,
             long_reads,
             fallbacks,
@@ -190,6 +185,7 @@ impl Cache {
             pinned_bytes: 0,
             metadata_bytes,
             free_bytes,
+            huge_pages: core.frames.huge_pages_advised(),
             files: mappings.len() as u64,
             sources: mappings
                 .iter()

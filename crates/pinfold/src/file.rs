@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::fill::{self, Stream};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
+use crate::handle::Handle;
 use crate::mapping::Mapping;
-use crate::read::Reader;
 use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
@@ -18,22 +18,16 @@ use crate::source::Hint;
 /// its own hints. When the last handle goes the pages stay cached, until their room is needed.
 #[derive(Debug)]
 pub struct File {
-    core: Arc<Core>,
-    mapping: Arc<Mapping>,
-    stream: Stream,
+    handle: Handle,
 }
 
 impl File {
     /// Takes over a handle that was counted.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>) -> Self {
         let frames = core.frames.frames() as usize;
-        let window_max = core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
-        File { core, mapping, stream: Stream::new(window_max) }
-    }
-
-    #[inline]
-    fn reader(&self) -> Reader<'_> {
-        Reader { core: &self.core, mapping: &self.mapping, stream: &self.stream }
+        let window_max =
+            core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
+        File { handle: Handle { core, mapping, stream: Stream::new(window_max) } }
     }
 
     /// Copies bytes out, as pread(2) does: as many as `buf` holds, fewer at the end of the file, 0
@@ -52,13 +46,13 @@ impl File {
     /// tries again.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.reader().read_at(buf, offset)
+        self.handle.read_at(buf, offset)
     }
 
     /// The length in bytes, as it was when the file was opened, or at the last
     /// [`invalidate`](Self::invalidate).
     pub fn len(&self) -> u64 {
-        self.mapping.len_bytes()
+        self.handle.mapping.len_bytes()
     }
 
     /// Whether the length is 0.
@@ -73,16 +67,16 @@ impl File {
     /// # Errors
     /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1.
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
-        let pages = self.pages(&range)?;
+        let pages = Self::pages(&range)?;
         match hint {
-            Hint::Sequential | Hint::Random => self.stream.advise(hint),
-            Hint::WillNeed => fill::will_need(self.reader(), pages),
+            Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
+            Hint::WillNeed => fill::will_need(&self.handle, pages),
             Hint::DontNeed => {
-                freeze::invalidate(&self.core, &self.mapping, pages);
+                freeze::invalidate(&self.handle.core, &self.handle.mapping, pages);
             }
         }
         // Nothing depends on the source's taking a hint.
-        let _ = self.mapping.backing.advise(range, hint);
+        let _ = self.handle.mapping.backing.advise(range, hint);
         Ok(())
     }
 
@@ -94,34 +88,34 @@ impl File {
     /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Read`] if the source cannot tell
     /// its length.
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
-        let pages = self.pages(&range)?;
-        let len_bytes = self.mapping.backing.len_bytes().map_err(|cause| Error::Read {
-            path: self.mapping.path.clone(),
+        let pages = Self::pages(&range)?;
+        let len_bytes = self.handle.mapping.backing.len_bytes().map_err(|cause| Error::Read {
+            path: self.handle.mapping.path.clone(),
             offset: range.start,
             cause: Arc::new(cause),
         })?;
-        self.mapping.set_len_bytes(len_bytes);
-        Ok(freeze::invalidate(&self.core, &self.mapping, pages))
+        self.handle.mapping.set_len_bytes(len_bytes);
+        Ok(freeze::invalidate(&self.handle.core, &self.handle.mapping, pages))
     }
 
     /// Splits the folios of `range` into single pages where nobody holds them; gives how many were
     /// split. For tests.
     #[doc(hidden)]
     pub fn split(&self, range: Range<u64>) -> u64 {
-        let pages = self.pages(&range).unwrap_or(0..0);
-        freeze::split_range(&self.core, &self.mapping, pages)
+        let pages = Self::pages(&range).unwrap_or(0..0);
+        freeze::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// Moves the folios of `range` to other frames where nobody holds them; gives how many were
     /// moved. For tests.
     #[doc(hidden)]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
-        let pages = self.pages(&range).unwrap_or(0..0);
-        freeze::migrate_range(&self.core, &self.mapping, pages)
+        let pages = Self::pages(&range).unwrap_or(0..0);
+        freeze::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// The pages that have a byte of `range`, up to the file's last.
-    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>> {
+    fn pages(range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > i64::MAX as u64 {
             let bytes = range.end.saturating_sub(range.start);
             return Err(Error::Range { offset: range.start, bytes });
@@ -135,16 +129,16 @@ impl File {
 
 impl Clone for File {
     fn clone(&self) -> Self {
-        self.core.mappings.clone_handle(&self.mapping);
-        File::new(self.core.clone(), self.mapping.clone())
+        self.handle.core.mappings.clone_handle(&self.handle.mapping);
+        File::new(self.handle.core.clone(), self.handle.mapping.clone())
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        if self.core.mappings.drop_handle(&self.mapping) {
-            freeze::invalidate(&self.core, &self.mapping, 0..crate::index::PAGES_END);
+        if self.handle.core.mappings.drop_handle(&self.handle.mapping) {
+            freeze::invalidate(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
         }
-        self.core.retire(&self.mapping);
+        self.handle.core.retire(&self.handle.mapping);
     }
 }

@@ -8,6 +8,7 @@ mod file;
 mod fill;
 mod frame;
 mod freeze;
+mod handle;
 mod index;
 mod mapping;
 mod options;

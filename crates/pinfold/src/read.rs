@@ -21,30 +21,20 @@
 //! memory as long as the cache lives: a head's entry only ever holds orders of folios that began at
 //! that frame, so head and order, of whatever times, give a range inside the arena.
 
-use std::sync::Arc;
-
-use crate::core::{Core, Held};
+use crate::core::Held;
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::fill::{self, Stream};
+use crate::fill;
 use crate::frame::{Flags, PAGE_SHIFT, copy_racing};
-use crate::mapping::Mapping;
-
-/// A reader: whose bytes, through which cache, going where.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a> {
-    pub(crate) core: &'a Arc<Core>,
-    pub(crate) mapping: &'a Arc<Mapping>,
-    pub(crate) stream: &'a Stream,
-}
+use crate::handle::Handle;
 
 /// Why the short way was not taken to its end.
 type Fallback = Event;
 
-impl Reader<'_> {
+impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
-    #[inline]
-    pub(crate) fn read_at(self, buf: &mut [u8], offset: u64) -> Result<usize> {
+    #[inline(always)]
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.core.counters.shard().count_read(buf.len());
         // One comparison for "not empty" and "not too long".
         if buf.len().wrapping_sub(1) < self.core.options.short_read_max_bytes {
@@ -59,11 +49,11 @@ impl Reader<'_> {
     }
 
     /// All of `buf`, without a reference.
-    #[inline]
-    fn short(self, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
+    #[inline(always)]
+    fn short(&self, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
         let frames = &self.core.frames;
         let head = self.mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
-        let frame = frames.try_frame(head).ok_or(Event::Identity)?;
+        let (frame, from) = frames.try_both(head).ok_or(Event::Identity)?;
         let stamp = frame.read_begin().ok_or(Event::Changing)?;
         let identity = frame.identity();
         let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
@@ -82,10 +72,9 @@ impl Reader<'_> {
         if offset + bytes > self.mapping.len_bytes() {
             return Err(Event::EndOfFile);
         }
-        let from = frames.try_address(head).ok_or(Event::Identity)?;
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
         // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
-        unsafe { copy_racing(buf.as_mut_ptr(), from.add(at as usize), buf.len()) };
+        unsafe { copy_racing(buf.as_mut_ptr(), from.wrapping_add(at as usize), buf.len()) };
         if frame.read_retry(stamp) {
             return Err(Event::Changed);
         }
@@ -98,7 +87,7 @@ impl Reader<'_> {
     /// Piece by piece, each of one folio.
     #[cold]
     #[inline(never)]
-    fn long(self, buf: &mut [u8], offset: u64) -> Result<usize> {
+    fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Error::Range { offset, bytes });
@@ -115,12 +104,12 @@ impl Reader<'_> {
     }
 
     /// What of `buf` is in the folio at `offset`, under a reference; 0 at the end of the file.
-    fn piece(self, buf: &mut [u8], offset: u64) -> Result<usize> {
+    fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         if offset >= self.mapping.len_bytes() {
             return Ok(0);
         }
         let page = offset >> PAGE_SHIFT;
-        let held = match self.core.hold(self.mapping, page) {
+        let held = match self.core.hold(&self.mapping, page) {
             Some(held) if !held.frame().is_changing() => {
                 self.core.counters.count(Event::CountedHit);
                 held
@@ -134,7 +123,7 @@ impl Reader<'_> {
     }
 
     /// Copies from a folio that is held and up to date.
-    fn copy_held(self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
+    fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = offset - held.offset();
         let rest = held.frame().order().bytes() as u64 - at;
         // After the folio was seen up to date, as in the short way.
@@ -143,7 +132,7 @@ impl Reader<'_> {
         // SAFETY: inside the folio, which the reference keeps; nobody changes the bytes of a
         // folio that others hold. `buf` is the caller's alone.
         unsafe {
-            let from = held.address().add(at as usize);
+            let from = held.address().wrapping_add(at as usize);
             std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), bytes);
         }
         if self.core.counters.shard().comes_to(held.head().0) {

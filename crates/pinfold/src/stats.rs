@@ -56,6 +56,8 @@ pub struct Stats {
     pub metadata_bytes: u64,
     /// Bytes that nothing is in.
     pub free_bytes: u64,
+    /// Whether the system agreed to back the cache with huge pages where it can.
+    pub huge_pages: bool,
     /// Files known: open, or with pages in memory.
     pub files: u64,
     /// Calls of each file's source, with latencies.

@@ -3,17 +3,11 @@
 //! Everything in this crate that threads share is built from the names here. Under `--cfg loom`
 //! they are loom's, and the same code runs in every interleaving that loom can tell apart.
 
-#![allow(unused_imports, reason = "each name is used by some room in some configuration")]
-
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-};
+pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-};
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(loom)]
 mod locks {

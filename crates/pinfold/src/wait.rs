@@ -17,9 +17,7 @@ const STRIPES: usize = 64;
 
 impl Waiters {
     pub(crate) fn new() -> Self {
-        Waiters {
-            stripes: (0..STRIPES).map(|_| (Mutex::new(()), Condvar::new())).collect(),
-        }
+        Waiters { stripes: (0..STRIPES).map(|_| (Mutex::new(()), Condvar::new())).collect() }
     }
 
     fn stripe(&self, key: u32) -> &(Mutex<()>, Condvar) {

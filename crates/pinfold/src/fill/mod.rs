@@ -29,16 +29,18 @@ use pinfold_policy::{Arrival, Shadow};
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::frame::{Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{
+    Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_BYTES, PAGE_SHIFT,
+};
+use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::Mapping;
-use crate::read::Reader;
 use crate::reclaim;
 use crate::source::{Extent, ReadRequest};
 use crate::sync::Mutex;
 
-pub(crate) use stream::Stream;
 use stream::Plan;
+pub(crate) use stream::Stream;
 
 /// The most folios of one request to the source.
 const FOLIOS_MAX: usize = 64;
@@ -90,13 +92,13 @@ impl Filling {
 
 /// The folio of `page`, up to date, where nobody holds it yet or it is on its way. `bytes` is how
 /// many the reader wants from there on.
-pub(crate) fn get<'a>(reader: Reader<'a>, page: u64, bytes: usize) -> Result<Held<'a>> {
+pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
     reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
     // being frozen and then waited for that under the mapping's mutex.
     loop {
         if let Some(held) = find(reader, page) {
-            if let Some(held) = arrive(reader.core, held)? {
+            if let Some(held) = arrive(&reader.core, held)? {
                 return Ok(held);
             }
             continue;
@@ -109,8 +111,8 @@ pub(crate) fn get<'a>(reader: Reader<'a>, page: u64, bytes: usize) -> Result<Hel
 }
 
 /// The folio of `page`, if there is one, up to date or not.
-fn find(reader: Reader<'_>, page: u64) -> Option<Held<'_>> {
-    reader.core.hold(reader.mapping, page).or_else(|| {
+fn find(reader: &Handle, page: u64) -> Option<Held<'_>> {
+    reader.core.hold(&reader.mapping, page).or_else(|| {
         // Exact now: a look-up through a recycled node misses, and a freezer holds this mutex.
         let changing = reader.mapping.change();
         let head = changing.head(page)?;
@@ -136,8 +138,8 @@ fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
 }
 
 /// Fills the folio of `page` and what the plan has behind it; `None` if somebody else came first.
-fn demand(reader: Reader<'_>, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
-    let core = reader.core;
+fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
+    let core = &reader.core;
     let batch = prepare(reader, page, plan.now_end, true)?;
     let Some(first) = batch.first() else { return Ok(None) };
     let after = batch.last().map_or(page, Filling::end);
@@ -148,13 +150,13 @@ fn demand(reader: Reader<'_>, page: u64, plan: Plan) -> Result<Option<Held<'_>>>
     let extents = extents(core, &batch);
     let read = reader.mapping.backing.read(offset, &extents);
     let held = Held::adopt(core, first.head);
-    finish(core, reader.mapping, batch, offset, &read, Some(held.head()));
+    finish(core, &reader.mapping, batch, offset, &read, Some(held.head()));
     // The error that this reader gets is its own fill's, also if nobody else waited.
     arrive(core, held)
 }
 
 /// A reader met the mark that what was read ahead is being used up.
-pub(crate) fn read_further(reader: Reader<'_>, held: &Held<'_>) {
+pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     // Whoever takes the mark away does the work.
     if !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD) {
         return;
@@ -166,14 +168,14 @@ pub(crate) fn read_further(reader: Reader<'_>, held: &Held<'_>) {
 }
 
 /// Brings a range in because somebody said that it will be needed.
-pub(crate) fn will_need(reader: Reader<'_>, pages: std::ops::Range<u64>) {
+pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
     let plan = reader.stream.on_will_need(pages.end);
     start_ahead(reader, pages.start, plan);
 }
 
 /// Starts reading `from..plan.ahead_end`, window by window, where nothing is there yet. Does what
 /// it can: nobody waits for it.
-fn start_ahead(reader: Reader<'_>, from: u64, plan: Plan) {
+fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     let mut requests = Vec::new();
     let mut page = from;
     // Ends: each turn moves `page` on.
@@ -201,8 +203,8 @@ fn start_ahead(reader: Reader<'_>, from: u64, plan: Plan) {
 /// Step 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio
 /// that is there: the first holds `page`. Empty if somebody has `page` already. When `urgent`,
 /// memory is made for the first folio, or the error says why not.
-fn prepare(reader: Reader<'_>, page: u64, end: u64, urgent: bool) -> Result<Vec<Filling>> {
-    let core = reader.core;
+fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Vec<Filling>> {
+    let core = &reader.core;
     let mut batch = Vec::new();
     let mut at = page;
     while at < end && batch.len() < FOLIOS_MAX {
@@ -241,12 +243,12 @@ enum NotInserted {
 
 /// Step 2 for one folio.
 fn insert(
-    reader: Reader<'_>,
+    reader: &Handle,
     page: u64,
     order: Order,
     head: FrameNumber,
 ) -> std::result::Result<Filling, NotInserted> {
-    let (core, mapping) = (reader.core, reader.mapping);
+    let (core, mapping) = (&reader.core, &reader.mapping);
     let frame = core.frames.frame(head);
     frame.set_identity(Identity { mapping: mapping.id, index: page, order });
     // Ends: each turn the pool is refilled for want of nodes, or there is an error.
@@ -281,7 +283,8 @@ fn insert(
 
 fn extents<'a>(core: &'a Core, batch: &[Filling]) -> Vec<Extent<'a>> {
     let extent = |filling: &Filling| {
-        let address = NonNull::new(core.frames.address(filling.head)).expect("the arena is not at 0");
+        let address =
+            NonNull::new(core.frames.address(filling.head)).expect("the arena is not at 0");
         // SAFETY: the frames of a folio on its way are its filler's to write; they stay mapped as
         // long as the core; others look at them only by racing loads (`copy_racing`), or under a
         // reference after the version says that the fill is over.
@@ -291,7 +294,7 @@ fn extents<'a>(core: &'a Core, batch: &[Filling]) -> Vec<Extent<'a>> {
 }
 
 /// The request that fills `batch` later.
-fn request(reader: Reader<'_>, batch: Vec<Filling>) -> ReadRequest {
+fn request(reader: &Handle, batch: Vec<Filling>) -> ReadRequest {
     let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
     let offset = batch[0].page << PAGE_SHIFT;
     let extents = extents(&core, &batch)
@@ -323,9 +326,9 @@ fn finish(
         let judged = match read {
             Ok(got) => {
                 let got = got.saturating_sub(at as usize).min(filling.order.bytes());
-                mapping.judge(offset + at, filling.order.bytes(), got).map_err(|cause| {
-                    Error::Truncated { path: mapping.path.clone(), cause }
-                })
+                mapping
+                    .judge(offset + at, filling.order.bytes(), got)
+                    .map_err(|cause| Error::Truncated { path: mapping.path.clone(), cause })
             }
             Err(cause) => Err(Error::Read {
                 path: mapping.path.clone(),

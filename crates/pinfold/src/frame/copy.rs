@@ -4,133 +4,144 @@
 //! it copied was one thing. Its loads race with stores: of the kernel that fills the frame, and of
 //! writers. In Rust's memory model a racing plain load is undefined even if its value is thrown
 //! away, so the loads here are either machine instructions in inline assembly, of which the
-//! compiler knows nothing but that memory is read, or relaxed atomics. Called by `read` alone.
+//! compiler knows nothing but that memory is read, or relaxed atomics. Called by `read`, and by
+//! migration, whose stores race with such loads.
 
-#[cfg(target_arch = "x86_64")]
-mod bulk {
-    use std::arch::asm;
-
-    /// The bytes that one step moves.
-    pub(super) const STEP: usize = 16;
-
-    /// Copies [`STEP`] bytes.
-    ///
-    /// # Safety
-    /// Both can be accessed for that long; nobody else accesses what is at `to`.
-    #[inline(always)]
-    pub(super) unsafe fn step(to: *mut u8, from: *const u8) {
-        // SAFETY: one load and one store, of which the caller says that they may be made.
-        unsafe {
-            asm!(
-                "movups {lane}, xmmword ptr [{from}]",
-                "movups xmmword ptr [{to}], {lane}",
-                lane = out(xmm_reg) _, from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-
-    /// Copies four times [`STEP`] bytes.
-    ///
-    /// # Safety
-    /// As of [`step`].
-    #[inline(always)]
-    pub(super) unsafe fn four_steps(to: *mut u8, from: *const u8) {
-        // SAFETY: as in `step`.
-        unsafe {
-            asm!(
-                "movups {a}, xmmword ptr [{from}]",
-                "movups {b}, xmmword ptr [{from} + 16]",
-                "movups {c}, xmmword ptr [{from} + 32]",
-                "movups {d}, xmmword ptr [{from} + 48]",
-                "movups xmmword ptr [{to}], {a}",
-                "movups xmmword ptr [{to} + 16], {b}",
-                "movups xmmword ptr [{to} + 32], {c}",
-                "movups xmmword ptr [{to} + 48], {d}",
-                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-
-    /// Copies many bytes, by what the processor has for that.
-    ///
-    /// # Safety
-    /// As of [`step`], for `bytes`.
-    #[inline]
-    pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
-        // SAFETY: as in `step`; the direction flag is clear wherever Rust code runs.
-        unsafe {
-            asm!(
-                "rep movsb",
-                inout("rcx") bytes => _, inout("rdi") to => _, inout("rsi") from => _,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-mod bulk {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    pub(super) const STEP: usize = 8;
-
-    /// Copies [`STEP`] bytes, the source aligned or not.
-    ///
-    /// # Safety
-    /// Both can be accessed for that long; nobody else accesses what is at `to`.
-    #[inline(always)]
-    pub(super) unsafe fn step(to: *mut u8, from: *const u8) {
-        let offset = from as usize % STEP;
-        if offset == 0 {
-            // SAFETY: aligned, and the caller says that it can be read; relaxed, because whoever
-            // stores there meanwhile makes the version say so.
-            let word = unsafe { (*from.cast::<AtomicU64>()).load(Ordering::Relaxed) };
-            // SAFETY: the caller has `to` alone.
-            unsafe { to.cast::<u64>().write_unaligned(word) };
-        } else {
-            for i in 0..STEP {
-                // SAFETY: as above, byte by byte.
-                unsafe { super::byte(to.add(i), from.add(i)) };
-            }
-        }
-    }
-
-    /// # Safety
-    /// As of [`step`].
-    #[inline(always)]
-    pub(super) unsafe fn four_steps(to: *mut u8, from: *const u8) {
-        for i in 0..4 {
-            // SAFETY: as in `step`.
-            unsafe { step(to.add(i * STEP), from.add(i * STEP)) };
-        }
-    }
-
-    /// # Safety
-    /// As of [`step`], for `bytes`.
-    pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
-        for i in (0..bytes - STEP).step_by(STEP) {
-            // SAFETY: as in `step`.
-            unsafe { step(to.add(i), from.add(i)) };
-        }
-        // SAFETY: as in `step`; `bytes` is at least one step.
-        unsafe { step(to.add(bytes - STEP), from.add(bytes - STEP)) };
-    }
-}
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "copies side by side, for one reason")]
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// From here on the processor's own copy instruction is as fast as a loop of steps.
-const MANY: usize = 1024;
+/// From here on the system's memcpy is worth its call.
+const MANY: usize = 192;
+
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    use std::arch::asm;
+
+    macro_rules! moves {
+        ($($(#[$doc:meta])* $name:ident($lane:ident: $class:ident) = $load:literal, $store:literal;)*) => {$(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// Both can be accessed for that long; nobody else accesses what is at `to`.
+            #[inline(always)]
+            pub(super) unsafe fn $name(to: *mut u8, from: *const u8) {
+                // SAFETY: one load and one store, of which the caller says that they may be made.
+                unsafe {
+                    asm!(
+                        $load, $store,
+                        lane = out($class) _, from = in(reg) from, to = in(reg) to,
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+        )*};
+    }
+
+    moves! {
+        /// Copies 16 bytes.
+        copy16(lane: xmm_reg) = "movups {lane}, [{from}]", "movups [{to}], {lane}";
+        /// Copies 8 bytes.
+        copy8(lane: reg) = "mov {lane}, [{from}]", "mov [{to}], {lane}";
+        /// Copies 4 bytes.
+        copy4(lane: reg) = "mov {lane:e}, [{from}]", "mov [{to}], {lane:e}";
+    }
+
+    /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
+    ///
+    /// # Safety
+    /// As of the others, for `bytes`; the two do not overlap.
+    #[inline]
+    pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: a call as the C ABI has it; the stack is aligned for calls where `nostack` is
+        // not said.
+        unsafe {
+            asm!(
+                "call {memcpy}",
+                memcpy = in(reg) libc::memcpy as *const (),
+                in("rdi") to, in("rsi") from, in("rdx") bytes,
+                clobber_abi("C"),
+            );
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod machine {
+    use std::arch::asm;
+
+    /// Copies 16 bytes.
+    ///
+    /// # Safety
+    /// Both can be accessed for that long; nobody else accesses what is at `to`.
+    #[inline(always)]
+    pub(super) unsafe fn copy16(to: *mut u8, from: *const u8) {
+        // SAFETY: one load and one store, of which the caller says that they may be made.
+        unsafe {
+            asm!(
+                "ldr {lane:q}, [{from}]", "str {lane:q}, [{to}]",
+                lane = out(vreg) _, from = in(reg) from, to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Copies 8 bytes.
+    ///
+    /// # Safety
+    /// As of [`copy16`].
+    #[inline(always)]
+    pub(super) unsafe fn copy8(to: *mut u8, from: *const u8) {
+        // SAFETY: as in `copy16`.
+        unsafe {
+            asm!(
+                "ldr {lane:x}, [{from}]", "str {lane:x}, [{to}]",
+                lane = out(reg) _, from = in(reg) from, to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Copies 4 bytes.
+    ///
+    /// # Safety
+    /// As of [`copy16`].
+    #[inline(always)]
+    pub(super) unsafe fn copy4(to: *mut u8, from: *const u8) {
+        // SAFETY: as in `copy16`.
+        unsafe {
+            asm!(
+                "ldr {lane:w}, [{from}]", "str {lane:w}, [{to}]",
+                lane = out(reg) _, from = in(reg) from, to = in(reg) to,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
+    ///
+    /// # Safety
+    /// As of the others, for `bytes`; the two do not overlap.
+    #[inline]
+    pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
+        // SAFETY: a call as the C ABI has it.
+        unsafe {
+            asm!(
+                "blr {memcpy}",
+                memcpy = in(reg) libc::memcpy as *const (),
+                in("x0") to, in("x1") from, in("x2") bytes,
+                clobber_abi("C"),
+            );
+        }
+    }
+}
 
 /// Copies one byte.
 ///
 /// # Safety
 /// As of [`copy_racing`].
 #[inline(always)]
-unsafe fn byte(to: *mut u8, from: *const u8) {
+unsafe fn copy1(to: *mut u8, from: *const u8) {
     // SAFETY: the caller says that it can be read; relaxed, see the head of the file.
     let value = unsafe { (*from.cast::<AtomicU8>()).load(Ordering::Relaxed) };
     // SAFETY: the caller has `to` alone.
@@ -142,37 +153,57 @@ unsafe fn byte(to: *mut u8, from: *const u8) {
 /// # Safety
 /// `from` can be read for `bytes`, by racing loads; `to` can be written, and nobody else accesses
 /// it meanwhile; they do not overlap.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
-    const STEP: usize = bulk::STEP;
-    if bytes < STEP {
-        for i in 0..bytes {
-            // SAFETY: below `bytes`.
-            unsafe { byte(to.add(i), from.add(i)) };
+    // In each case the pieces stay within `bytes`, the last one by overlapping the one before.
+    match bytes {
+        // SAFETY: `bytes` is at least 16.
+        16..=32 => unsafe {
+            machine::copy16(to, from);
+            machine::copy16(to.add(bytes - 16), from.add(bytes - 16));
+        },
+        // SAFETY: `bytes` is at least 32.
+        33..=64 => unsafe {
+            machine::copy16(to, from);
+            machine::copy16(to.add(16), from.add(16));
+            machine::copy16(to.add(bytes - 32), from.add(bytes - 32));
+            machine::copy16(to.add(bytes - 16), from.add(bytes - 16));
+        },
+        65..MANY => {
+            let mut at = 0;
+            // Ends: `at` grows to `bytes - 32`.
+            while at < bytes - 32 {
+                // SAFETY: `at + 32` is below `bytes`.
+                unsafe {
+                    machine::copy16(to.add(at), from.add(at));
+                    machine::copy16(to.add(at + 16), from.add(at + 16));
+                }
+                at += 32;
+            }
+            // SAFETY: `bytes` is at least 32.
+            unsafe {
+                machine::copy16(to.add(bytes - 32), from.add(bytes - 32));
+                machine::copy16(to.add(bytes - 16), from.add(bytes - 16));
+            }
         }
-        return;
-    }
-    if bytes >= MANY {
         // SAFETY: the caller's promise, whole.
-        unsafe { bulk::many(to, from, bytes) };
-        return;
-    }
-    let mut at = 0;
-    // Ends: `at` grows to below `bytes`.
-    while bytes - at >= 4 * STEP {
-        // SAFETY: `at + 4 * STEP` is within `bytes`.
-        unsafe { bulk::four_steps(to.add(at), from.add(at)) };
-        at += 4 * STEP;
-    }
-    while bytes - at >= STEP {
-        // SAFETY: `at + STEP` is within `bytes`.
-        unsafe { bulk::step(to.add(at), from.add(at)) };
-        at += STEP;
-    }
-    if at < bytes {
-        // The last step overlaps the one before.
-        // SAFETY: `bytes` is at least one step.
-        unsafe { bulk::step(to.add(bytes - STEP), from.add(bytes - STEP)) };
+        MANY.. => unsafe { machine::many(to, from, bytes) },
+        // SAFETY: `bytes` is at least 8.
+        8..16 => unsafe {
+            machine::copy8(to, from);
+            machine::copy8(to.add(bytes - 8), from.add(bytes - 8));
+        },
+        // SAFETY: `bytes` is at least 4.
+        4..8 => unsafe {
+            machine::copy4(to, from);
+            machine::copy4(to.add(bytes - 4), from.add(bytes - 4));
+        },
+        0..4 => {
+            for at in 0..bytes {
+                // SAFETY: `at` is below `bytes`.
+                unsafe { copy1(to.add(at), from.add(at)) };
+            }
+        }
     }
 }
 
@@ -182,7 +213,7 @@ mod tests {
 
     #[test]
     fn every_length_and_alignment() {
-        let from: Vec<u8> = (0..5000).map(|n| (n % 251) as u8).collect();
+        let from: Vec<u8> = (0..5000_u32).map(|n| (n % 251) as u8).collect();
         for bytes in (0..200).chain([255, 256, 1000, 1023, 1024, 1025, 4096, 4900]) {
             for offset in [0, 1, 7, 8, 63] {
                 let mut to = vec![0xEE; bytes + 2];

@@ -8,8 +8,6 @@
 //!
 //! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.
 
-#![allow(dead_code, reason = "the rooms that call this one are built on top of it")]
-
 mod arena;
 mod buddy;
 mod copy;
@@ -27,12 +25,11 @@ mod stress;
 mod tests;
 
 pub(crate) use arena::OpenError;
-pub(crate) use copy::copy_racing;
 pub(crate) use buddy::{FrameStats, RunMap};
-#[allow(unused_imports, reason = "as above: named by the rooms on top")]
-pub(crate) use count::Count;
-#[allow(unused_imports, reason = "as above")]
-pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp, USES_MAX};
+pub(crate) use copy::copy_racing;
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE};
+
+use std::ptr::NonNull;
 
 use arena::Arena;
 use buddy::Buddy;
@@ -188,8 +185,8 @@ impl Frames {
     }
 
     /// Where the arena starts; aligned to 2 MiB.
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.arena.base().as_ptr()
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.arena.base()
     }
 
     /// The table's entry of `frame`. Cost: one compare.
@@ -208,6 +205,15 @@ impl Frames {
         self.table.try_frame(frame)
     }
 
+    /// The entry of `frame` and where its bytes are, or nothing if the arena has no such frame: both
+    /// for one comparison.
+    #[inline(always)]
+    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        // The table has an entry for each frame of the arena (see the invariants).
+        let entry = self.table.try_frame(frame)?;
+        Some((entry, self.arena.address_below(frame)))
+    }
+
     /// Where the bytes of `frame` are. Cost: one compare.
     ///
     /// # Panics
@@ -218,6 +224,7 @@ impl Frames {
         self.arena.address(frame)
     }
 
+    #[cfg(test)]
     /// Where the bytes of `frame` are, or nothing if the arena has no such frame. This is the form
     /// for a reader that holds nothing: whatever number it made out of words that were changing
     /// under it, it gets memory of this arena or nothing.
@@ -313,6 +320,7 @@ pub(crate) struct HeldRun<'a> {
 }
 
 impl<'a> HeldRun<'a> {
+    #[cfg(test)]
     /// The first frame of the run.
     pub(crate) fn run(&self) -> FrameNumber {
         self.run

@@ -28,9 +28,6 @@ const SHADOW_TAG: u32 = 0b10 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
-/// Largest payload of a shadow entry.
-pub(crate) const SHADOW_MAX: u32 = PAYLOAD_END - 1;
-
 /// In this room always that of a folio's head.
 pub(crate) use crate::frame::FrameNumber;
 

@@ -75,11 +75,7 @@ pub(super) struct Stash {
     len: u32,
 }
 
-impl Stash {
-    pub(super) fn len(&self) -> u32 {
-        self.len
-    }
-}
+impl Stash {}
 
 impl<const BITS: u32> NodePool<BITS> {
     /// A pool without nodes, in the arena `base..base + bytes`, that will take slabs of `slab_bytes`

@@ -93,6 +93,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         pool.node(entry)
     }
 
+    #[cfg(test)]
     /// Nodes in this file's tree.
     pub(crate) fn nodes(&self) -> u64 {
         self.owner.nodes
@@ -262,7 +263,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Returns the folio, `None` if there is none.
     ///
     /// # Panics
-    /// If `payload` is above [`SHADOW_MAX`](super::SHADOW_MAX).
+    /// If `payload` is 2^30 or above.
     pub(crate) fn store_shadow(&mut self, page: u64, payload: u32) -> Option<FolioAt> {
         let entry = Entry::shadow(payload);
         let (folio, seat) = self.find(page)?;

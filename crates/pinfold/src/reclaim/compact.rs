@@ -49,9 +49,9 @@ fn empty(core: &Core, head: FrameNumber) -> u32 {
     let Some(new) = core.frames.alloc(identity.order) else { return identity.order.frames() };
     let mut changing = mapping.change();
     let there = changing.writer(&core.nodes).folio(identity.index);
-    let moved = there.filter(|folio| folio.frame == head && folio.page == identity.index).is_some_and(
-        |folio| freeze::migrate(core, &mut changing, folio, new).is_ok(),
-    );
+    let moved = there
+        .filter(|folio| folio.frame == head && folio.page == identity.index)
+        .is_some_and(|folio| freeze::migrate(core, &mut changing, folio, new).is_ok());
     drop(changing);
     if moved {
         core.frames.free(head, identity.order);

@@ -14,14 +14,14 @@ mod residents;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use pinfold_policy::{Answer, Arrival, Policy, S3Fifo, Sweep, SweepCounts};
+use pinfold_policy::{Answer, Arrival, Policy, S3Fifo, Shadow, Sweep, SweepCounts};
 
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, Outcome};
-use crate::index::TrimWhere;
+use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -191,10 +191,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let mut sweep = Sweep::new(effort_max);
     // Ends: the sweep's effort is bounded.
     while sweep.counts().evicted_pages < u64::from(pages) {
-        let victim = core
-            .reclaim
-            .policy()
-            .next_victim(&mut Entries::of(core), &mut sweep);
+        let victim = core.reclaim.policy().next_victim(&mut Entries::of(core), &mut sweep);
         let Ok(victim) = victim else { break };
         match freeze::evict(core, FrameNumber(victim), &mut sweep) {
             Outcome::Done { mapping, bytes } => {
@@ -218,7 +215,7 @@ fn answer(core: &Core, sweep: &mut Sweep, victim: u32, answer: Answer) {
 pub(crate) fn answer_evicted(core: &Core, sweep: &mut Sweep, head: FrameNumber) -> Option<u32> {
     let mut policy = core.reclaim.policy();
     let shadow = policy.answer(&mut Entries::of(core), sweep, head.0, Answer::Evicted);
-    shadow.map(|shadow| shadow.payload())
+    shadow.map(Shadow::payload)
 }
 
 /// Ghosts are no more than the cache has pages, and where the index takes too much of the budget,
@@ -226,7 +223,8 @@ pub(crate) fn answer_evicted(core: &Core, sweep: &mut Sweep, head: FrameNumber) 
 fn bound_shadows(core: &Core, mapping: &Mapping) {
     let frames = u64::from(core.frames.frames());
     let nodes = core.nodes.stats();
-    let too_many_nodes = nodes.nodes_in_use * 288 > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
+    let too_many_nodes = nodes.nodes_in_use * NodePool::<6>::node_bytes() as u64
+        > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
     let mut changing = mapping.change();
     let mut writer = changing.writer(&core.nodes);
     if writer.shadow_slots() > frames {

@@ -60,6 +60,7 @@ impl Truncated {
     }
 }
 
+#[allow(dead_code, reason = "writing through the cache needs the rest")]
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
         let alignment = source.alignment();

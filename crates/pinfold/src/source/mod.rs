@@ -16,8 +16,6 @@
 //! | `open.rs` | from a path to a source |
 //! | `meter.rs` | calls, bytes, latencies |
 
-#![allow(dead_code, unused_imports, reason = "until fill.rs, writeback.rs and Cache call it")]
-
 mod aligned;
 mod backing;
 mod buffered;

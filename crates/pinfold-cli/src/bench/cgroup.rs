@@ -17,6 +17,9 @@ const PREFIX: &str = "pinfold-bench-";
 /// Tries to remove a group whose last process has just ended.
 const REMOVE_TRIES: usize = 100;
 
+/// Looks at what a group uses, before a sample begins in it.
+const SETTLE_TRIES: usize = 100;
+
 /// Which interface a hierarchy has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
@@ -84,6 +87,22 @@ impl Group {
         match self.version {
             Version::One => "cgroup v1",
             Version::Two => "cgroup v2",
+        }
+    }
+
+    /// Waits, not for ever, until what processes before have left is below so much.
+    pub fn settle(&self, below_bytes: u64) {
+        let file = match self.version {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        };
+        for _ in 0..SETTLE_TRIES {
+            let used = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+            // Page tables of a process are given back some time after its end.
+            if used.trim().parse::<u64>().is_ok_and(|used| used < below_bytes) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use memmap2::Advice;
+use memmap2::{Advice, Mmap};
 use pinfold::{Cache, Hint, Options};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_distr::Zipf;
@@ -98,13 +98,13 @@ pub struct CacheFigures {
     pub source: String,
 }
 
-/// An engine; every worker opens the file for itself, so that none disturbs another's run of
-/// sequential reads.
+/// An engine. Every worker opens the file for itself, so that none disturbs another's run of
+/// sequential reads; but a mapping is for all, as each would need page tables of its own.
 #[derive(Debug)]
 enum Engine {
     Direct,
     Pread,
-    Mmap,
+    Mmap(Mmap),
     Pinfold(Cache),
 }
 
@@ -145,7 +145,7 @@ impl Engine {
         Ok(match job.engine.as_str() {
             "pread-direct" => Engine::Direct,
             "pread" => Engine::Pread,
-            "mmap" => Engine::Mmap,
+            "mmap" => Engine::Mmap(mapping_of(&job.path)?),
             "pinfold" => Engine::Pinfold(Cache::new(Options::new(job.budget_bytes))?),
             other => bail!("no engine {other}"),
         })
@@ -157,8 +157,8 @@ impl Engine {
             Engine::Direct => None,
             _ if job.order == Order::Scan => None,
             // Reading ahead is no miss, and would count as one.
-            Engine::Pread | Engine::Mmap if !job.hints => None,
-            Engine::Pread | Engine::Mmap => storage_read_bytes()?,
+            Engine::Pread | Engine::Mmap(_) if !job.hints => None,
+            Engine::Pread | Engine::Mmap(_) => storage_read_bytes()?,
             // A read within one page misses once.
             Engine::Pinfold(cache) => Some(cache.stats().misses * job.block_bytes),
         })
@@ -204,12 +204,11 @@ impl Work for Walk<'_> {
                 }
                 self.read(&file, board, worker)
             }
-            Engine::Mmap => {
-                let map = mapping_of(path)?;
+            Engine::Mmap(map) => {
                 if self.job.hints {
                     map.advise(map_advice)?;
                 }
-                self.read(&Bytes(&map), board, worker)
+                self.read(&Bytes(map), board, worker)
             }
             Engine::Pinfold(cache) => {
                 let file = cache.open(path)?;

@@ -179,7 +179,8 @@ pub fn run(args: &MissArgs) -> Result<()> {
     let (path, plain) = (scratch.path(), place::open_plain(&scratch.path())?);
     let group = Group::make(args.budget.0 + ALLOWANCE_BYTES);
     let outcomes = common.interleave(&cells, |&cell| {
-        sample(&args.job(cell, &path, group.as_ref().ok()), &plain)
+        let group = group.as_ref().ok();
+        sample(&args.job(cell, &path, group), &plain, group)
             .with_context(|| format!("{}, {}, {} threads", cell.engine, cell.case, cell.threads))
     })?;
     let limit = group.as_ref().map_or("not limited", Group::kind);
@@ -228,8 +229,11 @@ pub fn run(args: &MissArgs) -> Result<()> {
 }
 
 /// Has a process take one sample.
-fn sample(job: &Job, plain: &File) -> Result<Outcome> {
+fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
     place::forget(plain)?;
+    if let Some(group) = group {
+        group.settle(ALLOWANCE_BYTES / 4);
+    }
     let output = workers::this_program()?
         .args(["bench", "miss-child", &serde_json::to_string(job)?])
         .stdin(Stdio::null())

@@ -35,8 +35,8 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>) -> Result<()> {
         series::patches(paths)?.len()
     );
     text += "## Instructions\n\nCounted by an emulator whose clock advances by one nanosecond for each \
-             instruction (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). These are counts, not times; \
-             gup_test prints whole microseconds, so its rows are rounded to 1000 instructions.\n\n\
+             instruction (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). These are counts, not times: \
+             of one read, fault, or page of gup_test; of one fork for `fork-2048-pages`.\n\n\
              | case | plain | patched | difference |\n|---|---:|---:|---:|\n";
     for row in &counts {
         let _ = writeln!(

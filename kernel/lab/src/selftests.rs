@@ -149,15 +149,16 @@ fn compile_one(
 ///
 /// # Errors
 /// If it does not compile.
-pub(crate) fn gup_test(paths: &Paths) -> Result<()> {
+pub(crate) fn gup_test(paths: &Paths) -> Result<PathBuf> {
     let binary = paths.guest("selftests").join("gup_test");
     if binary.is_file() {
-        return Ok(());
+        return Ok(binary);
     }
     let headers = build::headers(paths)?;
     fs::create_dir_all(paths.guest("selftests"))?;
     let source = paths.source(Tree::Plain).join("tools/testing/selftests");
-    compile_one(paths, &source, &headers, "gup_test", &binary)
+    compile_one(paths, &source, &headers, "gup_test", &binary)?;
+    Ok(binary)
 }
 
 /// The guest's script: each test with a limit, its status on a line of its own.

@@ -17,7 +17,7 @@ mount -t hugetlbfs huge /dev/hugepages
 if [ -b /dev/vda ]; then mount -t ext4 /dev/vda /mnt; fi
 ulimit -l unlimited
 stty -F /dev/ttyS1 -onlcr 2>/dev/null
-(cd /tmp && sh /lab/cmd) </dev/null >/dev/ttyS1 2>&1
+(cd /tmp && exec sh /lab/cmd) </dev/null >/dev/ttyS1 2>&1
 echo "lab: exit $?" >/dev/ttyS1
 sync
 reboot -f

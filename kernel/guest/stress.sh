@@ -1,33 +1,53 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # What the debug kernels are put through, sourced as the guest's command: the
 # workers of mm_stress, and around them everything an administrator can do to
-# their pages. STRESS_S seconds, 120 unless the command line says otherwise.
-S=${STRESS_S:-120}
+# their pages. STRESS_S seconds in all, 180 unless set: two thirds with huge
+# pages being split, one third with hugetlb's vmemmap optimised and no THP
+# (the two together hang the plain 6.12.117 already).
+S=${STRESS_S:-180}
 echo lzo-rle > /sys/block/zram0/comp_algorithm 2>/dev/null
 echo 256M > /sys/block/zram0/disksize
-mkswap /dev/zram0 >/dev/null && swapon /dev/zram0
-mkdir -p /tmp/huge /cg && mount -t tmpfs -o huge=always,size=256M huge /tmp/huge
-mount -t cgroup2 cgroup2 /cg && echo +memory > /cg/cgroup.subtree_control && mkdir /cg/stress
-echo 96M > /cg/stress/memory.high
+mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || exit 1
+mkdir -p /tmp/huge /cg && mount -t tmpfs -o huge=always,size=256M huge /tmp/huge || exit 1
+mount -t cgroup2 cgroup2 /cg && echo +memory > /cg/cgroup.subtree_control && mkdir /cg/stress || exit 1
+echo 128M > /cg/stress/memory.high
 echo 1 > /sys/kernel/mm/ksm/run
+
+# around SECONDS SPLIT HVO: until the time is over
 around() {
-	end=$(($(date +%s) + S))
+	end=$(($(date +%s) + $1))
 	n=0
 	while [ "$(date +%s)" -lt $end ]; do
 		n=$((n + 1))
 		echo 1 > /proc/sys/vm/compact_memory
-		echo 1 > /sys/kernel/debug/split_huge_pages
+		if [ $2 = 1 ]; then echo 1 > /sys/kernel/debug/split_huge_pages; fi
+		if [ $3 = 1 ]; then echo $((n / 2 % 2)) > /proc/sys/vm/hugetlb_optimize_vmemmap; fi
 		echo $((n % 2 * 24)) > /proc/sys/vm/nr_hugepages
-		echo $((n % 3)) > /proc/sys/vm/hugetlb_optimize_vmemmap 2>/dev/null
 		echo 3 > /proc/sys/vm/drop_caches
 		sleep 0.2
 	done
 	echo "around $n"
 }
-around &
-(echo 0 > /cg/stress/cgroup.procs; exec mm_stress "$S" /tmp/a /tmp/huge/b /mnt/c)
-status=$?
-wait
+
+# phase SECONDS SPLIT HVO FILE...
+phase() {
+	around $1 $2 $3 2>/dev/null &
+	seconds=$1
+	shift 3
+	(echo 0 > /cg/stress/cgroup.procs; exec mm_stress $seconds "$@")
+	status=$?
+	wait
+	[ $status = 0 ] || exit 1
+}
+
+echo always > /sys/kernel/mm/transparent_hugepage/enabled
+echo "phase: THP, splits, swap, soft offline"
+phase $((S * 2 / 3)) 1 0 /tmp/a /tmp/huge/b /mnt/c
+rm -f /tmp/huge/b
+echo never > /sys/kernel/mm/transparent_hugepage/enabled
+echo "phase: hugetlb with and without its vmemmap"
+phase $((S / 3)) 0 1 /tmp/a /mnt/c
 swapoff /dev/zram0
-grep -E "^(pswpout|thp_split_page|pgmigrate_success|compact_success|unevictable_pgs_scanned) " /proc/vmstat
-(exit $status)
+grep -E "^(pswpin|pswpout|thp_split_page|pgmigrate_success|compact_success|htlb_buddy_alloc_success) " /proc/vmstat
+dmesg | grep -c "soft offline" | sed 's/^/soft offline messages /'
+true

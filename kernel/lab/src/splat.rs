@@ -25,7 +25,6 @@ const MARKS: &[(&str, &str)] = &[
     ("general protection fault", "oops"),
     ("Oops:", "oops"),
     ("Kernel panic", "panic"),
-    ("page dumped because", "dumped page"),
 ];
 
 /// How many lines of a splat are shown.

@@ -158,7 +158,7 @@ fn stress(paths: &Paths, config: Config) -> Result<()> {
             image: &image,
             root: &root,
             command: include_str!("../../guest/stress.sh"),
-            append: "kunit.enable=0 hugetlb_free_vmemmap=on",
+            append: "kunit.enable=0",
             accel,
             limit: Duration::from_secs(1800),
             mem_mib: 2048,

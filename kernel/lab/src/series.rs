@@ -124,3 +124,41 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
     }
     Ok(patches.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATCH: &str = "From 0 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\nDate: Thu, 1 Jan 1970 00:00:00 +0000\n\
+                         Subject: [PATCH] change\n\n---\n a | 2 +-\n\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n\
+                         @@ -1 +1 @@\n-one\n+two\n--\n";
+
+    fn repository(content: &str) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), content).unwrap();
+        for args in [&["init", "-q", "."][..], &["add", "a"], &["commit", "-qm", "base"]] {
+            git(dir.path(), args).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_patch_that_applies_is_applied() {
+        let dir = repository("one\n");
+        let patch = dir.path().join("0001-change.patch");
+        fs::write(&patch, PATCH).unwrap();
+        apply_one(dir.path(), &patch).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "two\n");
+    }
+
+    #[test]
+    fn a_patch_that_does_not_apply_is_named_and_leaves_nothing_behind() {
+        let dir = repository("three\n");
+        let patch = dir.path().join("0001-change.patch");
+        fs::write(&patch, PATCH).unwrap();
+        let error = apply_one(dir.path(), &patch).unwrap_err().to_string();
+        assert!(error.contains("0001-change.patch does not apply"), "{error}");
+        assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "three\n");
+        assert!(!dir.path().join(".git/rebase-apply").exists());
+    }
+}

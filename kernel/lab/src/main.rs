@@ -73,6 +73,11 @@ enum Kernel {
         #[arg(long)]
         each: bool,
     },
+    /// The stress alone, on one of the debug kernels (or, quicker, the fast one).
+    Stress {
+        #[arg(long, value_enum, default_value_t = Config::Debug)]
+        config: Config,
+    },
     /// Count instructions in plain and patched kernels.
     Bench,
     /// Write one page with plain beside patched.
@@ -154,6 +159,10 @@ fn run(cli: Cli) -> Result<()> {
                 suite::run_command(&paths, &image, &command.join(" "), limit_s)
             }
             Kernel::Test { full, each } => suite::test(&paths, full, each),
+            Kernel::Stress { config } => {
+                prepare::prepare(&paths)?;
+                suite::stress(&paths, config)
+            }
             Kernel::Bench => bench::bench(&paths),
             Kernel::Report { out } => report::report(&paths, out),
         },

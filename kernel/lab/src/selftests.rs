@@ -164,16 +164,17 @@ pub(crate) fn gup_test(paths: &Paths) -> Result<PathBuf> {
 /// The guest's script: each test with a limit, its status on a line of its own.
 fn script(programs: &[PathBuf]) -> String {
     let mut text = String::from(
-        "echo 64 > /proc/sys/vm/nr_hugepages\n\
+        "echo 160 > /proc/sys/vm/nr_hugepages\n\
          echo 256M > /sys/block/zram0/disksize\n\
          mkswap /dev/zram0 >/dev/null && swapon /dev/zram0\n\
-         cp /lab/* /tmp 2>/dev/null\n",
+         echo 4294967296 > /proc/sys/kernel/shmmax\n\
+         cp -r /lab/* /tmp 2>/dev/null\n",
     );
     for (name, program, args) in TESTS {
         if programs.iter().any(|p| p.file_name().is_some_and(|f| f == *program)) {
             let _ = writeln!(
                 text,
-                "echo 64 > /proc/sys/vm/nr_hugepages\n\
+                "echo 160 > /proc/sys/vm/nr_hugepages\n\
                  timeout -s KILL 60 ./{program} {args} >/tmp/log 2>&1 </dev/null\ns=$?\n\
                  echo \"selftest|{name}|$s\"\n\
                  if [ $s != 0 ] && [ $s != 4 ]; then grep -v '^ok' /tmp/log | tail -n 8 | sed 's/^/  /'; fi"

@@ -145,7 +145,10 @@ fn each_patch(paths: &Paths) -> Result<()> {
 }
 
 /// The stress on one debug kernel with the series; any splat fails the boot.
-fn stress(paths: &Paths, config: Config) -> Result<()> {
+///
+/// # Errors
+/// A build or boot that fails, a splat, wrong data.
+pub(crate) fn stress(paths: &Paths, config: Config) -> Result<()> {
     let image = build::build(paths, Tree::Series, config)?;
     smoke(paths, Tree::Series, config)?;
     let root = guest::root(paths, &[])?;

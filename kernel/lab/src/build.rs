@@ -125,7 +125,7 @@ pub(crate) fn headers(paths: &Paths) -> Result<PathBuf> {
     Ok(paths.objects(Tree::Plain, Config::Fast).join("usr/include"))
 }
 
-/// `bloat-o-meter`, plain against patched: its summary line.
+/// `bloat-o-meter`, plain against patched, without the tests' own symbols.
 ///
 /// # Errors
 /// If one of the kernels is not built.
@@ -133,11 +133,40 @@ pub(crate) fn bloat(paths: &Paths) -> Result<String> {
     let [old, new] =
         [Tree::Plain, Tree::Series].map(|tree| paths.objects(tree, Config::Fast).join("vmlinux"));
     let script = paths.source(Tree::Plain).join("scripts/bloat-o-meter");
-    let out = proc::output(Command::new("python3").arg(script).args([&old, &new]))?;
-    let mut lines = out.lines();
-    let first = lines.next().unwrap_or_default();
-    let last = out.lines().last().unwrap_or_default();
-    Ok(format!("{first}\n{last}"))
+    let all = proc::output(Command::new("python3").arg(script).args([&old, &new]))?;
+    let tests = paths.objects(Tree::Series, Config::Fast).join("mm/page_ref_kunit.o");
+    let symbols = proc::output(Command::new("nm").arg(tests))?;
+    Ok(sum_bloat(&all, &symbols))
+}
+
+/// Sums `bloat-o-meter`'s rows (name, old, new, difference) but those of `nm`'s symbols.
+fn sum_bloat(rows: &str, symbols: &str) -> String {
+    let tests: Vec<_> = symbols.lines().filter_map(|l| l.split_whitespace().last()).collect();
+    // bloat-o-meter strips the numbers that the compiler appends to names.
+    let is_test = |name: &str| tests.iter().any(|t| t.split('.').next() == Some(name));
+    let (mut grown, mut shrunk, mut functions) = (0_i64, 0_i64, 0);
+    for row in rows.lines() {
+        let [name, _, _, difference] = row.split_whitespace().collect::<Vec<_>>()[..] else {
+            continue;
+        };
+        let Ok(difference) = difference.parse::<i64>() else {
+            continue;
+        };
+        if is_test(name.split('.').next().unwrap_or(name)) {
+            continue;
+        }
+        functions += 1;
+        if difference > 0 {
+            grown += difference;
+        } else {
+            shrunk += difference;
+        }
+    }
+    let total = rows.lines().last().unwrap_or_default();
+    format!(
+        "{functions} symbols differ: {grown:+} {shrunk:+} = {:+} bytes\nwith the KUnit tests: {total}",
+        grown + shrunk
+    )
 }
 
 /// The instructions of one function of a built kernel.
@@ -160,6 +189,14 @@ pub(crate) fn disassemble(vmlinux: &Path, function: &str) -> Result<Vec<String>>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_tests_do_not_count_as_bloat() {
+        let rows = "add/remove: 1/0\nFunction old new delta\na.cold 10 30 +20\nb 10 5 -5\nt_case - 90 +90\n\
+                    Total: Before=1, After=2, chg +1%\n";
+        let text = sum_bloat(rows, "0000 t t_case\n0000 r x.1\n");
+        assert!(text.starts_with("2 symbols differ: +20 -5 = +15 bytes"), "{text}");
+    }
 
     #[test]
     fn a_dropped_wish_is_found() {

@@ -116,7 +116,10 @@ fn judge(boot: &Boot, ended: &Ended, console: &Path, output: &Path, log: &Path) 
         fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
     };
     let text = read(console);
-    let splats = splat::find(&text);
+    let (splats, elsewhere) = splat::judge(splat::find(&text));
+    if elsewhere > 0 {
+        println!("{}: KCSAN reports {elsewhere} race(s), none about a page's count", boot.name);
+    }
     if let Some(first) = splats.first() {
         bail!(
             "{}: the kernel complained {} time(s), first ({}):\n{}\n(all of it: {})",

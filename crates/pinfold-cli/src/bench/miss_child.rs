@@ -117,17 +117,17 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     }
     let engine = Engine::new(&job)?;
     let shared = SharedBoard::new()?;
-    let sample = |threads: usize, seconds: f64| {
-        let work = Walk { job: &job, engine: &engine, threads };
+    let sample = |phase: u64, threads: usize, seconds: f64| {
+        let work = Walk { job: &job, engine: &engine, threads, phase };
         let length = Duration::from_secs_f64(seconds);
         workers::sample_threads(threads, &work, shared.board(), length)
     };
     if job.warm_up_seconds > 0.0 {
         let all = if job.order == Order::Scan { job.threads } else { WARM_UP_WORKERS };
-        sample(all, job.warm_up_seconds)?;
+        sample(0, all, job.warm_up_seconds)?;
     }
     let before = engine.missed_bytes(&job)?;
-    let taken = sample(job.threads, job.seconds)?;
+    let taken = sample(1, job.threads, job.seconds)?;
     let after = engine.missed_bytes(&job)?;
     let asked = taken.operations as f64 * job.block_bytes as f64;
     let missed = before.zip(after).map(|(before, after)| after - before);
@@ -207,6 +207,8 @@ struct Walk<'a> {
     job: &'a Job,
     engine: &'a Engine,
     threads: usize,
+    /// Random numbers differ by it: a sample must not read again what its warm-up has just read.
+    phase: u64,
 }
 
 impl Work for Walk<'_> {
@@ -246,7 +248,7 @@ impl Walk<'_> {
     fn read<R: Reader>(&self, reader: &R, board: &Board, worker: usize) -> Result<()> {
         let (job, block_bytes) = (self.job, self.job.block_bytes);
         let blocks = job.file_bytes / block_bytes;
-        let mut random = Pcg64Mcg::seed_from_u64(worker as u64);
+        let mut random = Pcg64Mcg::seed_from_u64(self.phase << 32 | worker as u64);
         match job.order {
             Order::Random => self.turn(reader, board, worker, || {
                 ((u128::from(random.next_u64()) * u128::from(blocks)) >> 64) as u64
@@ -262,7 +264,7 @@ impl Walk<'_> {
             Order::Scan => {
                 let part = (blocks / self.threads as u64).max(1);
                 let first = worker as u64 * part % blocks;
-                let mut next = 0;
+                let mut next = random.random_range(0..part);
                 self.turn(reader, board, worker, || {
                     let block = first + next;
                     next = (next + 1) % part;

@@ -89,13 +89,22 @@ impl File {
     /// its length.
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
-        let len_bytes = self.handle.mapping.backing.len_bytes().map_err(|cause| Error::Read {
+        self.refresh_len().map_err(|cause| Error::Read {
             path: self.handle.mapping.path.clone(),
             offset: range.start,
             cause: Arc::new(cause),
         })?;
-        self.handle.mapping.set_len_bytes(len_bytes);
         Ok(freeze::invalidate(&self.handle.core, &self.handle.mapping, pages))
+    }
+
+    /// Asks the source for its length, and acts on it if it has changed.
+    fn refresh_len(&self) -> std::io::Result<()> {
+        let mapping = &self.handle.mapping;
+        // Across both: of two answers, the later must be the one that stays.
+        let _resizing = mapping.resizing.lock();
+        let len_bytes = mapping.backing.len_bytes()?;
+        freeze::resize(&self.handle.core, mapping, len_bytes);
+        Ok(())
     }
 
     /// Splits the folios of `range` into single pages where nobody holds them; gives how many were

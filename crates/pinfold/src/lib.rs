@@ -17,6 +17,8 @@ mod reclaim;
 pub mod source;
 mod stats;
 mod sync;
+#[cfg(all(feature = "testing", not(loom)))]
+pub mod testing;
 mod wait;
 
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};

@@ -6,7 +6,8 @@
 //!
 //! # Locks
 //!
-//! A mapping's `change` mutex is taken before the policy's, never after; no two mappings' are held
+//! `resizing` is taken before anything else, and is the only one held while a source is asked. A
+//! mapping's `change` mutex is taken before the policy's, never after; no two mappings' are held
 //! at once; nothing is allocated or read while one is held. Whoever freezes a folio holds it from
 //! before the freeze until the folio is thawed or out of the index, so under it no folio of the
 //! mapping is ever seen frozen.
@@ -27,6 +28,8 @@ pub(crate) struct Mapping {
     /// Which mapping its folios name.
     pub(crate) id: u32,
     len_bytes: AtomicU64,
+    /// Held while the source is asked for its length and the answer is acted on.
+    pub(crate) resizing: Mutex<()>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
     /// For messages.
@@ -159,6 +162,7 @@ impl Mappings {
             index,
             id,
             len_bytes: AtomicU64::new(len_bytes),
+            resizing: Mutex::new(()),
             change: Mutex::new(Change { owner, folios: 0 }),
             backing,
             path,

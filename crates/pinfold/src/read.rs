@@ -21,7 +21,9 @@
 //! memory as long as the cache lives: a head's entry only ever holds orders of folios that began at
 //! that frame, so head and order, of whatever times, give a range inside the arena.
 
-use crate::core::Held;
+use std::num::NonZero;
+
+use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
@@ -35,30 +37,38 @@ impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.core.counters.shard().count_read(buf.len());
-        // One comparison for "not empty" and "not too long".
-        if buf.len().wrapping_sub(1) < self.core.options.short_read_max_bytes {
-            match self.short(buf, offset) {
+        let core = &*self.core;
+        let Some(bytes) = NonZero::new(buf.len()) else { return self.empty(offset) };
+        core.counters.shard().count_read(bytes);
+        if buf.len() <= core.options.short_read_max_bytes {
+            match self.short(core, buf, offset) {
                 Ok(()) => return Ok(buf.len()),
-                Err(why) => self.core.counters.count(why),
+                Err(why) => core.counters.count(why),
             }
         } else {
-            self.core.counters.count(Event::LongRead);
+            core.counters.count(Event::LongRead);
         }
         self.long(buf, offset)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn empty(&self, offset: u64) -> Result<usize> {
+        self.core.counters.count(Event::EmptyRead);
+        self.long(&mut [], offset)
+    }
+
     /// All of `buf`, without a reference.
     #[inline(always)]
-    fn short(&self, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
-        let frames = &self.core.frames;
-        let head = self.mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
-        let (frame, from) = frames.try_both(head).ok_or(Event::Identity)?;
+    fn short(&self, core: &Core, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
+        let mapping = &*self.mapping;
+        let head = mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
+        let (frame, from) = core.frames.try_both(head).ok_or(Event::Identity)?;
         let stamp = frame.read_begin().ok_or(Event::Changing)?;
         let identity = frame.identity();
         let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
         let rest = (identity.order.bytes() as u64).wrapping_sub(at);
-        if identity.mapping != self.mapping.id || at >= identity.order.bytes() as u64 {
+        if identity.mapping != mapping.id || at >= identity.order.bytes() as u64 {
             return Err(Event::Identity);
         }
         let bytes = buf.len() as u64;
@@ -69,7 +79,7 @@ impl Handle {
             return Err(Event::ReadaheadMark);
         }
         // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
-        if offset + bytes > self.mapping.len_bytes() {
+        if offset + bytes > mapping.len_bytes() {
             return Err(Event::EndOfFile);
         }
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
@@ -78,7 +88,7 @@ impl Handle {
         if frame.read_retry(stamp) {
             return Err(Event::Changed);
         }
-        if self.core.counters.shard().comes_to(head.0) {
+        if core.counters.shard().comes_to(head.0) {
             frame.note_use();
         }
         Ok(())
@@ -104,22 +114,33 @@ impl Handle {
     }
 
     /// What of `buf` is in the folio at `offset`, under a reference; 0 at the end of the file.
+    ///
+    /// The reference keeps the bytes, but not their being the file's: a folio that was dropped
+    /// because the file's length changed has zeros where the file may have bytes by now. So the
+    /// version is checked here, too, over the look at the length and the copy.
     fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        if offset >= self.mapping.len_bytes() {
-            return Ok(0);
-        }
-        let page = offset >> PAGE_SHIFT;
-        let held = match self.core.hold(&self.mapping, page) {
-            Some(held) if !held.frame().is_changing() => {
-                self.core.counters.count(Event::CountedHit);
-                held
+        // Ends: each further turn follows an invalidation of this very folio.
+        loop {
+            if offset >= self.mapping.len_bytes() {
+                return Ok(0);
             }
-            _ => fill::get(self, page, buf.len())?,
-        };
-        if held.frame().flags().contains(Flags::READAHEAD) {
-            fill::read_further(self, &held);
+            let page = offset >> PAGE_SHIFT;
+            let held = match self.core.hold(&self.mapping, page) {
+                Some(held) if !held.frame().is_changing() => {
+                    self.core.counters.count(Event::CountedHit);
+                    held
+                }
+                _ => fill::get(self, page, buf.len())?,
+            };
+            if held.frame().flags().contains(Flags::READAHEAD) {
+                fill::read_further(self, &held);
+            }
+            let Some(stamp) = held.frame().read_begin() else { continue };
+            let copied = self.copy_held(&held, buf, offset);
+            if !held.frame().read_retry(stamp) {
+                return Ok(copied);
+            }
         }
-        Ok(self.copy_held(&held, buf, offset))
     }
 
     /// Copies from a folio that is held and up to date.

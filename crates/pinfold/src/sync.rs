@@ -6,6 +6,9 @@
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+#[cfg(all(feature = "testing", not(loom)))]
+pub(crate) use std::sync::atomic::AtomicBool;
+
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 

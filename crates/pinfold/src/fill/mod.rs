@@ -167,9 +167,12 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, page, plan);
 }
 
-/// Brings a range in because somebody said that it will be needed.
+/// Brings a range in because somebody said that it will be needed: no more of it than a quarter of
+/// the cache, which has others to serve, too.
 pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
-    let plan = reader.stream.on_will_need(pages.end);
+    let share = u64::from(reader.core.frames.frames() / 4);
+    let end = pages.end.min(pages.start.saturating_add(share));
+    let plan = reader.stream.on_will_need(end, reader.mapping.len_bytes());
     start_ahead(reader, pages.start, plan);
 }
 

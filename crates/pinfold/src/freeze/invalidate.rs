@@ -13,7 +13,8 @@ use std::ops::Range;
 
 use super::freeze;
 use crate::core::Core;
-use crate::frame::{FrameNumber, Order};
+use crate::frame::{FrameNumber, Order, PAGE_SHIFT};
+use crate::index::PAGES_END;
 use crate::mapping::{Changing, Mapping};
 use crate::reclaim::Entries;
 
@@ -22,9 +23,42 @@ const BATCH: usize = 64;
 
 /// Drops every folio that has a page of `pages`; gives the bytes dropped.
 pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    drop_range(core, mapping, pages, None)
+}
+
+/// Gives the mapping another length, with its `resizing` mutex held by the caller.
+///
+/// The folio in which the shorter of both lengths lies has zeros behind it, and so may those that
+/// begin there. They must not be found under the longer length:
+/// - shorter: the length first, then they go;
+/// - longer: they go first, also those on their way; the length is stored in the same critical
+///   section in which there is none left. What is filled from then on was read after the source
+///   had grown.
+///
+/// A reader who has found one already looks at the length before its last look at the version.
+pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
+    let old_bytes = mapping.len_bytes();
+    let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
+    if len_bytes < old_bytes {
+        mapping.set_len_bytes(len_bytes);
+        drop_range(core, mapping, pages, None);
+    } else if len_bytes > old_bytes {
+        drop_range(core, mapping, pages, Some(&|| mapping.set_len_bytes(len_bytes)));
+    }
+}
+
+/// Drops what has a page of `pages`; gives the bytes dropped. With `when_empty`, what others put
+/// there meanwhile goes, too, and it is called under the mutex under which there was nothing left.
+fn drop_range(
+    core: &Core,
+    mapping: &Mapping,
+    pages: Range<u64>,
+    when_empty: Option<&dyn Fn()>,
+) -> u64 {
     let mut dropped = 0;
     let mut from = pages.start;
-    // Ends: each turn begins behind the last folio of the one before.
+    // Ends: each turn begins behind the last folio of the one before. With `when_empty`, it begins
+    // again for what was put there meanwhile, which takes others a read of the source.
     while from < pages.end {
         let mut freed = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
@@ -39,6 +73,14 @@ pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
             dropped += order.bytes() as u64;
             let frozen = drop_one(core, &mut changing, folio.page, folio.frame);
             freed.push((folio.frame, order, frozen));
+        }
+        if let Some(when_empty) = when_empty
+            && from >= pages.end
+        {
+            match changing.writer(&core.nodes).next_present(pages.clone()) {
+                Some(folio) => from = folio.page.max(pages.start),
+                None => when_empty(),
+            }
         }
         drop(changing);
         for (head, order, frozen) in freed {

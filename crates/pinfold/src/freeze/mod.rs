@@ -16,7 +16,7 @@ use crate::frame::Frame;
 use crate::mapping::Mapping;
 
 pub(crate) use evict::evict;
-pub(crate) use invalidate::invalidate;
+pub(crate) use invalidate::{invalidate, resize};
 pub(crate) use migrate::{migrate, migrate_range};
 pub(crate) use split::split_range;
 

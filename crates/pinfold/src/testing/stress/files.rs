@@ -1,0 +1,282 @@
+//! What there is to read.
+//!
+//! Belongs here: the files of a run with their sources, their contents, and what may be wrong
+//! with them at the moment. Called by `stress` and all its threads.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::source::{Faulty, Memory, Preference, Source};
+use crate::sync::{AtomicU64, Ordering};
+use crate::testing::pattern::Pattern;
+use crate::{Cache, Error, File, FileOptions, Result};
+
+use super::{Options, Sabotage};
+
+/// How a file behaves.
+#[derive(Debug)]
+pub(super) enum Nature {
+    /// Its bytes are always there.
+    Steady,
+    /// Its source fails now and then.
+    Faulty(Arc<Faulty>),
+    /// It is written anew now and then, epoch by epoch.
+    Rewritten {
+        /// Where to write.
+        memory: Arc<Memory>,
+        /// The newest epoch that may be read.
+        begun: AtomicU64,
+        /// The oldest that may: the one after which the file was last invalidated.
+        settled: AtomicU64,
+    },
+    /// It is cut short now and then, and restored.
+    Cut(Arc<Memory>),
+}
+
+/// Whether a file is in trouble: odd while errors and short reads are excused.
+#[derive(Debug, Default)]
+pub(super) struct Phase(AtomicU64);
+
+impl Phase {
+    /// What it is now. Acquire: with `turn`, whoever sees the trouble over also sees the source
+    /// healed.
+    pub(super) fn now(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Into trouble or out of it. Only one thread turns a phase.
+    pub(super) fn turn(&self) {
+        // Release: pairs with `now`.
+        self.0.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether there was any trouble since it was `before`.
+    pub(super) fn troubled_since(&self, before: u64) -> bool {
+        before % 2 == 1 || self.now() != before
+    }
+}
+
+/// A file of the run.
+#[derive(Debug)]
+pub(super) struct Subject {
+    pub(super) number: usize,
+    pub(super) name: String,
+    pub(super) pattern: Pattern,
+    pub(super) bytes: u64,
+    pub(super) nature: Nature,
+    pub(super) phase: Phase,
+    /// Of a real file.
+    pub(super) path: Option<(PathBuf, Preference)>,
+    /// `None` for a file that is opened for each use and then dropped.
+    kept: Option<File>,
+}
+
+impl Subject {
+    /// The file, opened now if nobody keeps it.
+    pub(super) fn file(&self, cache: &Cache) -> Result<File> {
+        match (&self.kept, &self.path) {
+            (Some(file), _) => Ok(file.clone()),
+            (None, Some((path, preference))) => open(cache, path, *preference),
+            (None, None) => unreachable!("what is not kept has a path"),
+        }
+    }
+
+    /// The epochs that a read may see that begins now, oldest first; the newest is asked for
+    /// again after the read.
+    pub(super) fn oldest_epoch(&self) -> u32 {
+        match &self.nature {
+            // Acquire: pairs with the release in `rewrite`. What is read after this is no older.
+            Nature::Rewritten { settled, .. } => settled.load(Ordering::Acquire) as u32,
+            _ => 0,
+        }
+    }
+
+    /// See `oldest_epoch`.
+    pub(super) fn newest_epoch(&self) -> u32 {
+        match &self.nature {
+            // Acquire: whoever read an epoch's bytes, by way of the source's lock, sees it begun.
+            Nature::Rewritten { begun, .. } => begun.load(Ordering::Acquire) as u32,
+            _ => 0,
+        }
+    }
+}
+
+pub(super) fn open(cache: &Cache, path: &Path, preference: Preference) -> Result<File> {
+    cache.open_with(path, FileOptions::default().preference(preference))
+}
+
+/// All files of a run.
+#[derive(Debug)]
+pub(super) struct Subjects {
+    pub(super) all: Vec<Subject>,
+}
+
+/// Makes the files one by one.
+struct Maker<'a> {
+    cache: &'a Cache,
+    options: &'a Options,
+    all: Vec<Subject>,
+}
+
+impl Subjects {
+    /// Writes and opens all files.
+    pub(super) fn new(cache: &Cache, options: &Options) -> io::Result<Self> {
+        let mut maker = Maker { cache, options, all: Vec::new() };
+        let part = |percent: u64| options.data_bytes / 100 * percent;
+        maker.real("direct", part(30) + 1234, Preference::Auto, true)?;
+        maker.memory("memory", part(20) + 4095);
+        maker.real("buffered", part(20) + 63, Preference::Buffered, true)?;
+        maker.faulty("faulty", part(15) + 1);
+        maker.rewritten("rewritten", (part(5) + 777).min((2 << 20) + 777));
+        maker.cut("cut", (part(5) + 2049).min((3 << 20) + 2049));
+        maker.real("fleeting", part(4) + 17, Preference::Auto, false)?;
+        maker.memory("exact", part(1).next_multiple_of(2 << 20));
+        for bytes in [0, 1, 4095, 4096, 4097, 65_535, (2 << 20) + 1] {
+            maker.memory("small", bytes);
+        }
+        for bytes in [0, 1, 4095, 4097] {
+            maker.real("small", bytes, Preference::Auto, true)?;
+            maker.real("small", bytes, Preference::Buffered, false)?;
+        }
+        Ok(Subjects { all: maker.all })
+    }
+
+    /// The names, by number.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.all.iter().map(|subject| subject.name.clone()).collect()
+    }
+}
+
+impl Maker<'_> {
+    fn pattern(&self) -> Pattern {
+        Pattern::new(self.options.seed, self.all.len() as u16)
+    }
+
+    fn add(&mut self, name: String, bytes: u64, nature: Nature, kept: Option<File>) {
+        let (number, pattern) = (self.all.len(), self.pattern());
+        let phase = Phase::default();
+        self.all.push(Subject { number, name, pattern, bytes, nature, phase, path: None, kept });
+    }
+
+    fn contents(&self, bytes: u64) -> Arc<Memory> {
+        Arc::new(Memory::new(self.pattern().to_vec(bytes as usize)))
+    }
+
+    fn attach(&self, name: &str, source: Arc<dyn Source>) -> File {
+        self.cache.attach(name, source).expect("a source in memory can be attached")
+    }
+
+    fn memory(&mut self, kind: &str, bytes: u64) {
+        let name = format!("{kind} of {bytes} in memory");
+        let file = self.attach(&name, self.contents(bytes));
+        self.add(name, bytes, Nature::Steady, Some(file));
+    }
+
+    fn faulty(&mut self, kind: &str, bytes: u64) {
+        let name = format!("{kind} of {bytes} in memory");
+        let inner: Arc<dyn Source> = match self.options.sabotage {
+            Some(sabotage) => {
+                Arc::new(Liar { inner: self.contents(bytes), sabotage, calls: AtomicU64::new(0) })
+            }
+            None => self.contents(bytes),
+        };
+        let faulty = Arc::new(Faulty::new(inner));
+        let file = self.attach(&name, faulty.clone());
+        self.add(name, bytes, Nature::Faulty(faulty), Some(file));
+    }
+
+    fn rewritten(&mut self, kind: &str, bytes: u64) {
+        let name = format!("{kind} of {bytes} in memory");
+        let memory = self.contents(bytes);
+        let file = self.attach(&name, memory.clone());
+        let (begun, settled) = (AtomicU64::new(0), AtomicU64::new(0));
+        self.add(name, bytes, Nature::Rewritten { memory, begun, settled }, Some(file));
+    }
+
+    fn cut(&mut self, kind: &str, bytes: u64) {
+        let name = format!("{kind} of {bytes} in memory");
+        let memory = self.contents(bytes);
+        let file = self.attach(&name, memory.clone());
+        self.add(name, bytes, Nature::Cut(memory), Some(file));
+    }
+
+    /// A real file; `kept` open for the whole run or not.
+    fn real(
+        &mut self,
+        kind: &str,
+        bytes: u64,
+        preference: Preference,
+        kept: bool,
+    ) -> io::Result<()> {
+        let path = self.options.dir.join(format!("{kind}-{bytes}-{}", self.all.len()));
+        write_pattern(&path, self.pattern(), bytes)?;
+        let file = match kept {
+            true => Some(open(self.cache, &path, preference).map_err(|error| as_io(&error))?),
+            false => None,
+        };
+        self.add(path.display().to_string(), bytes, Nature::Steady, file);
+        let made = self.all.last_mut().expect("just added");
+        made.path = Some((path, preference));
+        Ok(())
+    }
+}
+
+fn as_io(error: &Error) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+fn write_pattern(path: &Path, pattern: Pattern, bytes: u64) -> io::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut buf = vec![0; 1 << 20];
+    for offset in (0..bytes).step_by(buf.len()) {
+        let part = (bytes - offset).min(buf.len() as u64) as usize;
+        pattern.fill(offset, &mut buf[..part]);
+        file.write_all(&buf[..part])?;
+    }
+    // Direct reads of dirty pages make the kernel write them back each time.
+    file.sync_data()
+}
+
+/// A source that is wrong, to see that it is noticed.
+#[derive(Debug)]
+struct Liar {
+    inner: Arc<Memory>,
+    sabotage: Sabotage,
+    calls: AtomicU64,
+}
+
+impl Source for Liar {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        // Relaxed: it only has to count.
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        match self.sabotage {
+            Sabotage::WrongPage if call % 100 == 50 => {
+                let got = self.inner.read_at(offset, buf)?;
+                let lies = self.inner.read_at(offset + 4096, &mut buf[..got])?;
+                assert!(lies <= got);
+                Ok(got)
+            }
+            Sabotage::MissingCell if call % 100 == 50 => {
+                let got = self.inner.read_at(offset, buf)?;
+                buf[got.saturating_sub(64)..got].fill(0);
+                Ok(got)
+            }
+            Sabotage::Hang if call > 100 => loop {
+                std::thread::sleep(Duration::from_secs(1));
+            },
+            _ => self.inner.read_at(offset, buf),
+        }
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "lying".into()
+    }
+}

@@ -1,0 +1,240 @@
+//! The stress: readers of all sizes against everything that happens to pages behind their backs.
+//!
+//! Belongs here: what a run is asked for, how its threads are started and stopped, how it ends.
+//! Each other file has one part: `files` what there is to read, `reader` those who read and
+//! check, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
+//! what is said in the end. Called by `tests/stress.rs` and `pinfold stress`.
+//!
+//! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
+//! whatever else goes on. Each run is made of the same decisions for the same seed, but the
+//! interleaving is the machine's.
+
+mod files;
+mod reader;
+mod report;
+mod shaker;
+mod watch;
+
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::{Cache, Options as CacheOptions};
+
+use files::Subjects;
+pub use report::{Failure, Report};
+use watch::{Desk, Watch};
+
+/// What a run is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// It ends after so long.
+    pub time: Duration,
+    /// Or after so many checked reads, if that is sooner.
+    pub reads: Option<u64>,
+    /// Threads that read.
+    pub readers: usize,
+    /// Threads that split, migrate, invalidate, compact, advise and reopen.
+    pub shakers: usize,
+    /// Decides which files, ranges and faults there are.
+    pub seed: u64,
+    /// Of the cache.
+    pub budget_bytes: u64,
+    /// Of the files together; ten times the budget unless there is a reason.
+    pub data_bytes: u64,
+    /// Where the real files go; they are left there.
+    pub dir: PathBuf,
+    /// A thread that does not get on for so long hangs.
+    pub hang: Duration,
+    /// What is broken on purpose, to see that it is noticed.
+    pub sabotage: Option<Sabotage>,
+}
+
+/// Ways to break what is under test, from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// One read in a hundred of one source brings the bytes of the page after.
+    WrongPage,
+    /// One read in a hundred of one source forgets its last 64 bytes.
+    MissingCell,
+    /// After a while, a read of one source does not come back.
+    Hang,
+    /// What is written anew is not invalidated.
+    NoInvalidate,
+}
+
+impl Options {
+    /// Two readers per core and two shakers, for 5 seconds, on files of ten times 8 MiB in `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        Options {
+            time: Duration::from_secs(5),
+            reads: None,
+            readers: 2 * cores,
+            shakers: 2,
+            seed: 1,
+            budget_bytes: 8 << 20,
+            data_bytes: 80 << 20,
+            dir: dir.into(),
+            hang: Duration::from_secs(30),
+            sabotage: None,
+        }
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Since the threads were started.
+    pub elapsed: Duration,
+    /// Checked so far.
+    pub reads: u64,
+}
+
+/// What the threads of a run share.
+#[derive(Debug)]
+struct Shared {
+    options: Options,
+    cache: Cache,
+    subjects: Subjects,
+    watch: Watch,
+    stop: AtomicBool,
+    failure: Mutex<Option<Failure>>,
+}
+
+impl Shared {
+    /// Whether a thread may go on. Relaxed: it only has to be seen at some time.
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn stop(&self) {
+        // Relaxed: pairs with `goes_on`.
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the run; the first to fail is told.
+    fn fail(&self, failure: Failure) {
+        self.failure.lock().get_or_insert(failure);
+        self.stop();
+    }
+
+    /// Waits, but not for longer than the run.
+    fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while self.goes_on() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(20)));
+        }
+    }
+}
+
+/// Runs the stress; `progress` is called some ten times a second.
+///
+/// # Errors
+/// The first thing that went wrong: a wrong byte, a wrong length, an error that nobody injected,
+/// a budget not kept, a thread that panicked or hangs. Threads that hang are left behind.
+pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, Box<Failure>> {
+    let setup = |what: &str, cause: &dyn std::fmt::Display| {
+        Box::new(Failure::Setup(format!("{what}: {cause}")))
+    };
+    let cache = Cache::new(CacheOptions::new(options.budget_bytes))
+        .map_err(|error| setup("cannot open the cache", &error))?;
+    let subjects =
+        Subjects::new(&cache, &options).map_err(|error| setup("cannot make the files", &error))?;
+    let shared = Arc::new(Shared {
+        watch: Watch::new(&subjects),
+        options,
+        cache,
+        subjects,
+        stop: AtomicBool::new(false),
+        failure: Mutex::new(None),
+    });
+    let since = Instant::now();
+    let threads = start(&shared);
+    let hang = wait(&shared, since, progress);
+    let elapsed = since.elapsed();
+    if hang.is_none() {
+        for thread in threads {
+            // Panics are caught inside, and reported as failures.
+            let _ = thread.join();
+        }
+    }
+    let failure = shared.failure.lock().take().or(hang);
+    match failure {
+        Some(failure) => Err(Box::new(failure)),
+        None => Ok(Report::of(&shared, elapsed)),
+    }
+}
+
+/// What a thread does, with its desk and its seed.
+type Work = fn(&Shared, &Desk, u64);
+
+fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
+    let options = &shared.options;
+    let mut works: Vec<(String, Work)> = Vec::new();
+    works.extend((0..options.readers).map(|n| (format!("reader {n}"), reader::run as Work)));
+    works.extend((0..options.shakers).map(|n| (format!("shaker {n}"), shaker::run as Work)));
+    works.push(("injector".into(), shaker::inject));
+    works.push(("rewriter".into(), shaker::rewrite));
+    works.push(("cutter".into(), shaker::cut));
+    works.push(("auditor".into(), shaker::audit));
+    let mut threads = Vec::with_capacity(works.len());
+    for (n, (name, work)) in works.into_iter().enumerate() {
+        let desk = shared.watch.desk(&name);
+        let seed = options.seed.wrapping_mul(1000).wrapping_add(n as u64);
+        let shared = shared.clone();
+        let body = move || {
+            let worked = AssertUnwindSafe(|| work(&shared, &desk, seed));
+            if let Err(panic) = std::panic::catch_unwind(worked) {
+                shared.fail(Failure::Panic {
+                    thread: desk.name.clone(),
+                    message: message(&*panic),
+                    doing: desk.describe(&shared.subjects),
+                });
+            }
+            desk.leave();
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(body);
+        threads.push(thread.expect("the system has room for a thread"));
+    }
+    threads
+}
+
+fn message(panic: &dyn std::any::Any) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
+}
+
+/// Waits for the end of the run, then for the threads; a failure if one of them hangs. Ends: each
+/// thread leaves its desk once it is told to stop, or is found hanging.
+fn wait(shared: &Shared, since: Instant, mut progress: impl FnMut(Progress)) -> Option<Failure> {
+    let options = &shared.options;
+    let mut hangs = watch::Hangs::new(options.hang);
+    let mut tick = 0u32;
+    loop {
+        let (elapsed, reads) = (since.elapsed(), shared.watch.reads());
+        if tick.is_multiple_of(5) {
+            progress(Progress { elapsed, reads });
+        }
+        tick = tick.wrapping_add(1);
+        if elapsed >= options.time || options.reads.is_some_and(|most| reads >= most) {
+            shared.stop();
+        }
+        if !shared.goes_on() && shared.watch.all_left() {
+            progress(Progress { elapsed, reads: shared.watch.reads() });
+            return None;
+        }
+        if let Some(thread) = hangs.find(&shared.watch) {
+            shared.stop();
+            return Some(watch::hang(shared, thread));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,266 @@
+//! Who does what, and whether it goes on.
+//!
+//! Belongs here: the desks at which threads say what they do, the search for one that hangs, and
+//! the board of places being read, which the shakers aim at. Called by all of `stress`.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+
+use super::files::Subjects;
+use super::{Failure, Shared};
+
+/// Where one thread says what it does. A cache line pair of its own, so that saying it costs a
+/// reader nothing but a store.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Desk {
+    pub(super) name: String,
+    /// Index in [`DOINGS`].
+    doing: AtomicU64,
+    file: AtomicU64,
+    offset: AtomicU64,
+    bytes: AtomicU64,
+    /// Things done; it stands still in a thread that hangs.
+    done: AtomicU64,
+    /// Reads that were checked and right, and their bytes.
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    /// Reads that met an injected error or a file cut short, as they may.
+    excused: AtomicU64,
+    left: AtomicBool,
+}
+
+/// What threads do, for messages and for counting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Doing {
+    Nothing,
+    ReadCells,
+    ReadBytes,
+    ReadPages,
+    ReadLarge,
+    Scan,
+    ReadEdge,
+    Invalidate,
+    Split,
+    Migrate,
+    Compact,
+    Advise,
+    Reopen,
+    Inject,
+    Heal,
+    Rewrite,
+    Cut,
+    Restore,
+    Audit,
+}
+
+pub(super) const DOINGS: [(Doing, &str); 19] = [
+    (Doing::Nothing, "nothing"),
+    (Doing::ReadCells, "reads of one 64-byte cell"),
+    (Doing::ReadBytes, "reads of 1 to 256 bytes"),
+    (Doing::ReadPages, "reads of up to 16 KiB"),
+    (Doing::ReadLarge, "reads of up to 4 MiB"),
+    (Doing::Scan, "sequential reads"),
+    (Doing::ReadEdge, "reads around the end of the file"),
+    (Doing::Invalidate, "invalidate"),
+    (Doing::Split, "split"),
+    (Doing::Migrate, "migrate"),
+    (Doing::Compact, "compact"),
+    (Doing::Advise, "advise"),
+    (Doing::Reopen, "open, read, drop"),
+    (Doing::Inject, "faults injected"),
+    (Doing::Heal, "faults healed"),
+    (Doing::Rewrite, "files written anew"),
+    (Doing::Cut, "files cut short"),
+    (Doing::Restore, "files restored"),
+    (Doing::Audit, "looks at the budget"),
+];
+
+// All accesses below are relaxed: these are counters and notes for a person. The one that
+// decides something, `left`, is followed by a join.
+impl Desk {
+    /// Says what is done next.
+    pub(super) fn begin(&self, doing: Doing, file: usize, offset: u64, bytes: u64) {
+        self.doing.store(doing as u64, Ordering::Relaxed);
+        self.file.store(file as u64, Ordering::Relaxed);
+        self.offset.store(offset, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+        bump(&self.done, 1);
+    }
+
+    /// Counts a read that was right.
+    #[inline]
+    pub(super) fn read(&self, bytes: usize) {
+        bump(&self.reads, 1);
+        bump(&self.read_bytes, bytes as u64);
+    }
+
+    /// Counts a read that was excused.
+    pub(super) fn excuse(&self) {
+        bump(&self.excused, 1);
+    }
+
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+
+    /// Moves on as long as the thread does.
+    fn pulse(&self) -> u64 {
+        let counts = [&self.done, &self.reads, &self.excused];
+        counts.map(|count| count.load(Ordering::Relaxed)).iter().sum()
+    }
+
+    pub(super) fn describe(&self, subjects: &Subjects) -> String {
+        let (_, doing) = DOINGS[self.doing.load(Ordering::Relaxed) as usize];
+        let file = self.file.load(Ordering::Relaxed) as usize;
+        format!(
+            "{doing}, {} bytes at {} of {}",
+            self.bytes.load(Ordering::Relaxed),
+            self.offset.load(Ordering::Relaxed),
+            subjects.all.get(file).map_or("no file", |subject| &subject.name),
+        )
+    }
+}
+
+/// Only the desk's own thread stores, so this needs no atomic addition.
+#[inline]
+fn bump(count: &AtomicU64, by: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+/// All desks, and the places being read.
+#[derive(Debug)]
+pub(super) struct Watch {
+    desks: Mutex<Vec<Arc<Desk>>>,
+    /// One place in use for each file.
+    spots: Vec<AtomicU64>,
+    counts: Mutex<HashMap<Doing, u64>>,
+}
+
+impl Watch {
+    pub(super) fn new(subjects: &Subjects) -> Self {
+        Watch {
+            desks: Mutex::new(Vec::new()),
+            spots: subjects.all.iter().map(|_| AtomicU64::new(0)).collect(),
+            counts: Mutex::new(HashMap::new()),
+        }
+    }
+
+    pub(super) fn desk(&self, name: &str) -> Arc<Desk> {
+        let desk = Arc::new(Desk {
+            name: name.to_owned(),
+            doing: AtomicU64::new(0),
+            file: AtomicU64::new(u64::MAX),
+            offset: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            excused: AtomicU64::new(0),
+            left: AtomicBool::new(false),
+        });
+        self.desks.lock().push(desk.clone());
+        desk
+    }
+
+    fn total(&self, of: fn(&Desk) -> &AtomicU64) -> u64 {
+        self.desks.lock().iter().map(|desk| of(desk).load(Ordering::Relaxed)).sum()
+    }
+
+    pub(super) fn reads(&self) -> u64 {
+        self.total(|desk| &desk.reads)
+    }
+
+    pub(super) fn read_bytes(&self) -> u64 {
+        self.total(|desk| &desk.read_bytes)
+    }
+
+    pub(super) fn excused(&self) -> u64 {
+        self.total(|desk| &desk.excused)
+    }
+
+    pub(super) fn all_left(&self) -> bool {
+        self.desks.lock().iter().all(|desk| desk.left.load(Ordering::Relaxed))
+    }
+
+    /// Counts things done. Not for single reads: it takes a lock.
+    pub(super) fn count(&self, doing: Doing, times: u64) {
+        *self.counts.lock().entry(doing).or_default() += times;
+    }
+
+    pub(super) fn counted(&self, doing: Doing) -> u64 {
+        self.counts.lock().get(&doing).copied().unwrap_or(0)
+    }
+
+    /// Notes that `file` is being read at `offset`. Relaxed here and in `spot`: a hint.
+    pub(super) fn aim(&self, file: usize, offset: u64) {
+        self.spots[file].store(offset, Ordering::Relaxed);
+    }
+
+    /// Where `file` was being read a moment ago.
+    pub(super) fn spot(&self, file: usize) -> u64 {
+        self.spots[file].load(Ordering::Relaxed)
+    }
+}
+
+/// The search for threads that stand still.
+pub(super) struct Hangs {
+    allowed: Duration,
+    seen: Vec<(u64, Instant)>,
+}
+
+impl Hangs {
+    pub(super) fn new(allowed: Duration) -> Self {
+        Hangs { allowed, seen: Vec::new() }
+    }
+
+    /// A thread that did not get on for too long. To be asked often.
+    pub(super) fn find(&mut self, watch: &Watch) -> Option<Arc<Desk>> {
+        let now = Instant::now();
+        for (n, desk) in watch.desks.lock().iter().enumerate() {
+            let pulse = desk.pulse();
+            if self.seen.len() <= n {
+                self.seen.push((pulse, now));
+            }
+            let (last, since) = &mut self.seen[n];
+            if *last != pulse || desk.left.load(Ordering::Relaxed) {
+                (*last, *since) = (pulse, now);
+            } else if now.duration_since(*since) > self.allowed {
+                return Some(desk.clone());
+            }
+        }
+        None
+    }
+}
+
+/// What is known about a run in which `thread` hangs.
+pub(super) fn hang(shared: &Shared, thread: Arc<Desk>) -> Failure {
+    let mut states = String::new();
+    for desk in shared.watch.desks.lock().iter() {
+        let state = match desk.left.load(Ordering::Relaxed) {
+            true => "has ended".to_owned(),
+            false => desk.describe(&shared.subjects),
+        };
+        let _ = writeln!(states, "  {:10} {:>12} done  {state}", desk.name, desk.pulse());
+    }
+    // The cache's counters may be what hangs.
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let cache = shared.cache.clone();
+    std::thread::spawn(move || {
+        let _ = sender.send(format!("{:#?}", cache.stats()));
+    });
+    let stats = receiver
+        .recv_timeout(Duration::from_secs(2))
+        .unwrap_or_else(|_| "(stats() hangs, too)".to_owned());
+    Failure::Hang {
+        thread: thread.name.clone(),
+        doing: thread.describe(&shared.subjects),
+        allowed: shared.options.hang,
+        states,
+        stats,
+    }
+}

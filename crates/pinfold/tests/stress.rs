@@ -1,0 +1,105 @@
+//! The whole cache under stress: see `pinfold::testing::stress` for what is done and checked.
+//!
+//! Runs for some seconds; for as long as `PINFOLD_STRESS_SECONDS` says otherwise, with the seed in
+//! `PINFOLD_STRESS_SEED`. The broken twins beside it are there to show that it notices.
+
+use std::time::Duration;
+
+use pinfold::testing::stress::{Failure, Options, Report, Sabotage, run};
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+/// A run in a directory of its own, on the file system of the build: real files are read directly
+/// there, which a temporary directory in memory could not do.
+fn stress(change: impl FnOnce(&mut Options)) -> Result<Report, Box<Failure>> {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut options = Options::new(dir.path());
+    options.seed = number("PINFOLD_STRESS_SEED").unwrap_or(1);
+    change(&mut options);
+    run(options, |_| {})
+}
+
+#[test]
+fn every_byte_is_right_under_stress() {
+    let seconds = number("PINFOLD_STRESS_SECONDS").unwrap_or(5);
+    let report = stress(|options| options.time = Duration::from_secs(seconds));
+    let report = report.unwrap_or_else(|failure| panic!("{failure}"));
+    println!("{report}");
+    // It has to have been stress.
+    assert!(report.reads > 10_000, "{report}");
+    let stats = &report.stats;
+    for (count, what) in [
+        (stats.evictions, "evicted"),
+        (stats.splits, "split"),
+        (stats.migrations, "moved"),
+        (stats.fill_errors, "failed to fill"),
+        (stats.short_reads, "read without a reference"),
+        (stats.counted_hits, "read under a reference"),
+        (report.excused, "met a fault"),
+    ] {
+        assert!(count > 10, "hardly anything was {what}: {report}");
+    }
+}
+
+#[test]
+fn a_budget_of_the_smallest_size_holds_up_too() {
+    let report = stress(|options| {
+        options.time = Duration::from_secs(2);
+        options.budget_bytes = pinfold::BUDGET_MIN_BYTES;
+        options.data_bytes = 10 * pinfold::BUDGET_MIN_BYTES;
+    });
+    println!("{}", report.unwrap_or_else(|failure| panic!("{failure}")));
+}
+
+/// What a run says of something broken.
+fn caught(sabotage: Sabotage) -> Box<Failure> {
+    let result = stress(|options| {
+        options.time = Duration::from_secs(60);
+        options.hang = Duration::from_secs(3);
+        options.sabotage = Some(sabotage);
+    });
+    result.expect_err("it should have been noticed")
+}
+
+#[test]
+fn a_page_in_the_wrong_place_is_caught_and_named() {
+    let failure = caught(Sabotage::WrongPage);
+    let text = failure.to_string();
+    let Failure::Wrong { wrong, .. } = *failure else { panic!("{text}") };
+    let [first, ..] = &wrong.expected[..] else { panic!("{text}") };
+    assert_eq!(*first, {
+        let mut b = [0];
+        wrong.pattern.fill(wrong.part_offset, &mut b);
+        b[0]
+    });
+    // A whole cell says that it belongs one page further on; a part of one may not be able to.
+    if wrong.got.len() == 64 {
+        let belongs = format!("the whole cell at {} of file", wrong.part_offset + 4096);
+        assert!(text.contains(&belongs), "{text}");
+    }
+    assert!(text.contains("faulty of"), "names the file: {text}");
+}
+
+#[test]
+fn bytes_that_never_came_are_caught() {
+    let text = caught(Sabotage::MissingCell).to_string();
+    assert!(text.contains("wrong byte at") && text.contains("got 0x00"), "{text}");
+}
+
+#[test]
+fn an_invalidation_that_does_not_happen_is_caught() {
+    let text = caught(Sabotage::NoInvalidate).to_string();
+    assert!(text.contains("rewritten of") && text.contains("epoch"), "{text}");
+}
+
+#[test]
+fn a_hang_is_caught_and_described() {
+    let failure = caught(Sabotage::Hang);
+    let text = failure.to_string();
+    let Failure::Hang { states, stats, .. } = *failure else { panic!("{text}") };
+    assert!(states.contains("faulty of") && states.contains("reader 0"), "{text}");
+    assert!(stats.contains("fills_in_flight"), "{text}");
+}

@@ -185,8 +185,7 @@ fn bench_miss_gives_a_row_for_everything() {
     for row in rows_of(&result, "hit_ratio") {
         assert!((0.0..=1.0).contains(&row["median"].as_f64().unwrap()), "{row}");
         if row["engine"] == "pinfold" && row["case"] == "random" {
-            // An eighth of the file fits. A sample that read what its warm-up had just read
-            // would find far more.
+            // An eighth of the file fits.
             assert!(row["median"].as_f64() < Some(0.25), "{row}");
         }
     }

@@ -248,7 +248,7 @@ impl Walk<'_> {
     fn read<R: Reader>(&self, reader: &R, board: &Board, worker: usize) -> Result<()> {
         let (job, block_bytes) = (self.job, self.job.block_bytes);
         let blocks = job.file_bytes / block_bytes;
-        let mut random = Pcg64Mcg::seed_from_u64(self.phase << 32 | worker as u64);
+        let mut random = numbers(self.phase, worker);
         match job.order {
             Order::Random => self.turn(reader, board, worker, || {
                 ((u128::from(random.next_u64()) * u128::from(blocks)) >> 64) as u64
@@ -290,5 +290,28 @@ impl Walk<'_> {
             ensure!(got as u64 == block_bytes, "a read of {block_bytes} bytes gave {got}");
             Ok(())
         })
+    }
+}
+
+/// Random numbers of a worker's own, and of the phase's.
+fn numbers(phase: u64, worker: usize) -> Pcg64Mcg {
+    Pcg64Mcg::seed_from_u64((phase << 32) | worker as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_workers_or_phases_read_the_same() {
+        let begin = |phase, worker| {
+            let mut numbers = numbers(phase, worker);
+            [numbers.next_u64(), numbers.next_u64()]
+        };
+        let begins: BTreeSet<_> =
+            (0..2).flat_map(|phase| (0..256).map(move |worker| begin(phase, worker))).collect();
+        assert_eq!(begins.len(), 512);
     }
 }

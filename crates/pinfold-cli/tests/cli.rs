@@ -77,3 +77,209 @@ fn bad_input_is_named() {
         "cannot write /no/such/place",
     );
 }
+
+fn rows_of<'a>(result: &'a Value, metric: &str) -> Vec<&'a Value> {
+    result["rows"].as_array().unwrap().iter().filter(|row| row["metric"] == metric).collect()
+}
+
+fn engines_of(result: &Value, metric: &str) -> BTreeSet<String> {
+    rows_of(result, metric).iter().map(|row| row["engine"].as_str().unwrap().to_owned()).collect()
+}
+
+const READ_ENGINES: [&str; 6] =
+    ["memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
+
+fn read_shape(workers: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let quick =
+        ["bench", "read", workers, "1,3", "--seconds", "0.01", "--runs", "2", "--json", "-"];
+    let output = pinfold(&quick)
+        .args(["--cases", "same-file,diff-files,random", "--blocks", "1,64,5000"])
+        .args(["--file-bytes", "4K,64K", "--random-file-bytes", "1M", "--dir"])
+        .arg(dir.path())
+        .assert()
+        .success();
+    let result: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(result["bench"], "read");
+    assert_eq!(result["params"]["dir"], dir.path().to_str().unwrap());
+    assert_eq!(engines_of(&result, "ops_per_s"), READ_ENGINES.map(String::from).into());
+    // Two cases of two files with 2 and 3 blocks that fit, one of one file with 3.
+    let cells = (2 * 5 + 3) * 2 * READ_ENGINES.len();
+    assert_eq!(rows_of(&result, "ops_per_s").len(), cells);
+    assert_eq!(rows_of(&result, "mib_per_s").len(), cells);
+    for row in rows_of(&result, "ops_per_s") {
+        assert!(row["block_bytes"].as_u64() <= row["file_bytes"].as_u64(), "{row}");
+        assert!([1, 3].contains(&row[&workers[2..]].as_u64().unwrap()));
+        assert!(row["median"].as_f64() > Some(1000.0), "{row}");
+    }
+}
+
+#[test]
+fn bench_read_with_threads() {
+    read_shape("--threads");
+}
+
+#[test]
+fn bench_read_with_processes() {
+    read_shape("--processes");
+}
+
+#[test]
+fn bench_read_prints_the_seed_tables() {
+    pinfold(&["bench", "read", "--seed-tables", "--threads", "1", "--seconds", "0.002"])
+        .args(["--runs", "1"])
+        .assert()
+        .success()
+        .stdout(contains("1 threads, files of 4 KiB, MiB/s"))
+        .stdout(contains("1 threads, files of 1 MiB, MiB/s"))
+        .stdout(contains("diff-files pinfold"))
+        .stdout(contains("32 KiB"));
+}
+
+#[test]
+fn bench_read_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        let quick = ["--threads", "1", "--seconds", "0.01", "--runs", "1"];
+        pinfold(&["bench", "read"]).args(quick).args(args).assert().failure().stderr(contains(why));
+    };
+    refused(&["--cases", "some"], "--cases some: no such case; there are same-file");
+    refused(&["--blocks", "0"], "must be above 0");
+    refused(&["--blocks", "8K", "--cases", "same-file"], "every block is longer than its file");
+    refused(&["--dir", "/no/such/dir"], "cannot find the file system of /no/such/dir");
+    refused(&["--random-file-bytes", "8000G"], "and their copies need");
+}
+
+/// A directory on a disk for test files: the build's own, as the one for temporary files may be in
+/// memory.
+fn on_disk() -> &'static str {
+    env!("CARGO_TARGET_TMPDIR")
+}
+
+#[test]
+fn bench_miss_gives_a_row_for_everything() {
+    let result = json(&[
+        "bench",
+        "miss",
+        "--threads",
+        "1,3",
+        "--seconds",
+        "0.02",
+        "--warm-up",
+        "0.05",
+        "--runs",
+        "1",
+        "--file-bytes",
+        "32M",
+        "--budget",
+        "4M",
+        "--dir",
+        on_disk(),
+        "--json",
+        "-",
+    ]);
+    let all = ["pread-direct", "pread", "mmap", "pinfold"].map(String::from);
+    assert_eq!(engines_of(&result, "ops_per_s"), all.into());
+    assert_eq!(rows_of(&result, "ops_per_s").len(), 3 * 2 * 4);
+    assert_eq!(rows_of(&result, "mib_per_s").len(), 2 * 4);
+    assert!(rows_of(&result, "mib_per_s").iter().all(|row| row["case"] == "scan"));
+    for row in rows_of(&result, "hit_ratio") {
+        assert!((0.0..=1.0).contains(&row["median"].as_f64().unwrap()), "{row}");
+        if row["engine"] == "pinfold" && row["case"] == "random" {
+            // An eighth of the file fits.
+            assert!(row["median"].as_f64() < Some(0.25), "{row}");
+        }
+    }
+    assert!(engines_of(&result, "hit_ratio").contains("pinfold"));
+    let limits = ["cgroup v1", "cgroup v2", "not limited"];
+    assert!(
+        rows_of(&result, "ops_per_s")
+            .iter()
+            .all(|row| limits.contains(&row["limit"].as_str().unwrap()))
+    );
+    let metadata = result["params"]["metadata_percent"].as_f64().unwrap();
+    assert!(metadata > 0.0 && metadata < 100.0, "{metadata}");
+}
+
+#[test]
+fn bench_miss_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["bench", "miss"]).args(args).assert().failure().stderr(contains(why));
+    };
+    refused(&["--file-bytes", "64M"], "nothing is missed unless it is larger than --budget");
+    refused(&["--file-bytes", "1000000000"], "must be a multiple of 4 KiB");
+    refused(&["--direct-scan-block", "2G"], "no longer than the file");
+    refused(&["--processes", "2"], "has threads only");
+    refused(&["--skew", "NaN"], "--skew NaN");
+    refused(&["--dir", "/proc"], "cannot write a file of 4 KiB in /proc");
+    refused(&["--dir", "/dev/shm"], "/dev/shm (tmpfs) does not do direct I/O; choose a place");
+    refused(
+        &["--budget", "64K", "--file-bytes", "2M", "--only", "pinfold", "--dir", on_disk()],
+        "a budget of 65536 bytes: it must be from",
+    );
+}
+
+fn file_of(bytes: usize) -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir_in(on_disk()).unwrap();
+    let path = dir.path().join("file");
+    let contents: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+    std::fs::write(&path, contents).unwrap();
+    (dir, path.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn try_checks_every_byte_of_a_file() {
+    let (_dir, path) = file_of(5_000_001);
+    let result = json(&["try", &path, "--budget", "2M", "--seconds", "0.01", "--json", "-"]);
+    assert_eq!(result["file_bytes"], 5_000_001);
+    assert_eq!(result["checked"]["whole_bytes"], 5_000_001);
+    assert!(result["checked"]["random_reads"].as_u64() > Some(1000));
+    let cache = &result["cache"];
+    assert_eq!(cache["budget_bytes"], 2 << 20);
+    assert!(cache["misses"].as_u64() > Some(0));
+    assert!(cache["evicted_bytes"].as_u64() > Some(2 << 20));
+    let used =
+        cache["resident_bytes"].as_u64().unwrap() + cache["metadata_bytes"].as_u64().unwrap();
+    assert!(used <= 2 << 20, "{used}");
+    for figure in ["front_to_back_mib_per_s", "random_64_per_s", "random_4096_per_s"] {
+        let rates = result[figure].as_array().unwrap();
+        assert!(rates.len() == 3 && rates.iter().all(|rate| rate.as_f64() > Some(0.0)), "{result}");
+    }
+}
+
+#[test]
+fn try_without_a_file_writes_one_and_leaves_nothing() {
+    let dir = tempfile::tempdir_in(on_disk()).unwrap();
+    pinfold(&["try", "--file-bytes", "16M", "--seconds", "0.01", "--dir"])
+        .arg(dir.path())
+        .assert()
+        .success()
+        .stdout(contains("16 MiB), through a cache of 4 MiB"))
+        .stdout(contains("every byte as by plain reads"))
+        .stdout(contains("front to back from the file, MiB/s"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn try_of_a_tiny_file_works() {
+    let (_dir, path) = file_of(10);
+    pinfold(&["try", &path, "--seconds", "0.01"])
+        .assert()
+        .success()
+        .stdout(contains("10 B), through a cache of 1 MiB"));
+}
+
+#[test]
+fn try_names_what_is_wrong() {
+    let refused = |args: &[&str], why: &str| {
+        pinfold(&["try"]).args(args).assert().failure().stderr(contains(why.to_owned()));
+    };
+    refused(&["/no/such/file"], "cannot open /no/such/file: No such file");
+    refused(&["/proc"], "cannot open /proc: it is a directory");
+    refused(&["/dev/null"], "cannot open /dev/null: it is");
+    let (_dir, empty) = file_of(0);
+    refused(&[&empty], "is empty: there is nothing to read");
+    let (_dir, path) = file_of(10_000);
+    refused(&[&path, "--budget", "64K"], "a budget of 65536 bytes: it must be from 1048576 to");
+    refused(&[&path, "--budget", "lots"], "a size is a number of bytes");
+    refused(&[&path, "--seconds", "0"], "--seconds 0: must be above 0");
+}

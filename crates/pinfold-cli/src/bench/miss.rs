@@ -24,8 +24,6 @@ const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// How long a read of the random and zipf cases is.
 const PAGE_BYTES: u64 = 4096;
-/// How long a direct read of a scan is: what devices do best.
-const DIRECT_SCAN_BYTES: u64 = 2 << 20;
 /// What the process itself may use beside the budget: program, stacks, page tables.
 const ALLOWANCE_BYTES: u64 = 16 << 20;
 
@@ -37,7 +35,9 @@ Cases:
   scan    front to back and again, --scan-block at once; every thread in its own part of the file
 
 Engines:
-  pread-direct  O_DIRECT reads of the same blocks, nothing cached: the limit. For scan 2 MiB at once
+  pread-direct  O_DIRECT reads of the same blocks, nothing cached: the limit. For scan
+                --direct-scan-block at once; a device that can do several things at a time may
+                be faster still with longer ones
   pread, mmap   the kernel's page cache
   pinfold       the cache, with the budget
 
@@ -66,6 +66,10 @@ pub struct MissArgs {
     /// Memory that the file's pages may use
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     budget: Size,
+
+    /// Length of the direct reads of a scan
+    #[arg(long, value_name = "SIZE", default_value = "2M")]
+    direct_scan_block: Size,
 
     /// Length of the reads of a scan
     #[arg(long, value_name = "SIZE", default_value = "64K")]
@@ -105,9 +109,15 @@ impl MissArgs {
             "--file-bytes {file}: nothing is missed unless it is larger than --budget {budget}"
         );
         ensure!(
-            file.0.is_multiple_of(DIRECT_SCAN_BYTES),
+            file.0.is_multiple_of(PAGE_BYTES),
             "--file-bytes {file}: must be a multiple of {}",
-            Size(DIRECT_SCAN_BYTES)
+            Size(PAGE_BYTES)
+        );
+        let direct = self.direct_scan_block;
+        ensure!(
+            direct.0.is_multiple_of(PAGE_BYTES) && direct <= file,
+            "--direct-scan-block {direct}: must be a multiple of {}, and no longer than the file",
+            Size(PAGE_BYTES)
         );
         let block = self.scan_block;
         ensure!(block.0 <= file.0, "--scan-block {block}: longer than the file");
@@ -138,7 +148,7 @@ impl MissArgs {
 
     fn block_bytes(&self, cell: Cell) -> u64 {
         match (cell.case, cell.engine) {
-            ("scan", "pread-direct") => DIRECT_SCAN_BYTES,
+            ("scan", "pread-direct") => self.direct_scan_block.0,
             ("scan", _) => self.scan_block.0,
             _ => PAGE_BYTES,
         }

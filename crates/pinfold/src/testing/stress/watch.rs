@@ -238,13 +238,11 @@ impl Hangs {
 }
 
 /// What is known about a run in which `thread` hangs.
-pub(super) fn hang(shared: &Shared, thread: Arc<Desk>) -> Failure {
+pub(super) fn hang(shared: &Shared, thread: &Desk) -> Failure {
     let mut states = String::new();
     for desk in shared.watch.desks.lock().iter() {
-        let state = match desk.left.load(Ordering::Relaxed) {
-            true => "has ended".to_owned(),
-            false => desk.describe(&shared.subjects),
-        };
+        let ended = desk.left.load(Ordering::Relaxed);
+        let state = if ended { "has ended".to_owned() } else { desk.describe(&shared.subjects) };
         let _ = writeln!(states, "  {:10} {:>12} done  {state}", desk.name, desk.pulse());
     }
     // The cache's counters may be what hangs.

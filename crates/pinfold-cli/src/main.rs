@@ -4,6 +4,8 @@
 
 mod bench;
 mod sim;
+mod size;
+mod try_cache;
 
 use clap::{Parser, Subcommand};
 
@@ -17,6 +19,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Read a file through a cache, check every byte, and set the cache beside pread and mmap
+    #[command(after_help = try_cache::HELP)]
+    Try(try_cache::TryArgs),
     /// Measure one thing against its alternatives and its physical limit, side by side
     Bench(bench::BenchArgs),
     /// Replay traces of page numbers against replacement policies and print their hit ratios
@@ -25,6 +30,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Try(args) => try_cache::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Sim(args) => Ok(sim::run(&args)?),
     }

@@ -163,7 +163,10 @@ impl Cache {
         let mappings = core.mappings.all();
         let ended = sum(Event::FillEnded);
         Stats {
-            short_reads: reads.iter().sum::<u64>().saturating_sub(long_reads + fallbacks.total()),
+            short_reads: reads
+                .iter()
+                .sum::<u64>()
+                .saturating_sub(reads[0] + long_reads + fallbacks.total()),
             reads,
             long_reads,
             fallbacks,

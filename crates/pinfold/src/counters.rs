@@ -5,6 +5,7 @@
 //! cache line of its own thread.
 
 use std::cell::Cell;
+use std::num::NonZero;
 
 use crate::stats::READ_SIZE_BUCKETS;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -16,6 +17,7 @@ const SHARDS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Event {
+    EmptyRead,
     LongRead,
     Absent,
     Changing,
@@ -39,6 +41,9 @@ pub(crate) enum Event {
     Migration,
 }
 
+/// Sizes that a read can have, in powers of two: one for each bit, so that none needs a check.
+const BITS: usize = usize::BITS as usize;
+
 const EVENTS: usize = Event::Migration as usize + 1;
 
 /// One thread's counters.
@@ -47,7 +52,7 @@ const EVENTS: usize = Event::Migration as usize + 1;
 pub(crate) struct Shard {
     /// The head that this thread read last: reading on in a folio is no further use of it.
     last_head: AtomicU32,
-    reads: [AtomicU64; READ_SIZE_BUCKETS],
+    reads: [AtomicU64; BITS],
     events: [AtomicU64; EVENTS],
 }
 
@@ -55,24 +60,21 @@ impl Shard {
     fn new() -> Self {
         Shard {
             last_head: AtomicU32::new(u32::MAX),
-            reads: [const { AtomicU64::new(0) }; READ_SIZE_BUCKETS],
+            reads: [const { AtomicU64::new(0) }; BITS],
             events: [const { AtomicU64::new(0) }; EVENTS],
         }
     }
 
-    /// Counts a read of `bytes`. Not a read-modify-write: the shard has one writer, and where
-    /// threads share one, a lost count is what that costs.
-    #[inline]
-    pub(crate) fn count_read(&self, bytes: usize) {
-        let bucket = (usize::BITS - bytes.leading_zeros()) as usize;
-        let counter = &self.reads[bucket.min(READ_SIZE_BUCKETS - 1)];
-        // Relaxed, here and below: counters order nothing.
-        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    /// Counts a read of so many bytes.
+    #[inline(always)]
+    pub(crate) fn count_read(&self, bytes: NonZero<usize>) {
+        add(&self.reads[bytes.ilog2() as usize], 1);
     }
 
     /// Whether the thread comes to the folio `head` from another one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn comes_to(&self, head: u32) -> bool {
+        // Relaxed: nobody else has it.
         if self.last_head.load(Ordering::Relaxed) == head {
             return false;
         }
@@ -81,22 +83,31 @@ impl Shard {
     }
 }
 
+/// Not a read-modify-write: a shard has one writer. Where threads share the last one, an addition
+/// may be lost.
+#[inline(always)]
+fn add(counter: &AtomicU64, n: u64) {
+    // Relaxed, both: counters order nothing.
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
 /// All shards of a cache.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    shards: Box<[Shard]>,
+    shards: Box<[Shard; SHARDS + 1]>,
 }
 
 impl Counters {
     pub(crate) fn new() -> Self {
-        Counters { shards: (0..=SHARDS).map(|_| Shard::new()).collect() }
+        let shards: Vec<_> = (0..=SHARDS).map(|_| Shard::new()).collect();
+        let shards = shards.into_boxed_slice().try_into();
+        Counters { shards: shards.unwrap_or_else(|_| unreachable!("made of that length")) }
     }
 
     /// The calling thread's shard.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn shard(&self) -> &Shard {
-        let seat = SEAT.get();
-        match self.shards.get(seat) {
+        match self.shards.get(SEAT.get()) {
             Some(shard) => shard,
             None => &self.shards[take_seat()],
         }
@@ -107,22 +118,34 @@ impl Counters {
         self.add(event, 1);
     }
 
-    /// Counts `n` more of `event`.
+    /// Counts `n` more of `event`. Exact for what must balance, starts and ends of fills.
     pub(crate) fn add(&self, event: Event, n: u64) {
-        // Relaxed: see above.
-        self.shard().events[event as usize].fetch_add(n, Ordering::Relaxed);
+        let counter = &self.shard().events[event as usize];
+        if matches!(event, Event::FillStarted | Event::FillEnded) {
+            // Relaxed: as in `add`.
+            counter.fetch_add(n, Ordering::Relaxed);
+        } else {
+            add(counter, n);
+        }
     }
 
     /// How many of `event` there were.
     pub(crate) fn sum(&self, event: Event) -> u64 {
+        // Relaxed, here and below: the numbers are of about now.
         self.shards.iter().map(|shard| shard.events[event as usize].load(Ordering::Relaxed)).sum()
     }
 
-    /// Reads by size.
+    /// Reads by size: those of 2^n to 2^(n+1) - 1 bytes stand at n + 1, empty ones at 0, and the last
+    /// bucket has all that are longer too.
     pub(crate) fn reads(&self) -> [u64; READ_SIZE_BUCKETS] {
-        std::array::from_fn(|bucket| {
-            self.shards.iter().map(|shard| shard.reads[bucket].load(Ordering::Relaxed)).sum()
-        })
+        let mut reads = [0; READ_SIZE_BUCKETS];
+        reads[0] = self.sum(Event::EmptyRead);
+        for shard in self.shards.iter() {
+            for (bits, counter) in shard.reads.iter().enumerate() {
+                reads[(bits + 1).min(READ_SIZE_BUCKETS - 1)] += counter.load(Ordering::Relaxed);
+            }
+        }
+        reads
     }
 }
 

@@ -21,7 +21,9 @@
 //! memory as long as the cache lives: a head's entry only ever holds orders of folios that began at
 //! that frame, so head and order, of whatever times, give a range inside the arena.
 
-use crate::core::Held;
+use std::num::NonZero;
+
+use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
@@ -35,30 +37,38 @@ impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.core.counters.shard().count_read(buf.len());
-        // One comparison for "not empty" and "not too long".
-        if buf.len().wrapping_sub(1) < self.core.options.short_read_max_bytes {
-            match self.short(buf, offset) {
+        let core = &*self.core;
+        let Some(bytes) = NonZero::new(buf.len()) else { return self.empty(offset) };
+        core.counters.shard().count_read(bytes);
+        if buf.len() <= core.options.short_read_max_bytes {
+            match self.short(core, buf, offset) {
                 Ok(()) => return Ok(buf.len()),
-                Err(why) => self.core.counters.count(why),
+                Err(why) => core.counters.count(why),
             }
         } else {
-            self.core.counters.count(Event::LongRead);
+            core.counters.count(Event::LongRead);
         }
         self.long(buf, offset)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn empty(&self, offset: u64) -> Result<usize> {
+        self.core.counters.count(Event::EmptyRead);
+        self.long(&mut [], offset)
+    }
+
     /// All of `buf`, without a reference.
     #[inline(always)]
-    fn short(&self, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
-        let frames = &self.core.frames;
-        let head = self.mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
-        let (frame, from) = frames.try_both(head).ok_or(Event::Identity)?;
+    fn short(&self, core: &Core, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
+        let mapping = &*self.mapping;
+        let head = mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
+        let (frame, from) = core.frames.try_both(head).ok_or(Event::Identity)?;
         let stamp = frame.read_begin().ok_or(Event::Changing)?;
         let identity = frame.identity();
         let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
         let rest = (identity.order.bytes() as u64).wrapping_sub(at);
-        if identity.mapping != self.mapping.id || at >= identity.order.bytes() as u64 {
+        if identity.mapping != mapping.id || at >= identity.order.bytes() as u64 {
             return Err(Event::Identity);
         }
         let bytes = buf.len() as u64;
@@ -69,7 +79,7 @@ impl Handle {
             return Err(Event::ReadaheadMark);
         }
         // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
-        if offset + bytes > self.mapping.len_bytes() {
+        if offset + bytes > mapping.len_bytes() {
             return Err(Event::EndOfFile);
         }
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
@@ -78,7 +88,7 @@ impl Handle {
         if frame.read_retry(stamp) {
             return Err(Event::Changed);
         }
-        if self.core.counters.shard().comes_to(head.0) {
+        if core.counters.shard().comes_to(head.0) {
             frame.note_use();
         }
         Ok(())

@@ -3,19 +3,29 @@
 //! A benchmark says which engines, cases and worker counts there are and how one sample is taken;
 //! [`Common`] has the options of all and takes the samples interleaved (every engine once, then
 //! every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`] has
-//! the rows for the table and the JSON.
+//! the rows for the table and the JSON. [`engines`] are the ways to read a file that the
+//! benchmarks of reads compare, [`place`] is where their files live, [`cgroup`] limits the
+//! kernel's share of memory.
 
+mod cgroup;
+pub mod engines;
+mod miss;
+mod miss_child;
+pub mod place;
+mod read;
+mod read_tables;
 mod refs;
-mod report;
-mod shared;
-mod workers;
+pub mod report;
+pub mod shared;
+pub mod workers;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 pub use workers::{Crew, WorkerArgs};
 
@@ -31,24 +41,36 @@ enum Bench {
     /// Get and put a reference on one shared word: the counts, old and new
     #[command(after_help = refs::HELP)]
     Ref(refs::RefArgs),
+    /// Read what is in memory: a cache beside pread, mmap and a bare copy
+    #[command(after_help = read::HELP)]
+    Read(read::ReadArgs),
+    /// Read a file that is larger than the memory it may use
+    #[command(after_help = miss::HELP)]
+    Miss(miss::MissArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(WorkerArgs),
+    /// One sample of `miss`; started by it
+    #[command(hide = true)]
+    MissChild(miss_child::ChildArgs),
 }
 
 /// Runs a benchmark and reports it.
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Ref(args) => refs::run(&args),
+        Bench::Read(args) => read::run(&args),
+        Bench::Miss(args) => miss::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
+        Bench::MissChild(args) => miss_child::run(&args),
     }
 }
 
 /// The options that all benchmarks have.
 #[derive(Debug, Args)]
 pub struct Common {
-    /// How many threads, one measurement each
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1, 2])]
+    /// How many threads, one measurement each; each benchmark has its own default
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub threads: Vec<usize>,
 
     /// How many processes instead, on memory that they share
@@ -73,10 +95,11 @@ pub struct Common {
 }
 
 impl Common {
-    /// The crews to measure with, in order.
-    pub fn crews(&self) -> Result<Vec<Crew>> {
+    /// The crews to measure with, in order; so many threads if nothing else is said.
+    pub fn crews(&self, threads: &[usize]) -> Result<Vec<Crew>> {
+        let threads = if self.threads.is_empty() { threads } else { &self.threads };
         let crews: Vec<Crew> = if self.processes.is_empty() {
-            self.threads.iter().map(|&n| Crew::Threads(n)).collect()
+            threads.iter().map(|&n| Crew::Threads(n)).collect()
         } else {
             self.processes.iter().map(|&n| Crew::Processes(n)).collect()
         };
@@ -103,23 +126,18 @@ impl Common {
 
     /// The engines of `all` that `--only` leaves.
     pub fn engines<'a>(&self, all: &[&'a str]) -> Result<Vec<&'a str>> {
-        for name in &self.only {
-            if !all.contains(&name.as_str()) {
-                bail!("--only {name}: no such engine; there are {}", all.join(", "));
-            }
-        }
-        let kept = |engine: &&str| self.only.is_empty() || self.only.iter().any(|o| o == engine);
-        Ok(all.iter().copied().filter(kept).collect())
+        chosen("--only", "engine", &self.only, all)
     }
 
     /// Takes `runs` samples of each of `cells`, all of them once before any of them again.
-    pub fn interleave<C>(
+    pub fn interleave<C, S>(
         &self,
         cells: &[C],
-        mut sample: impl FnMut(&C) -> Result<f64>,
-    ) -> Result<Vec<Vec<f64>>> {
+        mut sample: impl FnMut(&C) -> Result<S>,
+    ) -> Result<Vec<Vec<S>>> {
         let bar = progress(cells.len() * self.runs);
-        let mut samples = vec![Vec::with_capacity(self.runs); cells.len()];
+        let mut samples: Vec<Vec<S>> =
+            cells.iter().map(|_| Vec::with_capacity(self.runs)).collect();
         for _ in 0..self.runs {
             for (cell, into) in cells.iter().zip(&mut samples) {
                 into.push(sample(cell)?);
@@ -132,21 +150,43 @@ impl Common {
 
     /// Prints the table for people and writes the JSON, if one is asked for.
     pub fn publish(&self, table: &str, json: &report::Object) -> Result<()> {
-        let Some(path) = &self.json else {
-            println!("{table}");
-            return Ok(());
-        };
-        let text = serde_json::to_string_pretty(json)?;
-        if path.as_os_str() == "-" {
-            eprintln!("{table}");
-            println!("{text}");
-        } else {
-            println!("{table}");
-            std::fs::write(path, text + "\n")
-                .with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Ok(())
+        publish(self.json.as_deref(), table, json)
     }
+}
+
+/// Those of `all` that are in `names`; all if there are none.
+pub fn chosen<'a>(
+    option: &str,
+    what: &str,
+    names: &[String],
+    all: &[&'a str],
+) -> Result<Vec<&'a str>> {
+    for name in names {
+        if !all.contains(&name.as_str()) {
+            bail!("{option} {name}: no such {what}; there are {}", all.join(", "));
+        }
+    }
+    let kept = |one: &&str| names.is_empty() || names.iter().any(|name| name == one);
+    Ok(all.iter().copied().filter(kept).collect())
+}
+
+/// Prints the table, and writes the JSON to `path`, if there is one; the table makes way for it
+/// on standard output.
+pub fn publish(path: Option<&Path>, table: &str, json: &impl Serialize) -> Result<()> {
+    let Some(path) = path else {
+        println!("{table}");
+        return Ok(());
+    };
+    let text = serde_json::to_string_pretty(json)?;
+    if path.as_os_str() == "-" {
+        eprintln!("{table}");
+        println!("{text}");
+    } else {
+        println!("{table}");
+        std::fs::write(path, text + "\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// A bar on a terminal, nothing in a pipe.

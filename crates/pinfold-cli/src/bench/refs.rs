@@ -1,18 +1,17 @@
 //! `pinfold bench ref`: get and put of one shared word.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use pinfold_refcount::RefCount;
 use pinfold_refcount::rivals::{AssumeOne, CasLoop, Counter, Frozen32};
+use serde::{Deserialize, Serialize};
 
 use super::Common;
-use super::report::{Object, Row, rate};
+use super::report::{self, Object, Row, rate};
 use super::shared::{Board, SharedBoard};
-use super::workers::{self, BATCH, Crew, Job};
+use super::workers::{self, BATCH, Crew, Work};
 
 /// The engines, the limit first.
 const ENGINES: [&str; 5] = ["add", "cas", "assume-one", "frozen32", "frozen"];
@@ -36,26 +35,33 @@ pub struct RefArgs {
     common: Common,
 }
 
-/// One worker's life.
-pub fn work(engine: &str, board: &Board, worker: usize) -> Result<()> {
-    match engine {
-        "add" => {
-            let word: &AtomicU64 = &board.word.0[0];
-            workers::work(board, worker, || {
-                for _ in 0..BATCH {
-                    // Acquire and release as a real count would; they pair with nothing here.
-                    word.fetch_add(1, Ordering::Acquire);
-                    word.fetch_sub(1, Ordering::Release);
-                }
-            });
+/// What a worker does: get and put with one engine.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Job {
+    engine: String,
+}
+
+impl Work for Job {
+    fn run(&self, board: &Board, worker: usize) -> Result<()> {
+        match self.engine.as_str() {
+            "add" => {
+                let word: &AtomicU64 = &board.word.0[0];
+                workers::work(board, worker, BATCH, || {
+                    for _ in 0..BATCH {
+                        // Acquire and release as a real count would; they pair with nothing here.
+                        word.fetch_add(1, Ordering::Acquire);
+                        word.fetch_sub(1, Ordering::Release);
+                    }
+                    Ok(())
+                })
+            }
+            "cas" => get_and_put(shared::<CasLoop, AtomicU32>(board), board, worker),
+            "assume-one" => get_and_put(shared::<AssumeOne, AtomicU32>(board), board, worker),
+            "frozen32" => get_and_put(shared::<Frozen32, AtomicU32>(board), board, worker),
+            "frozen" => get_and_put(shared::<RefCount, AtomicU64>(board), board, worker),
+            other => bail!("no engine {other}"),
         }
-        "cas" => get_and_put(shared::<CasLoop, AtomicU32>(board), board, worker),
-        "assume-one" => get_and_put(shared::<AssumeOne, AtomicU32>(board), board, worker),
-        "frozen32" => get_and_put(shared::<Frozen32, AtomicU32>(board), board, worker),
-        "frozen" => get_and_put(shared::<RefCount, AtomicU64>(board), board, worker),
-        other => bail!("no engine {other}"),
     }
-    Ok(())
 }
 
 /// A count of type `C`, which is a `Word` and nothing else, on the shared word.
@@ -68,13 +74,14 @@ fn shared<C, Word>(board: &Board) -> &C {
     unsafe { &*(&raw const board.word.0[0]).cast::<C>() }
 }
 
-fn get_and_put<C: Counter>(count: &C, board: &Board, worker: usize) {
-    workers::work(board, worker, || {
+fn get_and_put<C: Counter>(count: &C, board: &Board, worker: usize) -> Result<()> {
+    workers::work(board, worker, BATCH, || {
         for _ in 0..BATCH {
             assert!(count.try_get(), "the word has a reference of its own");
             assert!(!count.put(), "the word keeps a reference of its own");
         }
-    });
+        Ok(())
+    })
 }
 
 /// Leaves the shared word with one reference, as a folio that sits in the page cache.
@@ -97,14 +104,21 @@ fn prepare(engine: &str, board: &Board) {
 /// Runs the benchmark.
 pub fn run(args: &RefArgs) -> Result<()> {
     let common = &args.common;
-    let (crews, length) = (common.crews()?, common.sample()?);
+    let (crews, length) = (common.crews(&[1, 2])?, common.sample()?);
     let engines = common.engines(&ENGINES)?;
     let board = SharedBoard::new()?;
     let cells: Vec<(Crew, &str)> =
         crews.iter().flat_map(|&crew| engines.iter().map(move |&engine| (crew, engine))).collect();
     let samples = common.interleave(&cells, |&(crew, engine)| {
         prepare(engine, board.board());
-        workers::sample(crew, Job { bench: "ref", engine }, &board, length)
+        let job = Job { engine: engine.to_owned() };
+        Ok(match crew {
+            Crew::Threads(n) => workers::sample_threads(n, &job, board.board(), length),
+            Crew::Processes(n) => {
+                workers::sample_processes(n, &workers::Job::Ref(job), &board, length)
+            }
+        }?
+        .ops_per_s)
     })?;
     let rows: Vec<Row> = cells
         .iter()
@@ -117,11 +131,6 @@ pub fn run(args: &RefArgs) -> Result<()> {
 }
 
 fn table(crews: &[Crew], engines: &[&str], rows: &[Row]) -> String {
-    let cpus = workers::cpus().len();
-    let mut table = Table::new();
-    table
-        .load_style(presets::UTF8_HORIZONTAL_ONLY)
-        .set_content_arrangement(ContentArrangement::Disabled);
     let both = |a: &str, b: &str| engines.contains(&a) && engines.contains(&b);
     let mut header = vec![crews.first().map_or("threads", |crew| crew.kind()).to_owned()];
     header.extend(engines.iter().map(|&engine| engine.to_owned()));
@@ -131,11 +140,10 @@ fn table(crews: &[Crew], engines: &[&str], rows: &[Row]) -> String {
     if both("add", "frozen") {
         header.push("of the limit".to_owned());
     }
-    table.set_header(header);
+    let mut lines = Vec::new();
     for (crew, rows) in crews.iter().zip(rows.chunks(engines.len())) {
-        let over = if crew.workers() > cpus { "*" } else { "" };
         let of = |engine| rows.iter().find(|row| row.engine == engine);
-        let mut line = vec![format!("{}{over}", crew.workers())];
+        let mut line = vec![crew.label()];
         line.extend(rows.iter().map(rate));
         if let (Some(frozen), Some(cas)) = (of("frozen"), of("cas")) {
             line.push(format!("{:+.1}", 100.0 * (frozen.ratio(cas) - 1.0)));
@@ -143,15 +151,11 @@ fn table(crews: &[Crew], engines: &[&str], rows: &[Row]) -> String {
         if let (Some(frozen), Some(add)) = (of("frozen"), of("add")) {
             line.push(format!("{:.3}", frozen.ratio(add)));
         }
-        table.add_row(line);
+        lines.push(line);
     }
-    for column in table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let table = report::table(header, lines);
     let mut text =
         format!("Get and put of one shared reference count, operations per second\n{table}");
-    if crews.iter().any(|crew| crew.workers() > cpus) {
-        let _ = write!(text, "\n* more workers than the {cpus} CPUs: they share them");
-    }
+    text += &report::footnote(crews);
     text
 }

@@ -1,5 +1,6 @@
 //! What a benchmark gives: rows of samples, and the machine they were taken on.
 
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -22,8 +23,9 @@ impl Object {
     }
 }
 
+/// What was measured on.
 #[derive(Debug, Serialize)]
-struct Machine {
+pub struct Machine {
     cpu: String,
     cores: usize,
     kernel: String,
@@ -31,22 +33,31 @@ struct Machine {
 }
 
 impl Machine {
-    fn here() -> Self {
-        let field = |file: &str, name: &str| {
-            let text = std::fs::read_to_string(file).unwrap_or_default();
-            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
-            line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
-        };
-        let memory_kib = field("/proc/meminfo", "MemTotal");
-        let memory_kib: u64 =
-            memory_kib.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    /// This one.
+    pub fn here() -> Self {
         Machine {
             cpu: field("/proc/cpuinfo", "model name"),
             cores: super::workers::cpus().len(),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            mem_gib: memory_kib >> 20,
+            mem_gib: kib("MemTotal") >> 20,
         }
     }
+}
+
+fn field(file: &str, name: &str) -> String {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+}
+
+fn kib(name: &str) -> u64 {
+    let told = field("/proc/meminfo", name);
+    told.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// Memory that programs can have without swapping.
+pub fn memory_available_bytes() -> u64 {
+    kib("MemAvailable") << 10
 }
 
 /// One engine in one case: its samples and what they come to.
@@ -58,7 +69,8 @@ pub struct Row {
     pub case: &'static str,
     #[serde(flatten)]
     more: Map<String, Value>,
-    metric: &'static str,
+    /// What the samples are of.
+    pub metric: &'static str,
     samples: Vec<f64>,
     /// The middle sample.
     pub median: f64,
@@ -86,6 +98,13 @@ impl Row {
         Row { engine, case, more, metric, samples, median, mean, stddev: variance.sqrt() }
     }
 
+    /// With one more dimension.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.more.insert(key.to_owned(), value.into());
+        self
+    }
+
     /// The median of this row's samples over `other`'s, taken pairwise: neighbours in time.
     pub fn ratio(&self, other: &Row) -> f64 {
         let pairs: Vec<f64> = self.samples.iter().zip(&other.samples).map(|(a, b)| a / b).collect();
@@ -93,7 +112,8 @@ impl Row {
     }
 }
 
-fn median(samples: &[f64]) -> f64 {
+/// The middle one; there is at least one.
+pub fn median(samples: &[f64]) -> f64 {
     assert!(!samples.is_empty(), "a median of nothing");
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -102,6 +122,32 @@ fn median(samples: &[f64]) -> f64 {
         sorted[middle]
     } else {
         f64::midpoint(sorted[middle - 1], sorted[middle])
+    }
+}
+
+/// A table with a line under its header, numbers to the right.
+pub fn table(header: Vec<String>, lines: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header);
+    for line in lines {
+        table.add_row(line);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// What the star in [`Crew::label`] means, if there is one.
+pub fn footnote(crews: &[Crew]) -> String {
+    let cpus = super::workers::cpus().len();
+    if crews.iter().any(|crew| crew.workers() > cpus) {
+        format!("\n* more workers than the {cpus} CPUs: they share them")
+    } else {
+        String::new()
     }
 }
 

@@ -1,5 +1,8 @@
 //! Workers: pinned threads, or pinned processes, that do one thing as often as they can for the
 //! length of a sample.
+//!
+//! Here: starting, timing and stopping them. Not here: what they do, which each benchmark says as
+//! [`Work`], and as a [`Job`] where another process must find it again. Called by every benchmark.
 
 use std::fmt;
 use std::process::{Child, Command, Stdio};
@@ -8,17 +11,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
 
-use super::refs;
 use super::shared::{Board, SharedBoard};
+use super::{read, refs};
 
 const WAIT: u32 = 0;
 const WORK: u32 = 1;
 const STOP: u32 = 2;
 
-/// Operations between two looks at the clock's hand.
+/// Operations between two looks at the clock's hand, where one takes nanoseconds.
 pub const BATCH: u64 = 256;
+
+/// Turns of a worker that waits for the others before it lets them have its CPU.
+const SPINS_MAX: u32 = 1000;
 
 /// Who works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +51,12 @@ impl Crew {
             Crew::Processes(_) => "processes",
         }
     }
+
+    /// How many, with a star where they are more than the CPUs.
+    pub fn label(self) -> String {
+        let star = if self.workers() > cpus().len() { "*" } else { "" };
+        format!("{}{star}", self.workers())
+    }
 }
 
 impl fmt::Display for Crew {
@@ -65,82 +79,124 @@ pub fn pin_to_cpu(worker: usize, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot bind a worker to CPU {cpu}"))
 }
 
-/// Works until the phase says stop: `batch` does [`BATCH`] operations.
-pub fn work(board: &Board, worker: usize, mut batch: impl FnMut()) {
-    // Release, pairs with the acquire in `sample`; acquire, pairs with its release.
+/// Works until the phase says stop, or until `batch` fails. `batch` does `operations` operations.
+pub fn work(
+    board: &Board,
+    worker: usize,
+    operations: u64,
+    mut batch: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    // Release, pairs with the acquire in `direct`; acquire, pairs with its release.
     board.ready.0.fetch_add(1, Release);
+    let mut spins = 0;
     while board.phase.0.load(Acquire) == WAIT {
-        std::hint::spin_loop();
+        spins += 1;
+        if spins < SPINS_MAX { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
     let begun = Instant::now();
-    let mut operations = 0;
+    let mut done = 0;
     // Relaxed: only to stop.
     while board.phase.0.load(Relaxed) == WORK {
-        batch();
-        operations += BATCH;
+        batch()?;
+        done += operations;
     }
     // Relaxed: read after the worker was joined.
     board.worked_ns[worker].0.store(begun.elapsed().as_nanos() as u64, Relaxed);
-    board.operations[worker].0.store(operations, Relaxed);
+    board.operations[worker].0.store(done, Relaxed);
+    Ok(())
 }
 
-/// What a sample is taken of: found again by its names in a worker process.
-#[derive(Debug, Clone, Copy)]
-pub struct Job<'a> {
-    /// The benchmark.
-    pub bench: &'a str,
-    /// The engine.
-    pub engine: &'a str,
+/// What the workers of a sample do.
+pub trait Work: Sync {
+    /// One worker's life: gets ready, then calls [`work`].
+    fn run(&self, board: &Board, worker: usize) -> Result<()>;
 }
 
-impl Job<'_> {
-    fn run(self, board: &Board, worker: usize) -> Result<()> {
-        match self.bench {
-            "ref" => refs::work(self.engine, board, worker),
-            other => anyhow::bail!("no worker of a benchmark {other}"),
+/// What a worker process is told: a benchmark's name for its [`Work`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// Of `bench ref`.
+    Ref(refs::Job),
+    /// Of `bench read`.
+    Read(read::Job),
+}
+
+impl Job {
+    fn run(&self, board: &Board, worker: usize) -> Result<()> {
+        match self {
+            Job::Ref(job) => job.run(board, worker),
+            Job::Read(job) => job.run_alone(board, worker),
         }
     }
 }
 
-/// Takes one sample: operations per second, summed over the workers.
-pub fn sample(crew: Crew, job: Job<'_>, shared: &SharedBoard, length: Duration) -> Result<f64> {
+/// What a sample came to.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Operations a second, summed over the workers.
+    pub ops_per_s: f64,
+    /// Operations of all workers.
+    pub operations: u64,
+}
+
+/// Takes a sample with so many threads.
+pub fn sample_threads(
+    n: usize,
+    work: &dyn Work,
+    board: &Board,
+    length: Duration,
+) -> Result<Sample> {
+    begin(board);
+    let cpus = &cpus();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n)
+            .map(|worker| {
+                scope.spawn(move || pin_to_cpu(worker, cpus).and_then(|()| work.run(board, worker)))
+            })
+            .collect();
+        direct(board, n, length, || threads.iter().any(std::thread::ScopedJoinHandle::is_finished));
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a worker panicked"))
+    })?;
+    Ok(collect(board, n))
+}
+
+/// Takes a sample with so many processes.
+pub fn sample_processes(
+    n: usize,
+    job: &Job,
+    shared: &SharedBoard,
+    length: Duration,
+) -> Result<Sample> {
     let board = shared.board();
+    begin(board);
+    let mut children =
+        (0..n).map(|worker| spawn(job, worker, shared)).collect::<Result<Vec<Child>>>()?;
+    direct(board, n, length, || {
+        children.iter_mut().any(|child| !matches!(child.try_wait(), Ok(None)))
+    });
+    for child in &mut children {
+        let status = child.wait().context("cannot wait for a worker process")?;
+        ensure!(status.success(), "a worker process failed: {status}");
+    }
+    Ok(collect(board, n))
+}
+
+fn begin(board: &Board) {
     // Relaxed: the workers are started after this.
     board.ready.0.store(0, Relaxed);
     board.phase.0.store(WAIT, Relaxed);
-    let cpus = cpus();
-    match crew {
-        Crew::Threads(n) => std::thread::scope(|scope| {
-            let cpus = &cpus;
-            let threads: Vec<_> = (0..n)
-                .map(|worker| {
-                    scope.spawn(move || {
-                        pin_to_cpu(worker, cpus).and_then(|()| job.run(board, worker))
-                    })
-                })
-                .collect();
-            direct(board, n, length, || {
-                threads.iter().any(std::thread::ScopedJoinHandle::is_finished)
-            });
-            threads.into_iter().try_for_each(|thread| thread.join().expect("a worker panicked"))
-        })?,
-        Crew::Processes(n) => {
-            let mut children =
-                (0..n).map(|worker| spawn(job, worker, shared)).collect::<Result<Vec<Child>>>()?;
-            direct(board, n, length, || {
-                children.iter_mut().any(|child| !matches!(child.try_wait(), Ok(None)))
-            });
-            for child in &mut children {
-                let status = child.wait().context("cannot wait for a worker process")?;
-                ensure!(status.success(), "a worker process failed: {status}");
-            }
-        }
-    }
+}
+
+fn collect(board: &Board, workers: usize) -> Sample {
+    // Relaxed: the workers were joined.
+    let operations = |worker: usize| board.operations[worker].0.load(Relaxed);
     let rate = |worker: usize| {
-        let operations = board.operations[worker].0.load(Relaxed) as f64;
-        operations * 1e9 / board.worked_ns[worker].0.load(Relaxed) as f64
+        operations(worker) as f64 * 1e9 / board.worked_ns[worker].0.load(Relaxed) as f64
     };
-    Ok((0..crew.workers()).map(rate).sum())
+    Sample {
+        ops_per_s: (0..workers).map(rate).sum(),
+        operations: (0..workers).map(operations).sum(),
+    }
 }
 
 /// Lets the workers go once all are there, and stops them; at once if one has given up.
@@ -160,26 +216,38 @@ fn direct(board: &Board, workers: usize, length: Duration, mut gave_up: impl FnM
 /// `pinfold bench worker`: what a worker process is told.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    bench: String,
-    engine: String,
+    /// A [`Job`] as JSON.
+    job: String,
     worker: usize,
     descriptor: i32,
 }
 
-fn spawn(job: Job<'_>, worker: usize, shared: &SharedBoard) -> Result<Child> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    Command::new(program)
-        .args(["bench", "worker", job.bench, job.engine])
+fn spawn(job: &Job, worker: usize, shared: &SharedBoard) -> Result<Child> {
+    this_program()?
+        .args(["bench", "worker", &serde_json::to_string(job)?])
         .args([worker.to_string(), shared.descriptor().to_string()])
         .stdin(Stdio::null())
         .spawn()
         .context("cannot start a worker process")
 }
 
+/// This program, to be started again.
+pub fn this_program() -> Result<Command> {
+    Ok(Command::new(std::env::current_exe().context("cannot find this program's own file")?))
+}
+
+/// Ends this process when the one that started it ends, however that ends.
+pub fn end_with_parent() -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("cannot ask to be ended with the parent process")
+}
+
 /// The life of a worker process.
 pub fn run_worker(args: &WorkerArgs) -> Result<()> {
     ensure!(args.worker < super::shared::MAX_WORKERS, "there is no worker {}", args.worker);
+    end_with_parent()?;
+    let job: Job = serde_json::from_str(&args.job).context("not a job for a worker")?;
     let shared = SharedBoard::inherited(args.descriptor)?;
     pin_to_cpu(args.worker, &cpus())?;
-    Job { bench: &args.bench, engine: &args.engine }.run(shared.board(), args.worker)
+    job.run(shared.board(), args.worker)
 }

@@ -1,0 +1,251 @@
+//! A memory control group for one benchmark: what the kernel may keep for the processes in it.
+//!
+//! Here: finding where a group may be made, version 2 first, then 1; making, entering and removing
+//! it. The group is made below the one that this program is in, so that limits that hold for the
+//! program go on to hold, and nobody's settings are changed. Called by `miss.rs` and its children.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// Every group of ours begins with it; the process that made it follows.
+const PREFIX: &str = "pinfold-bench-";
+
+/// Tries to remove a group whose last process has just ended.
+const REMOVE_TRIES: usize = 100;
+
+/// Looks at what a group uses, before a sample begins in it.
+const SETTLE_TRIES: usize = 100;
+
+/// Which interface a hierarchy has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// A group below which one may be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    version: Version,
+    dir: PathBuf,
+}
+
+/// A memory control group, removed when dropped.
+#[derive(Debug)]
+pub struct Group {
+    version: Version,
+    dir: PathBuf,
+}
+
+impl Group {
+    /// Makes one with a limit. The error says why there is none, for all places tried.
+    pub fn make(limit_bytes: u64) -> Result<Self, String> {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let places = places(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        let mut refusals = Vec::new();
+        for place in places {
+            match Self::make_below(&place, limit_bytes) {
+                Ok(group) => return Ok(group),
+                Err(why) => refusals.push(format!("{}: {why}", place.dir.display())),
+            }
+        }
+        if refusals.is_empty() {
+            refusals.push("no control groups are mounted".to_owned());
+        }
+        Err(refusals.join("; "))
+    }
+
+    fn make_below(place: &Place, limit_bytes: u64) -> io::Result<Self> {
+        if place.version == Version::Two {
+            let passed_on = fs::read_to_string(place.dir.join("cgroup.subtree_control"))?;
+            if !passed_on.split_whitespace().any(|controller| controller == "memory") {
+                return Err(io::Error::other("it does not pass the memory controller on"));
+            }
+        }
+        remove_stale(&place.dir);
+        let dir = place.dir.join(format!("{PREFIX}{}", std::process::id()));
+        fs::create_dir(&dir)?;
+        let group = Group { version: place.version, dir };
+        let set = |file: &str, bytes: u64| fs::write(group.dir.join(file), bytes.to_string());
+        match place.version {
+            Version::One => set("memory.limit_in_bytes", limit_bytes)?,
+            Version::Two => {
+                set("memory.max", limit_bytes)?;
+                // Absent where the kernel has no swap: then there is nothing to forbid.
+                let _ = set("memory.swap.max", 0);
+            }
+        }
+        Ok(group)
+    }
+
+    /// How memory is limited, for people.
+    pub fn kind(&self) -> &'static str {
+        match self.version {
+            Version::One => "cgroup v1",
+            Version::Two => "cgroup v2",
+        }
+    }
+
+    /// Waits, not for ever, until what processes before have left is below so much.
+    pub fn settle(&self, below_bytes: u64) {
+        let file = match self.version {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        };
+        for _ in 0..SETTLE_TRIES {
+            let used = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+            // Page tables of a process are given back some time after its end.
+            if used.trim().parse::<u64>().is_ok_and(|used| used < below_bytes) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Its directory, to be [entered](enter).
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for _ in 0..REMOVE_TRIES {
+            match fs::remove_dir(&self.dir) {
+                // The kernel is still taking leave of the last process.
+                Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                _ => return,
+            }
+        }
+        eprintln!("cannot remove {}: it is still in use", self.dir.display());
+    }
+}
+
+/// Puts the calling process into the group.
+pub fn enter(dir: &Path) -> Result<()> {
+    fs::write(dir.join("cgroup.procs"), std::process::id().to_string())
+        .with_context(|| format!("cannot enter the control group {}", dir.display()))
+}
+
+/// Removes what a process that was killed has left.
+fn remove_stale(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|owner| owner.parse::<u32>().ok());
+        if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
+            // One that is in use after all stays: the kernel sees to that.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// Where a group may be made, the best first: from `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn places(mountinfo: &str, own: &str) -> Vec<Place> {
+    let mut places = Vec::new();
+    for version in [Version::Two, Version::One] {
+        let Some((root, mount)) = mountinfo.lines().find_map(|line| mounted(line, version)) else {
+            continue;
+        };
+        let Some(group) = own.lines().find_map(|line| own_group(line, version)) else { continue };
+        // In a container the path is that of the host, and the mount is what is ours.
+        let below = Path::new(group).strip_prefix(root).unwrap_or(Path::new(""));
+        let dir = Path::new(mount).join(below);
+        // Version 2 keeps processes in leaves: a group beside ours may do where one below cannot.
+        let beside = dir.parent().filter(|_| version == Version::Two && below != Path::new(""));
+        let beside = beside.map(Path::to_owned);
+        places.extend([Some(dir), beside].into_iter().flatten().map(|dir| Place { version, dir }));
+    }
+    places
+}
+
+/// Root and mount point, if the line of mountinfo is of the hierarchy with the memory controller.
+fn mounted(line: &str, version: Version) -> Option<(&str, &str)> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut kind = kind.split_whitespace();
+    let fitting = match version {
+        Version::One => {
+            kind.next() == Some("cgroup")
+                && kind.nth(1).is_some_and(|options| options.split(',').any(|o| o == "memory"))
+        }
+        Version::Two => kind.next() == Some("cgroup2"),
+    };
+    let mut place = place.split_whitespace().skip(3);
+    fitting.then(|| Some((place.next()?, place.next()?))).flatten()
+}
+
+/// The group of this process, if the line of /proc/self/cgroup is of that hierarchy.
+fn own_group(line: &str, version: Version) -> Option<&str> {
+    let mut parts = line.splitn(3, ':');
+    let (hierarchy, controllers) = (parts.next()?, parts.next()?);
+    let fitting = match version {
+        Version::One => controllers.split(',').any(|controller| controller == "memory"),
+        Version::Two => hierarchy == "0" && controllers.is_empty(),
+    };
+    fitting.then(|| parts.next()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIFIED: &str = "\
+24 1 0:22 / /proc rw,nosuid - proc proc rw
+31 30 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate";
+
+    const BOTH: &str = "\
+31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu
+33 30 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
+
+    fn place(version: Version, dir: &str) -> Place {
+        Place { version, dir: dir.into() }
+    }
+
+    #[test]
+    fn below_the_own_group_or_beside_it() {
+        assert_eq!(
+            places(UNIFIED, "0::/user.slice/run.scope"),
+            [
+                place(Version::Two, "/sys/fs/cgroup/user.slice/run.scope"),
+                place(Version::Two, "/sys/fs/cgroup/user.slice"),
+            ]
+        );
+        assert_eq!(places(UNIFIED, "0::/"), [place(Version::Two, "/sys/fs/cgroup")]);
+    }
+
+    #[test]
+    fn version_two_before_version_one() {
+        assert_eq!(
+            places(BOTH, "9:cpu:/\n4:memory:/a/b\n0::/"),
+            [
+                place(Version::Two, "/sys/fs/cgroup/unified"),
+                place(Version::One, "/sys/fs/cgroup/memory/a/b"),
+            ]
+        );
+    }
+
+    #[test]
+    fn in_a_container_the_mount_itself() {
+        let inside = "33 30 0:29 /docker/1f /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
+        assert_eq!(
+            places(inside, "4:memory:/docker/1f"),
+            [place(Version::One, "/sys/fs/cgroup/memory")]
+        );
+        assert_eq!(
+            places(inside, "4:memory:/elsewhere"),
+            [place(Version::One, "/sys/fs/cgroup/memory")]
+        );
+    }
+
+    #[test]
+    fn nothing_is_found_in_nothing() {
+        assert_eq!(places("", ""), []);
+        assert_eq!(places("gibberish - \n - cgroup", "x\n4:memory"), []);
+    }
+}

@@ -1,0 +1,288 @@
+//! Ways to read a file, all in one shape: a bare copy, `pread`, `mmap` and the cache.
+//!
+//! Here: opening them, and the loop that reads blocks with one of them. Not here: which files,
+//! blocks and workers (`read.rs`, `try_cache.rs`). Files larger than memory are read by
+//! `miss_child.rs`, with the same [`Reader`]s.
+//!
+//! The loop is compiled once for each engine, with common block sizes as constants, as a program
+//! would have them. Beside the read it costs a counter and, for random reads, one step of a
+//! generator: below a nanosecond.
+
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use memmap2::{Advice, Mmap, MmapMut};
+use pinfold::{Cache, Options};
+use rand::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+use super::place::open_plain;
+use super::shared::Board;
+use super::workers::{self, BATCH};
+
+/// Engines that read what is in memory, the limit first.
+pub const NAMES: [&str; 6] =
+    ["memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
+
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Something that reads at an offset.
+pub trait Reader {
+    /// As pread(2).
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
+}
+
+/// Memory that holds the whole file.
+#[derive(Debug)]
+pub struct Bytes<'a>(pub &'a [u8]);
+
+impl Reader for Bytes<'_> {
+    #[inline]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let rest = self.0.get(offset as usize..).unwrap_or_default();
+        if let Some(bytes) = rest.get(..buf.len()) {
+            buf.copy_from_slice(bytes);
+            return Ok(buf.len());
+        }
+        buf[..rest.len()].copy_from_slice(rest);
+        Ok(rest.len())
+    }
+}
+
+impl Reader for std::fs::File {
+    #[inline]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.read_at(buf, offset)?)
+    }
+}
+
+impl Reader for pinfold::File {
+    #[inline]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.read_at(buf, offset)?)
+    }
+}
+
+/// An engine with its files.
+#[derive(Debug)]
+pub enum Opened {
+    /// Copies of the files in private memory.
+    Memcpy(Vec<MmapMut>),
+    /// System calls, every worker on a descriptor of its own.
+    Pread(Vec<PathBuf>),
+    /// Mappings.
+    Mmap(Vec<Mmap>),
+    /// The cache, every worker on a handle of its own.
+    Pinfold(Cache, Vec<pinfold::File>),
+}
+
+impl Opened {
+    /// Opens `paths` with the engine of that name, all their bytes in memory.
+    pub fn resident(engine: &str, paths: &[PathBuf]) -> Result<Self> {
+        let opened = match engine {
+            "memcpy" => {
+                Opened::Memcpy(paths.iter().map(|path| copy_of(path)).collect::<Result<_>>()?)
+            }
+            "pread" => Opened::Pread(paths.to_vec()),
+            "mmap" => {
+                Opened::Mmap(paths.iter().map(|path| mapping_of(path)).collect::<Result<_>>()?)
+            }
+            _ => {
+                let mut bytes = 0;
+                for path in paths {
+                    bytes += open_plain(path)?.metadata()?.len().next_multiple_of(4096);
+                }
+                Self::cached(options(engine, resident_budget_bytes(bytes))?, paths)?
+            }
+        };
+        (0..paths.len()).try_for_each(|file| opened.warm(file, u64::MAX))?;
+        if let Opened::Pinfold(cache, _) = &opened {
+            let stats = cache.stats();
+            ensure!(
+                stats.evictions == 0,
+                "{engine}: {} bytes were evicted from a budget of {} that was to hold all files",
+                stats.evicted_bytes,
+                stats.budget_bytes
+            );
+        }
+        Ok(opened)
+    }
+
+    /// Opens `paths` in a cache of its own.
+    pub fn cached(options: Options, paths: &[PathBuf]) -> Result<Self> {
+        let cache = Cache::new(options)?;
+        let files = paths.iter().map(|path| cache.open(path)).collect::<pinfold::Result<_>>()?;
+        Ok(Opened::Pinfold(cache, files))
+    }
+
+    /// Reads a file once, up to `end`.
+    pub fn warm(&self, file: usize, end: u64) -> Result<()> {
+        match self {
+            Opened::Memcpy(copies) => warm(&Bytes(&copies[file]), end),
+            Opened::Pread(paths) => warm(&open_plain(&paths[file])?, end),
+            Opened::Mmap(maps) => warm(&Bytes(&maps[file]), end),
+            Opened::Pinfold(_, files) => warm(&files[file], end),
+        }
+    }
+
+    /// One worker's life: reads blocks of a file.
+    pub fn read_blocks(
+        &self,
+        file: usize,
+        blocks: Blocks,
+        board: &Board,
+        worker: usize,
+    ) -> Result<()> {
+        match self {
+            Opened::Memcpy(copies) => blocks.read(&Bytes(&copies[file]), board, worker),
+            Opened::Pread(paths) => blocks.read(&open_plain(&paths[file])?, board, worker),
+            Opened::Mmap(maps) => blocks.read(&Bytes(&maps[file]), board, worker),
+            Opened::Pinfold(_, files) => blocks.read(&files[file].clone(), board, worker),
+        }
+    }
+
+    /// Misses so far, where that is known.
+    pub fn misses(&self) -> Option<u64> {
+        match self {
+            Opened::Pinfold(cache, _) => Some(cache.stats().misses),
+            _ => None,
+        }
+    }
+}
+
+/// A budget that holds so many bytes of files without evicting anything.
+pub fn resident_budget_bytes(file_bytes: u64) -> u64 {
+    file_bytes + file_bytes / 8 + (64 << 20)
+}
+
+/// What makes the engines of the cache differ.
+pub fn options(engine: &str, budget_bytes: u64) -> Result<Options> {
+    let options = Options::new(budget_bytes);
+    Ok(match engine {
+        "pinfold" => options,
+        "pinfold-counted" => options.short_read_max_bytes(0),
+        "pinfold-cas" => options.short_read_max_bytes(0).reference(pinfold::Reference::CasLoop),
+        other => anyhow::bail!("no engine {other}"),
+    })
+}
+
+fn copy_of(path: &Path) -> Result<MmapMut> {
+    let file = open_plain(path)?;
+    let bytes = file.metadata()?.len() as usize;
+    let mut copy = MmapMut::map_anon(bytes).context("no memory for a copy of the file")?;
+    // The cache asks for huge pages too. Where there are none the advice is refused: no matter.
+    let _ = copy.advise(Advice::HugePage);
+    file.read_exact_at(&mut copy, 0).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(copy)
+}
+
+/// Maps a file to be read.
+pub fn mapping_of(path: &Path) -> Result<Mmap> {
+    let file = open_plain(path)?;
+    // SAFETY: the bytes are only ever copied out of the mapping. Files that benchmarks write have
+    // no name, so nobody changes or truncates them; of a file that the user names, the help says
+    // that it must not change meanwhile.
+    let map = unsafe { Mmap::map(&file) };
+    map.with_context(|| format!("cannot map {}", path.display()))
+}
+
+fn warm(reader: &impl Reader, end: u64) -> Result<()> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    // Ends: each turn gets forward, or is the last.
+    while offset < end {
+        let bytes = (end - offset).min(CHUNK_BYTES as u64) as usize;
+        match reader.read(black_box(&mut chunk[..bytes]), offset)? {
+            0 => break,
+            got => offset += got as u64,
+        }
+    }
+    Ok(())
+}
+
+/// Which blocks are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Blocks {
+    /// How long each is; not 0, and not more than there is.
+    pub block_bytes: usize,
+    /// At random among the multiples of their length that are below this; `None`: the one at 0.
+    pub random_below: Option<u64>,
+}
+
+impl Blocks {
+    fn read<R: Reader>(self, reader: &R, board: &Board, worker: usize) -> Result<()> {
+        match self.block_bytes {
+            1 => self.read_sized::<R, 1>(reader, board, worker),
+            32 => self.read_sized::<R, 32>(reader, board, worker),
+            64 => self.read_sized::<R, 64>(reader, board, worker),
+            256 => self.read_sized::<R, 256>(reader, board, worker),
+            1024 => self.read_sized::<R, 1024>(reader, board, worker),
+            4096 => self.read_sized::<R, 4096>(reader, board, worker),
+            32768 => self.read_sized::<R, 32768>(reader, board, worker),
+            _ => self.read_sized::<R, 0>(reader, board, worker),
+        }
+    }
+
+    /// With the length as a constant; 0: it is none.
+    fn read_sized<R: Reader, const BYTES: usize>(
+        self,
+        reader: &R,
+        board: &Board,
+        worker: usize,
+    ) -> Result<()> {
+        let block_bytes = if BYTES == 0 { self.block_bytes } else { BYTES };
+        match self.random_below {
+            None => turn(reader, block_bytes, board, worker, || black_box(0)),
+            Some(below) => {
+                let count = below / block_bytes as u64;
+                let mut random = Pcg64Mcg::seed_from_u64(worker as u64);
+                turn(reader, block_bytes, board, worker, || {
+                    let high = (u128::from(random.next_u64()) * u128::from(count)) >> 64;
+                    high as u64 * block_bytes as u64
+                })
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn turn<R: Reader>(
+    reader: &R,
+    block_bytes: usize,
+    board: &Board,
+    worker: usize,
+    mut offset: impl FnMut() -> u64,
+) -> Result<()> {
+    let mut room = super::place::Aligned::zeroed(block_bytes);
+    let buf = &mut room.bytes_mut()[..block_bytes];
+    workers::work(board, worker, BATCH, || {
+        for _ in 0..BATCH {
+            let got = reader.read(buf, offset())?;
+            // The compiler must take it that somebody looks at the bytes.
+            black_box(buf.as_mut_ptr());
+            ensure!(got == block_bytes, "a read of {block_bytes} bytes gave {got}");
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_reads_as_pread_does() {
+        let bytes = Bytes(b"0123456789");
+        let mut buf = [0; 4];
+        let mut read = |offset| {
+            let got = bytes.read(&mut buf, offset).unwrap();
+            buf[..got].to_vec()
+        };
+        assert_eq!(read(3), b"3456");
+        assert_eq!(read(8), b"89");
+        assert_eq!(read(10), b"");
+        assert_eq!(read(u64::MAX), b"");
+    }
+}

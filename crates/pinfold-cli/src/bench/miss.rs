@@ -1,0 +1,325 @@
+//! `pinfold bench miss`: reads of a file that is larger than the memory it may use.
+//!
+//! Here: the options, the cells, the limit that all engines get, the tables. Not here: the sample
+//! itself, which a process of its own takes (`miss_child.rs`), and control groups (`cgroup.rs`).
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use super::cgroup::Group;
+use super::miss_child::{Job, Order, Outcome};
+use super::place::{self, Scratch};
+use super::report::{self, Object, Row, rate};
+use super::workers::{self, Crew};
+use super::{Common, chosen};
+use crate::size::Size;
+
+const ENGINES: [&str; 4] = ["pread-direct", "pread", "mmap", "pinfold"];
+const CASES: [&str; 3] = ["random", "zipf", "scan"];
+const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// How long a read of the random and zipf cases is.
+const PAGE_BYTES: u64 = 4096;
+/// How long a direct read of a scan is: what devices do best.
+const DIRECT_SCAN_BYTES: u64 = 2 << 20;
+/// What the process itself may use beside the budget: program, stacks, page tables.
+const ALLOWANCE_BYTES: u64 = 16 << 20;
+
+/// What is measured, for people.
+pub const HELP: &str = "\
+Cases:
+  random  4 KiB at random multiples of 4 KiB
+  zipf    the same, some pages far likelier than others (--skew)
+  scan    front to back and again, --scan-block at once; every thread in its own part of the file
+
+Engines:
+  pread-direct  O_DIRECT reads of the same blocks, nothing cached: the limit. For scan 2 MiB at once
+  pread, mmap   the kernel's page cache
+  pinfold       the cache, with the budget
+
+Every sample is taken by a process of its own, which begins with nothing of the file in memory and
+warms up first. All of them run in one memory control group (version 2 or 1), whose limit is the
+budget and 16 MiB for the process itself; page cache counts. Where no group can be made (that takes
+root, or a group that was delegated) the kernel's engines are not limited, and the rows say so.
+Hit ratios are the part of the bytes asked for that was not read from storage; of the kernel's
+engines, where the kernel counts that, and not of scans. All engines are told the order, unless
+--no-hints. By default: 1, 2, 4, 8, 16 and 32 threads, which takes about ten minutes.";
+
+/// Options of `pinfold bench miss`.
+#[derive(Debug, Args)]
+pub struct MissArgs {
+    #[command(flatten)]
+    common: Common,
+
+    /// Which cases [default: all]
+    #[arg(long, value_name = "CASE,..", value_delimiter = ',')]
+    cases: Vec<String>,
+
+    /// Length of the file
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    file_bytes: Size,
+
+    /// Memory that the file's pages may use
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    budget: Size,
+
+    /// Length of the reads of a scan
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    scan_block: Size,
+
+    /// How long each sample is preceded by unmeasured reads, by 32 threads
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    warm_up: f64,
+
+    /// Exponent of the Zipf distribution
+    #[arg(long, value_name = "S", default_value_t = 0.9)]
+    skew: f64,
+
+    /// Do not tell the engines in which order the file will be read
+    #[arg(long)]
+    no_hints: bool,
+
+    /// Where the test file lives; direct I/O must work there [default: ./target if there is one,
+    /// else the place for temporary files, or /var/tmp if that is in memory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// One thing that is measured.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    case: &'static str,
+    threads: usize,
+    engine: &'static str,
+}
+
+impl MissArgs {
+    fn check(&self) -> Result<()> {
+        let (file, budget) = (self.file_bytes, self.budget);
+        ensure!(
+            file > budget,
+            "--file-bytes {file}: nothing is missed unless it is larger than --budget {budget}"
+        );
+        ensure!(
+            file.0.is_multiple_of(DIRECT_SCAN_BYTES),
+            "--file-bytes {file}: must be a multiple of {}",
+            Size(DIRECT_SCAN_BYTES)
+        );
+        let block = self.scan_block;
+        ensure!(block.0 <= file.0, "--scan-block {block}: longer than the file");
+        let lasts = |seconds: f64| (0.0..=3600.0).contains(&seconds);
+        ensure!(lasts(self.warm_up), "--warm-up {}: must be from 0 to 3600", self.warm_up);
+        ensure!(
+            self.skew.is_finite() && self.skew >= 0.0,
+            "--skew {}: must be a number from 0 up",
+            self.skew
+        );
+        let processes = &self.common.processes;
+        ensure!(processes.is_empty(), "--processes: this benchmark has threads only");
+        Ok(())
+    }
+
+    fn cells(&self) -> Result<Vec<Cell>> {
+        let engines = self.common.engines(&ENGINES)?;
+        let crews = self.common.crews(&THREADS)?;
+        let mut cells = Vec::new();
+        for case in chosen("--cases", "case", &self.cases, &CASES)? {
+            for crew in &crews {
+                let threads = crew.workers();
+                cells.extend(engines.iter().map(|&engine| Cell { case, threads, engine }));
+            }
+        }
+        Ok(cells)
+    }
+
+    fn block_bytes(&self, cell: Cell) -> u64 {
+        match (cell.case, cell.engine) {
+            ("scan", "pread-direct") => DIRECT_SCAN_BYTES,
+            ("scan", _) => self.scan_block.0,
+            _ => PAGE_BYTES,
+        }
+    }
+
+    fn job(&self, cell: Cell, path: &Path, group: Option<&Group>) -> Job {
+        Job {
+            engine: cell.engine.to_owned(),
+            order: match cell.case {
+                "random" => Order::Random,
+                "zipf" => Order::Zipf,
+                _ => Order::Scan,
+            },
+            threads: cell.threads,
+            path: path.to_owned(),
+            file_bytes: self.file_bytes.0,
+            block_bytes: self.block_bytes(cell),
+            budget_bytes: self.budget.0,
+            seconds: self.common.seconds,
+            // Nothing to warm where nothing is kept.
+            warm_up_seconds: if cell.engine == "pread-direct" { 0.0 } else { self.warm_up },
+            hints: !self.no_hints,
+            skew: self.skew,
+            group: group.map(|group| group.dir().to_owned()),
+        }
+    }
+}
+
+/// Runs the benchmark.
+pub fn run(args: &MissArgs) -> Result<()> {
+    let common = &args.common;
+    args.check()?;
+    common.sample()?;
+    let cells = args.cells()?;
+    let dir = args.dir.clone().unwrap_or_else(place::disk_dir);
+    place::ensure_direct(&dir)?;
+    let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |_| {})?;
+    let (path, plain) = (scratch.path(), place::open_plain(&scratch.path())?);
+    let group = Group::make(args.budget.0 + ALLOWANCE_BYTES);
+    let outcomes = common.interleave(&cells, |&cell| {
+        let group = group.as_ref().ok();
+        sample(&args.job(cell, &path, group), &plain, group)
+            .with_context(|| format!("{}, {}, {} threads", cell.engine, cell.case, cell.threads))
+    })?;
+    let limit = group.as_ref().map_or("not limited", Group::kind);
+    let limited = match &group {
+        Ok(group) => format!(
+            "Every engine ran in a {} limited to {} and {} for the process",
+            group.kind(),
+            args.budget,
+            Size(ALLOWANCE_BYTES)
+        ),
+        Err(why) => format!("The kernel's engines were NOT LIMITED: no control group ({why})"),
+    };
+    let rows = rows(args, &cells, &outcomes, limit);
+    let figures = outcomes.iter().flatten().filter_map(|outcome| outcome.cache.as_ref());
+    let metadata_percent = figures.clone().map(|figures| figures.metadata_percent).reduce(f64::max);
+    let source = figures.map(|figures| figures.source.clone()).next();
+    let file_system = place::file_system(&dir)?;
+    let told =
+        metadata_percent.zip(source.as_ref()).map_or_else(String::new, |(percent, source)| {
+            format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.")
+        });
+    let text = format!(
+        "{}\nA file of {} in {} ({file_system}). {limited}.{told}",
+        table(args, &cells, &rows),
+        args.file_bytes,
+        dir.display()
+    );
+    let params = serde_json::json!({
+        "seconds": common.seconds,
+        "runs": common.runs,
+        "warm_up_seconds": args.warm_up,
+        "file_bytes": args.file_bytes.0,
+        "budget_bytes": args.budget.0,
+        "allowance_bytes": ALLOWANCE_BYTES,
+        "skew": args.skew,
+        "hints": !args.no_hints,
+        "dir": dir,
+        "file_system": file_system,
+        "limit": limit,
+        "limited": limited,
+        "metadata_percent": metadata_percent,
+        "source": source,
+    });
+    let rows = rows.into_iter().flatten().collect();
+    common.publish(&text, &Object::new("miss", params, rows))
+}
+
+/// Has a process take one sample.
+fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
+    place::forget(plain)?;
+    if let Some(group) = group {
+        group.settle(ALLOWANCE_BYTES / 4);
+    }
+    let output = workers::this_program()?
+        .args(["bench", "miss-child", &serde_json::to_string(job)?])
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start a process for a sample")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("the process of a sample failed: {}; it said: {}", output.status, said.trim());
+    }
+    serde_json::from_slice(&output.stdout).context("the process of a sample gave no result")
+}
+
+/// The rows of each cell: operations first, MiB if it is a scan, hits if they can be told.
+fn rows(args: &MissArgs, cells: &[Cell], outcomes: &[Vec<Outcome>], limit: &str) -> Vec<Vec<Row>> {
+    let of_cell = |(&cell, outcomes): (&Cell, &Vec<Outcome>)| {
+        let block_bytes = args.block_bytes(cell);
+        let row = |metric, samples: Vec<f64>| {
+            Row::new(cell.engine, cell.case, Crew::Threads(cell.threads), metric, samples)
+                .with("block_bytes", block_bytes)
+                .with("file_bytes", args.file_bytes.0)
+                .with("limit", limit)
+        };
+        let rates: Vec<f64> = outcomes.iter().map(|outcome| outcome.ops_per_s).collect();
+        let mut rows = Vec::new();
+        if cell.case == "scan" {
+            let mib = block_bytes as f64 / f64::from(1 << 20);
+            rows.push(row("mib_per_s", rates.iter().map(|rate| rate * mib).collect()));
+        }
+        rows.insert(0, row("ops_per_s", rates));
+        let hits: Option<Vec<f64>> = outcomes.iter().map(|outcome| outcome.hit_ratio).collect();
+        rows.extend(hits.map(|hits| row("hit_ratio", hits)));
+        rows
+    };
+    cells.iter().zip(outcomes).map(of_cell).collect()
+}
+
+/// A table for each case: threads down, engines across.
+fn table(args: &MissArgs, cells: &[Cell], rows: &[Vec<Row>]) -> String {
+    let mut text = String::new();
+    let mut begin = 0;
+    for of_case in cells.chunk_by(|a, b| a.case == b.case) {
+        let rows = &rows[begin..][..of_case.len()];
+        begin += of_case.len();
+        let (case, metric) =
+            (of_case[0].case, if of_case[0].case == "scan" { "mib_per_s" } else { "ops_per_s" });
+        let mut header = vec!["threads".to_owned()];
+        let mut lines: Vec<Vec<String>> = Vec::new();
+        let mut at = 0;
+        for line in of_case.chunk_by(|a, b| a.threads == b.threads) {
+            let rows = &rows[at..][..line.len()];
+            at += line.len();
+            let (names, texts) = columns(line, rows, metric);
+            header.truncate(1);
+            header.extend(names);
+            let mut texts = texts;
+            texts.insert(0, Crew::Threads(line[0].threads).label());
+            lines.push(texts);
+        }
+        let block = args.block_bytes(Cell { engine: "pinfold", ..of_case[0] });
+        let unit = if case == "scan" { "MiB/s" } else { "reads per second" };
+        let title = format!("{case}, {} at once, {unit}", Size(block));
+        text += &[&title, "\n", &report::table(header, lines), "\n\n"].concat();
+    }
+    let crews: Vec<Crew> = cells.iter().map(|cell| Crew::Threads(cell.threads)).collect();
+    text.trim_end().to_owned() + &report::footnote(&crews)
+}
+
+/// The columns of one line, with their names.
+fn columns(line: &[Cell], rows: &[Vec<Row>], metric: &str) -> (Vec<String>, Vec<String>) {
+    let row = |at: usize, metric: &str| rows[at].iter().find(|row| row.metric == metric);
+    let of = |engine| line.iter().position(|cell| cell.engine == engine);
+    let mut columns: Vec<(String, String)> = Vec::new();
+    for (at, cell) in line.iter().enumerate() {
+        columns.push((cell.engine.to_owned(), rate(row(at, metric).expect("it was measured"))));
+    }
+    for under in ["pread-direct", "pread", "mmap"] {
+        if let (Some(over_at), Some(under_at)) = (of("pinfold"), of(under)) {
+            let (over, under_row) = (row(over_at, metric), row(under_at, metric));
+            let ratio = over.expect("it was measured").ratio(under_row.expect("it was measured"));
+            columns.push((format!("pinfold/{under}"), format!("{ratio:.2}")));
+        }
+    }
+    for (at, cell) in line.iter().enumerate() {
+        if let Some(hits) = row(at, "hit_ratio") {
+            columns.push((format!("hits {}", cell.engine), format!("{:.1}%", 100.0 * hits.median)));
+        }
+    }
+    columns.into_iter().unzip()
+}

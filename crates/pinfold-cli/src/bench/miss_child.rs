@@ -1,0 +1,271 @@
+//! One sample of `pinfold bench miss`, taken by a process of its own: it enters the memory control
+//! group, opens its engine, warms up and measures.
+//!
+//! A process for each sample, so that every sample begins with nothing in memory, and so that what
+//! an engine uses is charged to the group and to nobody else.
+
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use memmap2::{Advice, Mmap};
+use pinfold::{Cache, Hint, Options};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_distr::Zipf;
+use rand_pcg::Pcg64Mcg;
+use rustix::fs::Advice as FileAdvice;
+use serde::{Deserialize, Serialize};
+
+use super::cgroup;
+use super::engines::{Bytes, Reader, mapping_of};
+use super::place::{Aligned, open_direct, open_plain};
+use super::shared::{Board, SharedBoard};
+use super::workers::{self, Work};
+
+/// Workers that fill memory before a sample: enough to keep any device busy.
+const WARM_UP_WORKERS: usize = 32;
+
+/// A prime, so that the popular blocks of the zipf case lie scattered in the file.
+const SCATTER: u64 = 2_654_435_761;
+
+/// `pinfold bench miss-child`: what it is told.
+#[derive(Debug, Args)]
+pub struct ChildArgs {
+    /// A [`Job`] as JSON.
+    job: String,
+}
+
+/// In which order blocks are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Every block as likely as any other.
+    Random,
+    /// Some far likelier than others.
+    Zipf,
+    /// Front to back, and again; every worker in its own part of the file.
+    Scan,
+}
+
+/// One sample.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// With what.
+    pub engine: String,
+    /// In which order.
+    pub order: Order,
+    /// By so many threads.
+    pub threads: usize,
+    /// Of which file.
+    pub path: PathBuf,
+    /// How long it is.
+    pub file_bytes: u64,
+    /// How long a read is.
+    pub block_bytes: u64,
+    /// For the cache.
+    pub budget_bytes: u64,
+    /// How long to measure.
+    pub seconds: f64,
+    /// How long to warm up.
+    pub warm_up_seconds: f64,
+    /// Whether engines are told of the order.
+    pub hints: bool,
+    /// Of the zipf order.
+    pub skew: f64,
+    /// The control group to enter.
+    pub group: Option<PathBuf>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Reads a second, of all workers.
+    pub ops_per_s: f64,
+    /// How many reads found their bytes in memory, where that can be told.
+    pub hit_ratio: Option<f64>,
+    /// Of the cache: the part of the budget that is no file's bytes, and where bytes came from.
+    pub cache: Option<CacheFigures>,
+}
+
+/// What the cache tells of itself after the sample.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CacheFigures {
+    /// Metadata, of the budget.
+    pub metadata_percent: f64,
+    /// What kind of source it read from.
+    pub source: String,
+}
+
+/// An engine. Every worker opens the file for itself, so that none disturbs another's run of
+/// sequential reads; but a mapping is for all, as each would need page tables of its own.
+#[derive(Debug)]
+enum Engine {
+    Direct,
+    Pread,
+    Mmap(Mmap),
+    Pinfold(Cache),
+}
+
+/// Takes the sample and writes what came of it to standard output.
+pub fn run(args: &ChildArgs) -> Result<()> {
+    workers::end_with_parent()?;
+    let job: Job = serde_json::from_str(&args.job).context("not a job for a child of miss")?;
+    if let Some(group) = &job.group {
+        cgroup::enter(group)?;
+    }
+    let engine = Engine::new(&job)?;
+    let shared = SharedBoard::new()?;
+    let sample = |threads: usize, seconds: f64| {
+        let work = Walk { job: &job, engine: &engine, threads };
+        let length = Duration::from_secs_f64(seconds);
+        workers::sample_threads(threads, &work, shared.board(), length)
+    };
+    if job.warm_up_seconds > 0.0 {
+        let all = if job.order == Order::Scan { job.threads } else { WARM_UP_WORKERS };
+        sample(all, job.warm_up_seconds)?;
+    }
+    let before = engine.missed_bytes(&job)?;
+    let taken = sample(job.threads, job.seconds)?;
+    let after = engine.missed_bytes(&job)?;
+    let asked = taken.operations as f64 * job.block_bytes as f64;
+    let missed = before.zip(after).map(|(before, after)| after - before);
+    let outcome = Outcome {
+        ops_per_s: taken.ops_per_s,
+        hit_ratio: missed.map(|missed| (1.0 - missed as f64 / asked).clamp(0.0, 1.0)),
+        cache: engine.cache_figures(),
+    };
+    println!("{}", serde_json::to_string(&outcome)?);
+    Ok(())
+}
+
+impl Engine {
+    fn new(job: &Job) -> Result<Self> {
+        Ok(match job.engine.as_str() {
+            "pread-direct" => Engine::Direct,
+            "pread" => Engine::Pread,
+            "mmap" => Engine::Mmap(mapping_of(&job.path)?),
+            "pinfold" => Engine::Pinfold(Cache::new(Options::new(job.budget_bytes))?),
+            other => bail!("no engine {other}"),
+        })
+    }
+
+    /// Bytes so far that were asked for and not in memory, where that can be told.
+    fn missed_bytes(&self, job: &Job) -> Result<Option<u64>> {
+        Ok(match self {
+            Engine::Direct => None,
+            _ if job.order == Order::Scan => None,
+            // Reading ahead is no miss, and would count as one.
+            Engine::Pread | Engine::Mmap(_) if !job.hints => None,
+            Engine::Pread | Engine::Mmap(_) => storage_read_bytes()?,
+            // A read within one page misses once.
+            Engine::Pinfold(cache) => Some(cache.stats().misses * job.block_bytes),
+        })
+    }
+
+    fn cache_figures(&self) -> Option<CacheFigures> {
+        let Engine::Pinfold(cache) = self else { return None };
+        let stats = cache.stats();
+        Some(CacheFigures {
+            metadata_percent: 100.0 * stats.metadata_bytes as f64 / stats.budget_bytes as f64,
+            source: stats.sources.first().map(|(_, told)| told.kind.clone()).unwrap_or_default(),
+        })
+    }
+}
+
+/// What this process has had read from storage; `None` where the kernel does not count it.
+fn storage_read_bytes() -> Result<Option<u64>> {
+    let Ok(text) = std::fs::read_to_string("/proc/self/io") else { return Ok(None) };
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    line.map(|number| number.parse().context("/proc/self/io is not as expected")).transpose()
+}
+
+/// What the workers do.
+struct Walk<'a> {
+    job: &'a Job,
+    engine: &'a Engine,
+    threads: usize,
+}
+
+impl Work for Walk<'_> {
+    fn run(&self, board: &Board, worker: usize) -> Result<()> {
+        let (file_advice, map_advice, hint) = match self.job.order {
+            Order::Random | Order::Zipf => (FileAdvice::Random, Advice::Random, Hint::Random),
+            Order::Scan => (FileAdvice::Sequential, Advice::Sequential, Hint::Sequential),
+        };
+        let path = &self.job.path;
+        match self.engine {
+            Engine::Direct => self.read(&open_direct(path)?, board, worker),
+            Engine::Pread => {
+                let file = open_plain(path)?;
+                if self.job.hints {
+                    rustix::fs::fadvise(&file, 0, None, file_advice)?;
+                }
+                self.read(&file, board, worker)
+            }
+            Engine::Mmap(map) => {
+                if self.job.hints {
+                    map.advise(map_advice)?;
+                }
+                self.read(&Bytes(map), board, worker)
+            }
+            Engine::Pinfold(cache) => {
+                let file = cache.open(path)?;
+                if self.job.hints {
+                    file.advise(0..self.job.file_bytes, hint)?;
+                }
+                self.read(&file, board, worker)
+            }
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn read<R: Reader>(&self, reader: &R, board: &Board, worker: usize) -> Result<()> {
+        let (job, block_bytes) = (self.job, self.job.block_bytes);
+        let blocks = job.file_bytes / block_bytes;
+        let mut random = Pcg64Mcg::seed_from_u64(worker as u64);
+        match job.order {
+            Order::Random => self.turn(reader, board, worker, || {
+                ((u128::from(random.next_u64()) * u128::from(blocks)) >> 64) as u64
+            }),
+            Order::Zipf => {
+                let ranks = Zipf::new(blocks as f64, job.skew).context("--skew")?;
+                // Ranks are whole numbers from 1 to the number of blocks.
+                #[expect(clippy::cast_sign_loss)]
+                self.turn(reader, board, worker, || {
+                    (random.sample(ranks) as u64 - 1).wrapping_mul(SCATTER) % blocks
+                })
+            }
+            Order::Scan => {
+                let part = (blocks / self.threads as u64).max(1);
+                let first = worker as u64 * part % blocks;
+                let mut next = 0;
+                self.turn(reader, board, worker, || {
+                    let block = first + next;
+                    next = (next + 1) % part;
+                    block
+                })
+            }
+        }
+    }
+
+    fn turn<R: Reader>(
+        &self,
+        reader: &R,
+        board: &Board,
+        worker: usize,
+        mut block: impl FnMut() -> u64,
+    ) -> Result<()> {
+        let block_bytes = self.job.block_bytes;
+        let mut room = Aligned::zeroed(block_bytes as usize);
+        let buf = room.bytes_mut();
+        workers::work(board, worker, 1, || {
+            let got = reader.read(buf, block() * block_bytes)?;
+            black_box(buf.as_mut_ptr());
+            ensure!(got as u64 == block_bytes, "a read of {block_bytes} bytes gave {got}");
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! `pinfold try [FILE]`: what a newcomer runs first. It reads a file through a cache that is a
+//! quarter of its size, checks every byte, and sets the cache beside `pread` and `mmap`.
+//!
+//! Here: the arguments, and the order of the steps. Checking is in `check.rs`, timing in
+//! `measure.rs`, what is printed in `report.rs`. Careful figures are `pinfold bench`'s business.
+
+mod check;
+mod measure;
+mod report;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use pinfold::{Cache, Options};
+
+use crate::bench::place::{self, Scratch};
+use crate::bench::publish;
+use crate::size::Size;
+
+/// What happens, for people.
+pub const HELP: &str = "\
+The file is read whole and at random through the cache, and every byte compared with what plain reads
+give; the first that differs ends the program with an error. Then the cache is timed beside pread
+and mmap. The file must not change meanwhile; it is only read. Without FILE one is written to a
+place for temporary files; it has no name, and is gone when the program ends, however that ends.
+
+The kernel's engines may use all of the machine's memory; `pinfold bench miss` compares under the
+same limit.";
+
+/// Where the cache's share begins to be worth showing.
+const BUDGET_PART: u64 = 4;
+
+/// Arguments of `pinfold try`.
+#[derive(Debug, Args)]
+pub struct TryArgs {
+    /// The file to read [default: one of 256 MiB, written for it]
+    file: Option<PathBuf>,
+
+    /// The cache's memory, such as 64M or 1G [default: a quarter of the file]
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<Size>,
+
+    /// Length of the file that is written if none is given
+    #[arg(long, value_name = "SIZE", default_value = "256M", conflicts_with = "file")]
+    file_bytes: Size,
+
+    /// Where the file that is written goes [default: ./target if there is one, else the place for
+    /// temporary files, or /var/tmp if that is in memory]
+    #[arg(long, value_name = "DIR", conflicts_with = "file")]
+    dir: Option<PathBuf>,
+
+    /// How long each measurement takes, at least
+    #[arg(long, value_name = "S", default_value_t = 0.4)]
+    seconds: f64,
+
+    /// Write the result as one JSON object to FILE, or to standard output for -
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The file that is tried: its path, its length, and its name for people.
+#[derive(Debug)]
+struct Subject {
+    path: PathBuf,
+    bytes: u64,
+    name: String,
+}
+
+/// Runs it.
+pub fn run(args: &TryArgs) -> Result<()> {
+    ensure!(
+        args.seconds > 0.0 && args.seconds <= 60.0,
+        "--seconds {}: must be above 0 and at most 60",
+        args.seconds
+    );
+    let written = match &args.file {
+        Some(_) => None,
+        None => Some(write(args)?),
+    };
+    let path = match (&args.file, &written) {
+        (Some(path), _) => path.clone(),
+        (None, Some((scratch, _))) => scratch.path(),
+        (None, None) => unreachable!("one is written where none is given"),
+    };
+    // A first cache, as small as can be: it says what is wrong with the file, and how long it is.
+    let bytes = Cache::new(Options::new(pinfold::BUDGET_MIN_BYTES))?.open(&path)?.len();
+    if bytes == 0 {
+        bail!("{} is empty: there is nothing to read", path.display());
+    }
+    let name = match &written {
+        Some((_, dir)) => format!("a temporary file in {}", dir.display()),
+        None => path.display().to_string(),
+    };
+    let subject = Subject { path, bytes, name };
+    let budget_bytes = match args.budget {
+        Some(budget) => budget.0,
+        None => (bytes / BUDGET_PART).clamp(pinfold::BUDGET_MIN_BYTES, pinfold::BUDGET_MAX_BYTES),
+    };
+    let cache = Cache::new(Options::new(budget_bytes))?;
+    let checked = check::everything(&cache, &subject)?;
+    let stats = cache.stats();
+    drop(cache);
+    let figures = measure::all(&subject, budget_bytes, args.seconds)?;
+    let result = report::Report::new(&subject, &checked, &stats, figures)?;
+    publish(args.json.as_deref(), &result.text(), &result)
+}
+
+fn write(args: &TryArgs) -> Result<(Scratch, PathBuf)> {
+    let dir = args.dir.clone().unwrap_or_else(place::disk_dir);
+    let bar = bytes_bar("writing a file", args.file_bytes.0);
+    let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    Ok((scratch, dir))
+}
+
+/// A bar on a terminal, nothing in a pipe.
+fn bytes_bar(what: &'static str, bytes: u64) -> ProgressBar {
+    let template = "{msg:28} {bar:40} {binary_bytes}/{binary_total_bytes}, {eta} left";
+    let style = ProgressStyle::with_template(template).expect("the template is well formed");
+    ProgressBar::new(bytes).with_style(style).with_message(what)
+}
+
+fn file_system(path: &Path) -> String {
+    place::file_system(path).unwrap_or_else(|_| "unknown".to_owned())
+}

@@ -189,9 +189,14 @@ fn file_of(bytes: usize) -> (Cache, File, Pattern) {
 fn reads_beyond_the_largest_offset_are_errors() {
     const LAST: u64 = i64::MAX as u64;
     let (cache, file, _) = file_of(10_000);
-    for (offset, bytes) in
-        [(u64::MAX, 1), (u64::MAX, 100_000), (u64::MAX - 63, 64), (LAST, 1), (LAST - 63, 64), (LAST + 1, 0)]
-    {
+    for (offset, bytes) in [
+        (u64::MAX, 1),
+        (u64::MAX, 100_000),
+        (u64::MAX - 63, 64),
+        (LAST, 1),
+        (LAST - 63, 64),
+        (LAST + 1, 0),
+    ] {
         let error = file.read_at(&mut vec![0; bytes], offset).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -240,7 +245,9 @@ fn reads_at_the_end_are_short_and_those_behind_it_empty() {
     for bytes in [0usize, 1, 4095, 4096, 4097, 10_000] {
         let (_cache, file, pattern) = file_of(bytes);
         assert_eq!((file.len(), file.is_empty()), (bytes as u64, bytes == 0));
-        for offset in [0, bytes.saturating_sub(1), bytes, bytes + 1, bytes + 4096, bytes + (1 << 40)] {
+        for offset in
+            [0, bytes.saturating_sub(1), bytes, bytes + 1, bytes + 4096, bytes + (1 << 40)]
+        {
             for asked in [0, 1, 64, 4096, 200_000] {
                 let mut buf = vec![0xcc; asked];
                 let got = file.read_at(&mut buf, offset as u64).unwrap();

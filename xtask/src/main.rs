@@ -4,7 +4,7 @@ mod packages;
 mod probes;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use xshell::{Shell, cmd};
 
 /// What the project does to itself.
@@ -19,8 +19,21 @@ struct Cli {
 enum Command {
     /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints
     Test,
+    /// The kernel lab: prepare, build, run, test, bench, report (`kernel --help` for all)
+    #[command(disable_help_flag = true)]
+    Kernel(LabArgs),
+    /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts
+    #[command(disable_help_flag = true)]
+    Litmus(LabArgs),
     /// Build the counted reference with tracepoints and see each of them fire in a debugger
     Probes,
+}
+
+/// What is passed on to the lab as it is.
+#[derive(Debug, Args)]
+struct LabArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
 }
 
 fn main() -> Result<()> {
@@ -29,8 +42,15 @@ fn main() -> Result<()> {
     sh.change_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     match command {
         Command::Test => test(&sh),
+        Command::Kernel(args) => lab(&sh, "kernel", &args.rest),
+        Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
         Command::Probes => probes::run(&sh),
     }
+}
+
+/// Runs the lab's own command.
+fn lab(sh: &Shell, what: &str, rest: &[String]) -> Result<()> {
+    Ok(cmd!(sh, "cargo run --quiet --release -p pinfold-lab -- {what} {rest...}").quiet().run()?)
 }
 
 /// Quick and strict things first.
@@ -45,5 +65,6 @@ fn test(sh: &Shell) -> Result<()> {
         let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
         cmd!(sh, "cargo doc --workspace --no-deps").run()?;
     }
+    lab(sh, "litmus", &[])?;
     probes::run(sh)
 }

@@ -61,7 +61,7 @@ impl File {
     }
 
     /// Says how `range` (bytes) will be used. `Sequential` and `Random` hold for this handle, whatever
-    /// the range, until the next of them; `WillNeed` starts to read the range, as much of it as half of the
+    /// the range, until the next of them; `WillNeed` starts to read the range, as much of it as a quarter of the
     /// budget holds; `DontNeed` drops it. The source is told as well.
     ///
     /// # Errors

@@ -167,13 +167,13 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, page, plan);
 }
 
-/// Brings a range in because somebody said that it will be needed: of what the file has there, as
-/// much from its start as half of the cache holds.
+/// Brings a range in because somebody said that it will be needed: no more of it than a quarter of
+/// the cache, which has others to serve, too.
 pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
-    let file_pages = reader.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
-    let most = u64::from(reader.core.frames.frames() / 2);
-    let end = pages.end.min(file_pages).min(pages.start.saturating_add(most));
-    start_ahead(reader, pages.start, reader.stream.on_will_need(end));
+    let share = u64::from(reader.core.frames.frames() / 4);
+    let end = pages.end.min(pages.start.saturating_add(share));
+    let plan = reader.stream.on_will_need(end, reader.mapping.len_bytes());
+    start_ahead(reader, pages.start, plan);
 }
 
 /// Starts reading `from..plan.ahead_end`, window by window, where nothing is there yet. Does what

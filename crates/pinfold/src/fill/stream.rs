@@ -89,10 +89,10 @@ impl Stream {
         Plan { now_end: page, ahead_end, window_pages: state.window_pages.max(1) }
     }
 
-    /// Everything before `end`.
-    pub(super) fn on_will_need(&self, end: u64) -> Plan {
+    /// Everything in the file before `end`.
+    pub(super) fn on_will_need(&self, end: u64, file_bytes: u64) -> Plan {
         let window_pages = self.window_max_pages.max(1);
-        Plan { now_end: 0, ahead_end: end, window_pages }
+        Plan { now_end: 0, ahead_end: end.min(file_pages(file_bytes)), window_pages }
     }
 
     fn grown(&self, window_pages: u32) -> u32 {
@@ -141,6 +141,12 @@ mod tests {
         let plan = stream.on_miss(2, 4096, 5 * 4096 + 1);
         assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
         assert_eq!(stream.on_mark(6, 5 * 4096 + 1).ahead_end, 6);
+    }
+
+    #[test]
+    fn what_will_be_needed_ends_with_the_file() {
+        let stream = Stream::new(2 << 20);
+        assert_eq!(stream.on_will_need(1 << 51, 5 * 4096 + 1).ahead_end, 6);
     }
 
     #[test]

@@ -1,0 +1,287 @@
+//! The litmus tests of `kernel/litmus`: every file is read and checked here, and
+//! judged by herd7 under the kernel's own memory model if herd7 is on `PATH`.
+//!
+//! A test counts only beside a broken twin (`NAME+twin.litmus`) that the same
+//! question catches: one says Never where the other says Sometimes.
+
+use crate::paths::Paths;
+use crate::{Tree, proc};
+use anyhow::{Context, Result, bail};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// One litmus file, as far as the runner understands it.
+#[derive(Debug, PartialEq, Eq)]
+struct Test {
+    name: String,
+    /// `Never`, `Sometimes` or `Always`, from the file's own comment.
+    expected: String,
+    processes: usize,
+    /// The first sentence of the comment.
+    about: String,
+}
+
+const VERDICTS: [&str; 3] = ["Never", "Sometimes", "Always"];
+
+/// Reads one test; an error says what a litmus test must have and this has not.
+fn parse(name: &str, text: &str) -> Result<Test> {
+    let first = text.lines().next().unwrap_or_default();
+    if first != format!("C {name}") {
+        bail!("{name}: the first line is `{first}`, not `C {name}`");
+    }
+    let comment = text
+        .split_once("(*")
+        .and_then(|(_, rest)| rest.split_once("*)"))
+        .with_context(|| format!("{name}: no comment"))?
+        .0;
+    let lines: Vec<_> = comment.lines().map(|l| l.trim().trim_start_matches('*').trim()).collect();
+    let expected = lines
+        .iter()
+        .find_map(|l| l.strip_prefix("Result:"))
+        .map(|r| r.trim().to_string())
+        .with_context(|| format!("{name}: no `Result:` in the comment"))?;
+    if !VERDICTS.contains(&expected.as_str()) {
+        bail!("{name}: `Result: {expected}` is none of {}", VERDICTS.join(", "));
+    }
+    let prose =
+        lines.iter().filter(|l| !l.starts_with("Result:")).copied().collect::<Vec<_>>().join(" ");
+    let about = prose.trim().split(". ").next().unwrap_or_default().trim_end_matches('.');
+    let body = &text[text.find("*)").map_or(0, |at| at + 2)..];
+    let (program, condition) =
+        body.split_once("\nexists ").with_context(|| format!("{name}: no `exists`"))?;
+    for (open, close) in [('{', '}'), ('(', ')')] {
+        let count = |part: &str, c| part.matches(c).count();
+        for part in [program, condition] {
+            if count(part, open) != count(part, close) {
+                bail!("{name}: `{open}` and `{close}` do not match");
+            }
+        }
+    }
+    if !program.trim_start().starts_with('{') {
+        bail!("{name}: no initial state before the first process");
+    }
+    let mut processes = 0;
+    // Ends: a test has finitely many processes, numbered without a gap.
+    while program.contains(&format!("\nP{processes}(")) {
+        processes += 1;
+    }
+    if processes < 2 {
+        bail!("{name}: a race needs two processes, this has {processes}");
+    }
+    for part in condition.split(|c: char| !c.is_ascii_alphanumeric() && c != ':' && c != '_') {
+        if let Some((process, _)) = part.split_once(':')
+            && process.parse::<usize>().map_or(true, |p| p >= processes)
+        {
+            bail!("{name}: the condition speaks of `{part}`, but has {processes} processes");
+        }
+    }
+    Ok(Test { name: name.to_string(), expected, processes, about: about.to_string() })
+}
+
+/// Every test has its twin, and the two expect opposite verdicts.
+fn check_pairs(tests: &[&Test]) -> Result<()> {
+    for test in tests {
+        let (other, of) = match test.name.strip_suffix("+twin") {
+            Some(base) => (base.to_string(), "test"),
+            None => (format!("{}+twin", test.name), "twin"),
+        };
+        let Some(other) = tests.iter().find(|t| t.name == other) else {
+            bail!("{}: has no {of} {other}.litmus", test.name);
+        };
+        if (other.expected == "Never") == (test.expected == "Never") {
+            bail!("{} and {} expect the same, so neither shows anything", test.name, other.name);
+        }
+    }
+    Ok(())
+}
+
+fn read_all(dir: &Path) -> Result<Vec<(PathBuf, Test)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "litmus") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            found.push((path.clone(), parse(&name, &text)?));
+        }
+    }
+    // A test before its twin: '+' sorts before '.', but after nothing at all.
+    found.sort_by(|a, b| a.1.name.cmp(&b.1.name));
+    Ok(found)
+}
+
+/// herd7's verdict: its word, and how many states had it and had it not.
+fn observation(output: &str) -> Option<(String, String)> {
+    let line = output.lines().find(|l| l.starts_with("Observation "))?;
+    let mut words = line.split_whitespace().skip(2);
+    let verdict = words.next()?.to_string();
+    Some((verdict, format!("{} / {}", words.next()?, words.next()?)))
+}
+
+fn judge(model: &Path, path: &Path, test: &Test) -> Result<(String, String)> {
+    let out = Command::new("herd7")
+        .args(["-conf", "linux-kernel.cfg"])
+        .arg(path)
+        .current_dir(model)
+        .output()
+        .context("cannot start herd7")?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    observation(&text).with_context(|| {
+        format!(
+            "{}: herd7 says nothing: {}",
+            test.name,
+            String::from_utf8_lossy(&out.stderr).trim()
+        )
+    })
+}
+
+fn table(rows: &[(&Test, String, String)]) -> String {
+    let mut text = String::from(
+        "| test | parties | expected | observed | states with / without | what it asks |\n|---|---|---|---|---|---|\n",
+    );
+    for (test, verdict, states) in rows {
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {} | {} | {} | {} |",
+            test.name, test.processes, test.expected, verdict, states, test.about
+        );
+    }
+    text
+}
+
+const BEGIN: &str = "<!-- verdicts: written by `pinfold-lab litmus --write` -->\n";
+const END: &str = "<!-- end of verdicts -->";
+
+/// Puts the table between its marks in the README.
+fn write_readme(path: &Path, version: &str, table: &str) -> Result<()> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (head, rest) = text.split_once(BEGIN).context("the README has no place for the table")?;
+    let (_, foot) = rest.split_once(END).context("the README has no end of the table")?;
+    let new = format!("{head}{BEGIN}\n{version}\n\n{table}\n{END}{foot}");
+    fs::write(path, new).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Checks every test, with herd7 if there is one.
+///
+/// # Errors
+/// A file that is no litmus test, a test without its twin, a verdict other than
+/// the expected one.
+pub(crate) fn run(paths: &Paths, model: Option<PathBuf>, write: bool) -> Result<()> {
+    let dir = paths.kernel.join("litmus");
+    let found = read_all(&dir)?;
+    if found.is_empty() {
+        bail!("no litmus tests in {}", dir.display());
+    }
+    let tests: Vec<_> = found.iter().map(|f| &f.1).collect();
+    check_pairs(&tests)?;
+    println!("litmus: {} tests parse, each beside its twin", tests.len());
+    if !proc::on_path("herd7") {
+        println!(
+            "litmus: no herd7 on PATH, so no verdicts; it comes with the herdtools7 project \
+             (its INSTALL.md builds it with opam or dune; 7.57 was used here)"
+        );
+        if write {
+            bail!("nothing to write without herd7");
+        }
+        return Ok(());
+    }
+    let model = model.unwrap_or_else(|| paths.source(Tree::Plain).join("tools/memory-model"));
+    if !model.join("linux-kernel.cfg").is_file() {
+        bail!(
+            "no memory model in {}: run `kernel prepare`, or name one with --model",
+            model.display()
+        );
+    }
+    let mut rows = Vec::new();
+    let mut wrong = Vec::new();
+    for (path, test) in &found {
+        let start = Instant::now();
+        let (verdict, states) = judge(&model, path, test)?;
+        let mark = if verdict == test.expected { "as expected" } else { "NOT as expected" };
+        println!(
+            "  {:<22} {:<9} {mark} ({:.1} s)",
+            test.name,
+            verdict,
+            start.elapsed().as_secs_f64()
+        );
+        if verdict != test.expected {
+            wrong.push(format!("{} is {verdict}, expected {}", test.name, test.expected));
+        }
+        rows.push((test, verdict, states));
+    }
+    if write {
+        let herd = proc::output(Command::new("herd7").arg("-version"))?;
+        let herd = herd.split(',').next().unwrap_or_default().trim().to_string();
+        let version = format!(
+            "herd7 {herd}, memory model of Linux {}.",
+            crate::prepare::version(paths).unwrap_or_else(|_| "(unknown)".into())
+        );
+        write_readme(&dir.join("README.md"), &version, &table(&rows))?;
+    }
+    if !wrong.is_empty() {
+        bail!("{}", wrong.join("; "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "C a\n\n(*\n * Result: Never\n *\n * One thing. More.\n *)\n\n{\n}\n\nP0(int *x)\n{\n}\n\nP1(int *x)\n{\n}\n\nexists (0:r=1 /\\ 1:r=0)\n";
+
+    fn test(name: &str, expected: &str) -> Test {
+        Test { name: name.into(), expected: expected.into(), processes: 2, about: String::new() }
+    }
+
+    #[test]
+    fn a_good_test_parses() {
+        let test = parse("a", GOOD).unwrap();
+        assert_eq!((test.expected.as_str(), test.processes), ("Never", 2));
+        assert_eq!(test.about, "One thing");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        for (from, to, what) in [
+            ("C a", "C b", "first line"),
+            ("Result: Never", "Result: Mostly", "Mostly"),
+            ("Result: Never", "", "Result:"),
+            ("\nexists ", "\nexist ", "exists"),
+            ("P1(", "P2(", "two processes"),
+            ("1:r=0", "2:r=0", "2:r"),
+            ("{\n}\n\nP0", "{\n\nP0", "match"),
+        ] {
+            let error = parse("a", &GOOD.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(error.contains(what), "{from} -> {to}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_test_without_a_failing_twin_is_refused() {
+        check_pairs(&[&test("a", "Never"), &test("a+twin", "Sometimes")]).unwrap();
+        check_pairs(&[&test("a", "Never")]).unwrap_err();
+        check_pairs(&[&test("a+twin", "Sometimes")]).unwrap_err();
+        check_pairs(&[&test("a", "Never"), &test("a+twin", "Never")]).unwrap_err();
+    }
+
+    #[test]
+    fn every_shipped_test_parses_and_has_its_twin() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../litmus");
+        let found = read_all(&dir).unwrap();
+        assert!(found.len() >= 20, "{}", found.len());
+        check_pairs(&found.iter().map(|f| &f.1).collect::<Vec<_>>()).unwrap();
+    }
+
+    #[test]
+    fn herds_words_are_understood() {
+        let text = "Test a Allowed\nStates 2\nObservation a Sometimes 1 4\n";
+        assert_eq!(observation(text), Some(("Sometimes".into(), "1 / 4".into())));
+        assert_eq!(observation("Warning: x"), None);
+    }
+}

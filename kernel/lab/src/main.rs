@@ -1,0 +1,180 @@
+//! The kernel lab: builds, boots, tests and measures kernels with and without
+//! the series, and puts the litmus tests before the kernel's memory model.
+//!
+//! This file is the command line and nothing else. `cargo xtask kernel` and
+//! `cargo xtask litmus` call it with the arguments they were given.
+
+mod bench;
+mod build;
+mod guest;
+mod litmus;
+mod paths;
+mod prepare;
+mod proc;
+mod qemu;
+mod report;
+mod selftests;
+mod series;
+mod splat;
+mod suite;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use paths::Paths;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "pinfold-lab", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Kernels: prepare, build, run, test, bench, report.
+    #[command(subcommand)]
+    Kernel(Kernel),
+    /// The litmus tests, expected against observed.
+    Litmus {
+        /// The memory model's folder (default: that of the prepared kernel).
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Write the table of verdicts into kernel/litmus/README.md.
+        #[arg(long)]
+        write: bool,
+    },
+}
+
+#[derive(Subcommand)]
+enum Kernel {
+    /// Unpack Debian's kernel source into the cache, and apply the series.
+    Prepare,
+    /// Build a kernel; a second build reuses the first.
+    Build(Which),
+    /// Boot a kernel and run a command in it.
+    Run {
+        #[command(flatten)]
+        which: Which,
+        /// Seconds after which a guest that has not finished has failed.
+        #[arg(long, default_value_t = 120)]
+        limit_s: u64,
+        /// What to run in the guest's shell.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Boot plain and patched, run the tests and the counts.
+    Test {
+        /// Also the debug kernels (KASAN, lockdep, KCSAN) and the stress.
+        #[arg(long)]
+        full: bool,
+        /// Also build and boot after each patch of the series, and check its style.
+        #[arg(long)]
+        each: bool,
+    },
+    /// The stress alone, on one of the debug kernels (or, quicker, the fast one).
+    Stress {
+        #[arg(long, value_enum, default_value_t = Config::Debug)]
+        config: Config,
+    },
+    /// Count instructions in plain and patched kernels.
+    Bench,
+    /// Write one page with plain beside patched.
+    Report {
+        /// Where to (default: the cache folder).
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+}
+
+#[derive(Args)]
+struct Which {
+    /// The kernel without the series.
+    #[arg(long, conflicts_with = "series")]
+    plain: bool,
+    /// The kernel with the series (the default).
+    #[arg(long)]
+    series: bool,
+    #[arg(long, value_enum, default_value_t = Config::Fast)]
+    config: Config,
+}
+
+/// Which of the two source trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tree {
+    Plain,
+    Series,
+}
+
+impl Tree {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Tree::Plain => "plain",
+            Tree::Series => "series",
+        }
+    }
+}
+
+/// Which configuration; `Debug` is KASAN with lockdep, `Kcsan` stands alone
+/// because the two sanitizers exclude each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Config {
+    Fast,
+    Debug,
+    Kcsan,
+}
+
+impl Config {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Config::Fast => "fast",
+            Config::Debug => "debug",
+            Config::Kcsan => "kcsan",
+        }
+    }
+}
+
+impl Which {
+    fn tree(&self) -> Tree {
+        if self.plain { Tree::Plain } else { Tree::Series }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let paths = Paths::find()?;
+    match cli.command {
+        Command::Litmus { model, write } => litmus::run(&paths, model, write),
+        Command::Kernel(kernel) => match kernel {
+            Kernel::Prepare => prepare::prepare(&paths),
+            Kernel::Build(which) => {
+                prepare::prepare(&paths)?;
+                let image = build::build(&paths, which.tree(), which.config)?;
+                println!("{}", image.display());
+                Ok(())
+            }
+            Kernel::Run { which, limit_s, command } => {
+                prepare::prepare(&paths)?;
+                let image = build::build(&paths, which.tree(), which.config)?;
+                suite::run_command(&paths, &image, &command.join(" "), limit_s)
+            }
+            Kernel::Test { full, each } => suite::test(&paths, full, each),
+            Kernel::Stress { config } => {
+                prepare::prepare(&paths)?;
+                suite::stress(&paths, config)
+            }
+            Kernel::Bench => bench::bench(&paths),
+            Kernel::Report { out } => report::report(&paths, out),
+        },
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pinfold-lab: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The patches of `kernel/series`: applying them in order with `git am`, and
+//! telling whether the tree in the cache still carries these very patches.
+
+use crate::paths::Paths;
+use crate::prepare::BASE_TAG;
+use crate::{Tree, proc};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The patches, in order; the cover letter is not one.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub(crate) fn patches(paths: &Paths) -> Result<Vec<PathBuf>> {
+    let dir = paths.kernel.join("series");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "patch") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The text of all patches: what the tree was made from.
+fn fingerprint(patches: &[PathBuf]) -> Result<String> {
+    let mut all = String::new();
+    for patch in patches {
+        all += &fs::read_to_string(patch)
+            .with_context(|| format!("cannot read {}", patch.display()))?;
+    }
+    Ok(all)
+}
+
+fn git(dir: &Path, args: &[&str]) -> Result<String> {
+    proc::output(
+        Command::new("git")
+            .args(["-c", "user.name=lab", "-c", "user.email=lab@localhost"])
+            .args(args)
+            .current_dir(dir),
+    )
+}
+
+/// Brings the series' tree to base plus all patches; does nothing if it is there.
+///
+/// # Errors
+/// The first patch that does not apply, by name, with git's reason.
+pub(crate) fn apply(paths: &Paths) -> Result<()> {
+    let patches = patches(paths)?;
+    let tree = paths.source(Tree::Series);
+    let want = fingerprint(&patches)?;
+    let stamp = paths.cache.join("src/applied");
+    if tree.is_dir() && fs::read_to_string(&stamp).ok().as_deref() == Some(want.as_str()) {
+        return Ok(());
+    }
+    // The stamp goes first, so that a failure half-way is not taken for done.
+    let _ = fs::remove_file(&stamp);
+    let tree = checkout(paths)?;
+    for patch in &patches {
+        apply_one(&tree, patch)?;
+    }
+    fs::write(&stamp, want).context("cannot record what was applied")
+}
+
+/// The series' tree at the base, without any patch.
+///
+/// # Errors
+/// If git cannot make the work tree.
+pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
+    let tree = paths.source(Tree::Series);
+    if tree.is_dir() {
+        // An earlier failure may have left an `am` under way; if not, this fails.
+        let _ = git(&tree, &["am", "--abort"]);
+        git(&tree, &["reset", "-q", "--hard", BASE_TAG])?;
+    } else {
+        let plain = paths.source(Tree::Plain);
+        git(&plain, &["worktree", "prune"])?;
+        let path = tree.to_string_lossy();
+        git(&plain, &["worktree", "add", "-q", "--detach", &path, BASE_TAG])
+            .context("cannot make the series' work tree")?;
+    }
+    Ok(tree)
+}
+
+/// Applies one patch on top of what is there.
+///
+/// # Errors
+/// If it does not apply; the tree is left as it was before.
+pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
+    let file = patch.to_string_lossy();
+    if let Err(error) = git(tree, &["am", "-q", "--keep-cr", &file]) {
+        let _ = git(tree, &["am", "--abort"]);
+        bail!(
+            "{} does not apply to this kernel: {error:#}",
+            patch.file_name().unwrap_or_default().to_string_lossy()
+        );
+    }
+    Ok(())
+}
+
+/// `checkpatch.pl --strict` over every patch. Its question about MAINTAINERS is
+/// left out: `mm/` is listed there as a whole.
+///
+/// # Errors
+/// What it finds, patch by patch.
+pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
+    let patches = patches(paths)?;
+    let script = paths.source(Tree::Plain).join("scripts/checkpatch.pl");
+    for patch in &patches {
+        let out = Command::new("perl")
+            .arg(&script)
+            .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
+            .arg(patch)
+            .output()
+            .context("cannot start perl")?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        if !out.status.success() || text.contains("CHECK:") {
+            bail!("checkpatch.pl --strict on {}:\n{}", patch.display(), text.trim());
+        }
+    }
+    Ok(patches.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATCH: &str = "From 0 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\nDate: Thu, 1 Jan 1970 00:00:00 +0000\n\
+                         Subject: [PATCH] change\n\n---\n a | 2 +-\n\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n\
+                         @@ -1 +1 @@\n-one\n+two\n--\n";
+
+    fn repository(content: &str) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), content).unwrap();
+        for args in [&["init", "-q", "."][..], &["add", "a"], &["commit", "-qm", "base"]] {
+            git(dir.path(), args).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_patch_that_applies_is_applied() {
+        let dir = repository("one\n");
+        let patch = dir.path().join("0001-change.patch");
+        fs::write(&patch, PATCH).unwrap();
+        apply_one(dir.path(), &patch).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "two\n");
+    }
+
+    #[test]
+    fn a_patch_that_does_not_apply_is_named_and_leaves_nothing_behind() {
+        let dir = repository("three\n");
+        let patch = dir.path().join("0001-change.patch");
+        fs::write(&patch, PATCH).unwrap();
+        let error = apply_one(dir.path(), &patch).unwrap_err().to_string();
+        assert!(error.contains("0001-change.patch does not apply"), "{error}");
+        assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "three\n");
+        assert!(!dir.path().join(".git/rebase-apply").exists());
+    }
+}

@@ -1,0 +1,190 @@
+//! `kernel test`: builds both kernels, boots them, and says what passed. The
+//! quick part is plain and patched in the fast configuration; `--full` adds the
+//! debug kernels and the stress, `--each` every patch by itself.
+
+use crate::paths::Paths;
+use crate::qemu::{self, Accel, Boot, Outcome};
+use crate::{Config, Tree, bench, build, guest, prepare, selftests, series};
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::time::Duration;
+
+/// `kernel run`: one command in one kernel, its output on stdout.
+///
+/// # Errors
+/// Those of the boot, and the command's own failure.
+pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u64) -> Result<()> {
+    let root = guest::root(paths, &[])?;
+    let accel = accel(paths, image, &root)?;
+    let outcome = qemu::boot(
+        paths,
+        &Boot {
+            name: "run",
+            image,
+            root: &root,
+            command,
+            append: "kunit.enable=0",
+            accel,
+            limit: Duration::from_secs(limit_s),
+            mem_mib: 2048,
+        },
+    )?;
+    print!("{}", outcome.output);
+    if outcome.status != 0 {
+        bail!("the command failed with status {}", outcome.status);
+    }
+    Ok(())
+}
+
+/// What to boot tests with: KVM where it works, emulation where not.
+pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
+    Ok(if qemu::kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
+}
+
+/// The `KUnit` results in a kernel's log: the summary of our suite.
+fn kunit(console: &str) -> Result<String> {
+    let line = console
+        .lines()
+        .find(|l| l.contains("# page_ref: pass:"))
+        .context("the kernel's log has no KUnit results of page_ref")?;
+    let failed = console
+        .lines()
+        .filter(|l| l.trim_start().starts_with("not ok"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    if !failed.is_empty() || !line.contains("fail:0") {
+        bail!("KUnit: {line}\n{failed}");
+    }
+    Ok(line.trim_start_matches([' ', '#']).to_string())
+}
+
+/// Boots once to see that the kernel is sound: `KUnit` runs, and both file systems
+/// are read by two threads and two processes.
+fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
+    let image = build::image(paths, tree, config);
+    let root = guest::root(paths, &[])?;
+    let accel = accel(paths, &image, &root)?;
+    let name = format!("boot-{}-{}", tree.name(), config.name());
+    let outcome = qemu::boot(
+        paths,
+        &Boot {
+            name: &name,
+            image: &image,
+            root: &root,
+            command: "set -e\nfor f in /tmp/x /mnt/x; do\npread_bench -t 2 -s 0.3 $f\n\
+                      pread_bench -p 2 -s 0.3 $f\ndone\n",
+            append: "",
+            accel,
+            limit: Duration::from_secs(if config == Config::Fast { 120 } else { 600 }),
+            mem_mib: 2048,
+        },
+    )?;
+    if outcome.status != 0 {
+        bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
+    }
+    let tests = if tree == Tree::Series { kunit(&outcome.console)? } else { String::from("boots") };
+    println!("{name} ({}): {tests}", accel.name());
+    Ok(outcome)
+}
+
+/// `kernel test`.
+///
+/// # Errors
+/// The first thing that is not as it should be.
+pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
+    prepare::prepare(paths)?;
+    let count = series::check_style(paths)?;
+    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    for tree in [Tree::Plain, Tree::Series] {
+        build::build(paths, tree, Config::Fast)?;
+        smoke(paths, tree, Config::Fast)?;
+    }
+    bench::bench(paths)?;
+    selftests::compare(paths)?;
+    if each {
+        each_patch(paths)?;
+    }
+    if full {
+        stress(paths, Config::Debug)?;
+        stress(paths, Config::Kcsan)?;
+    }
+    println!("kernel test: passed");
+    Ok(())
+}
+
+/// Builds and boots the kernel after each patch.
+fn each_patch(paths: &Paths) -> Result<()> {
+    let patches = series::patches(paths)?;
+    let tree = series::checkout(paths)?;
+    // The tree no longer carries the whole series until the end of the loop.
+    let _ = std::fs::remove_file(paths.cache.join("src/applied"));
+    for patch in &patches {
+        series::apply_one(&tree, patch)?;
+        let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        build::build(paths, Tree::Series, Config::Fast).with_context(|| format!("after {name}"))?;
+        let root = guest::root(paths, &[])?;
+        let image = build::image(paths, Tree::Series, Config::Fast);
+        let accel = accel(paths, &image, &root)?;
+        qemu::boot(
+            paths,
+            &Boot {
+                name: "each",
+                image: &image,
+                root: &root,
+                command: "pread_bench -t 2 -s 0.3 /tmp/x && mm_count /mnt/x",
+                append: "",
+                accel,
+                limit: Duration::from_secs(120),
+                mem_mib: 1024,
+            },
+        )
+        .with_context(|| format!("after {name}"))?;
+        println!("{name}: builds and boots");
+    }
+    series::apply(paths)
+}
+
+/// The stress on one debug kernel with the series; any splat fails the boot.
+///
+/// # Errors
+/// A build or boot that fails, a splat, wrong data.
+pub(crate) fn stress(paths: &Paths, config: Config) -> Result<()> {
+    let image = build::build(paths, Tree::Series, config)?;
+    smoke(paths, Tree::Series, config)?;
+    let root = guest::root(paths, &[])?;
+    let accel = accel(paths, &image, &root)?;
+    let name = format!("stress-{}", config.name());
+    let outcome = qemu::boot(
+        paths,
+        &Boot {
+            name: &name,
+            image: &image,
+            root: &root,
+            command: include_str!("../../guest/stress.sh"),
+            append: "kunit.enable=0",
+            accel,
+            limit: Duration::from_secs(1800),
+            mem_mib: 2048,
+        },
+    )?;
+    print!("{}", outcome.output);
+    if outcome.status != 0 {
+        bail!("{name}: failed with status {}", outcome.status);
+    }
+    println!("{name} ({}): no splat", accel.name());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kunit_results_are_judged() {
+        let good = "x\n# page_ref: pass:10 fail:0 skip:0 total:10\nok 1 page_ref\n";
+        assert!(kunit(good).unwrap().starts_with("page_ref: pass:10"));
+        let bad = "    not ok 3 y\n# page_ref: pass:9 fail:1 skip:0 total:10\n";
+        assert!(kunit(bad).unwrap_err().to_string().contains("not ok 3 y"));
+        assert!(kunit("nothing\n").unwrap_err().to_string().contains("no KUnit"));
+    }
+}

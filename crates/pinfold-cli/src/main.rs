@@ -5,6 +5,7 @@
 mod bench;
 mod sim;
 mod size;
+mod stress;
 mod try_cache;
 
 use clap::{Parser, Subcommand};
@@ -26,6 +27,9 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Replay traces of page numbers against replacement policies and print their hit ratios
     Sim(sim::SimArgs),
+    /// Read files under stress and check every byte
+    #[command(after_help = stress::HELP)]
+    Stress(stress::StressArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -33,5 +37,6 @@ fn main() -> anyhow::Result<()> {
         Command::Try(args) => try_cache::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Sim(args) => Ok(sim::run(&args)?),
+        Command::Stress(args) => stress::run(&args),
     }
 }

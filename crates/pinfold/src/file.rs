@@ -61,8 +61,8 @@ impl File {
     }
 
     /// Says how `range` (bytes) will be used. `Sequential` and `Random` hold for this handle, whatever
-    /// the range, until the next of them; `WillNeed` starts to read the range; `DontNeed` drops it.
-    /// The source is told as well.
+    /// the range, until the next of them; `WillNeed` starts to read the range, as much of it as a
+    /// quarter of the budget holds; `DontNeed` drops it. The source is told as well.
     ///
     /// # Errors
     /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1.

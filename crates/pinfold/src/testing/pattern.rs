@@ -22,6 +22,9 @@ use std::ops::{Range, RangeInclusive};
 /// Bytes of a cell.
 pub const CELL_BYTES: usize = 64;
 
+/// Runs of wrong bytes that are told of one read, about.
+const ORIGINS_MAX: usize = 12;
+
 /// Largest length of a file with a pattern: 2^50 bytes.
 pub const PATTERN_MAX_BYTES: u64 = 1 << 50;
 
@@ -106,6 +109,9 @@ impl Pattern {
     }
 
     /// Writes what the file holds at `offset` into `buf`.
+    ///
+    /// # Panics
+    /// If the range ends beyond [`PATTERN_MAX_BYTES`].
     pub fn fill(&self, offset: u64, buf: &mut [u8]) {
         assert!(offset + buf.len() as u64 <= PATTERN_MAX_BYTES, "a pattern ends at 2^50");
         for (number, range) in cells(offset, buf.len()) {
@@ -199,7 +205,27 @@ impl Pattern {
             got: part.to_vec(),
             wrong_bytes: self.count_wrong(offset, got),
             read: offset..offset + got.len() as u64,
+            origins: self.survey(offset, got),
         })
+    }
+
+    /// Where everything belongs that is wrong in a read, as far as it takes to tell what happened.
+    fn survey(&self, offset: u64, got: &[u8]) -> Vec<(Range<u64>, Origin)> {
+        let mut runs = Vec::new();
+        for (number, range) in cells(offset, got.len()) {
+            let skip = if range.start == 0 { offset as usize % CELL_BYTES } else { 0 };
+            let part = &got[range.clone()];
+            if self.cell(number)[skip..skip + part.len()] == *part {
+                continue;
+            }
+            for (range, origin) in origins(self.seed, offset + range.start as u64, part) {
+                extend(&mut runs, range, origin);
+            }
+            if runs.len() > ORIGINS_MAX {
+                break;
+            }
+        }
+        runs
     }
 
     fn count_wrong(&self, offset: u64, got: &[u8]) -> usize {
@@ -261,13 +287,8 @@ pub struct Wrong {
     pub wrong_bytes: usize,
     /// The whole read.
     pub read: Range<u64>,
-}
-
-impl Wrong {
-    /// Where the words that were got really belong.
-    pub fn origins(&self) -> Vec<(Range<u64>, Origin)> {
-        origins(self.pattern.seed, self.part_offset, &self.got)
-    }
+    /// Where the wrong bytes of the read, the first dozen runs of them, really belong.
+    pub origins: Vec<(Range<u64>, Origin)>,
 }
 
 impl fmt::Display for Wrong {
@@ -291,7 +312,7 @@ impl fmt::Display for Wrong {
         )?;
         writeln!(f, "  expected {}", hex(&self.expected))?;
         writeln!(f, "  got      {}", hex(&self.got))?;
-        for (range, origin) in self.origins() {
+        for (range, origin) in &self.origins {
             writeln!(f, "  {} to {}: {origin}", range.start, range.end)?;
         }
         Ok(())
@@ -308,11 +329,11 @@ fn hex(bytes: &[u8]) -> String {
 /// Where some bytes really belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A whole cell, its check sum right.
+    /// Whole cells that follow each other, their check sums right.
     Cell {
         /// Of which file.
         file: u16,
-        /// Where in it.
+        /// Where in it the first belongs.
         offset: u64,
         /// Of which contents of it.
         epoch: u32,
@@ -342,7 +363,7 @@ impl fmt::Display for Origin {
         match *self {
             Origin::Cell { file, offset, epoch } => write!(
                 f,
-                "the whole cell at {offset} of file {file} (page {}), epoch {epoch}",
+                "whole cells, from {offset} of file {file} (page {}), epoch {epoch}",
                 offset >> 12
             ),
             Origin::Word { file, offset } => {
@@ -373,17 +394,30 @@ pub fn origins(seed: u64, offset: u64, bytes: &[u8]) -> Vec<(Range<u64>, Origin)
     for (n, &from) in edges.iter().enumerate() {
         let to = edges.get(n + 1).copied().unwrap_or(end);
         let origin = part(seed, &bytes[(from - offset) as usize..(to - offset) as usize]);
-        match runs.last_mut() {
-            Some((range, last)) if continues(*last, origin, from - range.start) => range.end = to,
-            _ => runs.push((from..to, origin)),
-        }
+        extend(&mut runs, from..to, origin);
     }
     runs
+}
+
+/// Adds a run, or makes the last one longer.
+fn extend(runs: &mut Vec<(Range<u64>, Origin)>, next: Range<u64>, origin: Origin) {
+    match runs.last_mut() {
+        Some((range, last))
+            if range.end == next.start && continues(*last, origin, next.start - range.start) =>
+        {
+            range.end = next.end;
+        }
+        _ => runs.push((next, origin)),
+    }
 }
 
 /// Whether `next`, so many bytes on, carries on what `first` began.
 fn continues(first: Origin, next: Origin, bytes: u64) -> bool {
     match (first, next) {
+        (
+            Origin::Cell { file: a, epoch: old, offset: from },
+            Origin::Cell { file: b, epoch: new, offset: to },
+        ) => a == b && old == new && from + bytes == to,
         (Origin::Word { file: a, offset: from }, Origin::Word { file: b, offset: to }) => {
             a == b && from + bytes == to
         }
@@ -488,9 +522,9 @@ mod tests {
         let got = Pattern::new(SEED, 7).at_epoch(2).to_vec(8192)[4096 + 128..4096 + 192].to_vec();
         let wrong = Pattern::new(SEED, 3).check(640, &got).unwrap_err();
         let belongs = Origin::Cell { file: 7, offset: 4096 + 128, epoch: 2 };
-        assert_eq!(wrong.origins(), [(640..704, belongs)]);
+        assert_eq!(wrong.origins, [(640..704, belongs)]);
         let text = wrong.to_string();
-        assert!(text.contains("the whole cell at 4224 of file 7 (page 1), epoch 2"), "{text}");
+        assert!(text.contains("whole cells, from 4224 of file 7 (page 1), epoch 2"), "{text}");
     }
 
     #[test]
@@ -500,7 +534,7 @@ mod tests {
         got[32..].copy_from_slice(&theirs.to_vec(8192)[4096 + 32..4096 + 64]);
         let wrong = ours.check(0, &got).unwrap_err();
         assert_eq!(wrong.offset, 32);
-        let origins = wrong.origins();
+        let origins = &wrong.origins;
         assert!(origins.contains(&(16..32, Origin::Word { file: 3, offset: 16 })), "{origins:?}");
         assert!(origins.contains(&(32..56, Origin::Word { file: 5, offset: 4128 })), "{origins:?}");
     }

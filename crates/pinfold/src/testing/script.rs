@@ -203,7 +203,7 @@ fn run(cache: &Cache, subjects: &mut [Subject], step: &Step) -> Result<(), Strin
         Step::Advise(_, offset, bytes, hint) => {
             let hints = [Hint::Sequential, Hint::Random, Hint::WillNeed, Hint::DontNeed];
             let range = range(offset, bytes);
-            let legal = range.end <= i64::MAX as u64;
+            let legal = i64::try_from(range.end).is_ok();
             let taken = subject.file.advise(range, hints[usize::from(hint) % 4]);
             if legal == taken.is_ok() { Ok(()) } else { Err(format!("{taken:?}")) }
         }
@@ -233,16 +233,13 @@ impl Subject {
     fn new(cache: &Cache, n: usize, bytes: u64, dir: Option<&Path>) -> Result<Self, String> {
         let pattern = Pattern::new(1, n as u16);
         let now = pattern.to_vec(bytes as usize);
-        let (owner, file) = match dir {
-            Some(dir) => {
-                let path = dir.join(format!("file-{n}"));
-                std::fs::write(&path, &now).map_err(|error| error.to_string())?;
-                (Owner::Real(path.clone()), cache.open(path))
-            }
-            None => {
-                let memory = Arc::new(Memory::new(now.clone()));
-                (Owner::Memory(memory.clone()), cache.attach("memory", memory))
-            }
+        let (owner, file) = if let Some(dir) = dir {
+            let path = dir.join(format!("file-{n}"));
+            std::fs::write(&path, &now).map_err(|error| error.to_string())?;
+            (Owner::Real(path.clone()), cache.open(path))
+        } else {
+            let memory = Arc::new(Memory::new(now.clone()));
+            (Owner::Memory(memory.clone()), cache.attach("memory", memory))
         };
         let file = file.map_err(|error| error.to_string())?;
         Ok(Subject { file, owner, pattern, recorded: now.clone(), now })
@@ -255,7 +252,7 @@ impl Subject {
 
     fn read(&mut self, offset: u64, bytes: usize) -> Result<(), String> {
         let mut buf = vec![0xee; bytes];
-        let end = offset.checked_add(bytes as u64).filter(|&end| end <= i64::MAX as u64);
+        let end = offset.checked_add(bytes as u64).filter(|&end| i64::try_from(end).is_ok());
         let got = match (self.file.read_at(&mut buf, offset), end) {
             (Err(Error::Range { .. }), None) => return Ok(()),
             (result, None) => return Err(format!("{result:?} for an impossible range")),
@@ -299,7 +296,7 @@ impl Subject {
     }
 
     fn invalidate(&mut self, range: Range<u64>) -> Result<(), String> {
-        let legal = range.end <= i64::MAX as u64;
+        let legal = i64::try_from(range.end).is_ok();
         match self.file.invalidate(range) {
             Ok(_) if legal => {
                 self.recorded.clone_from(&self.now);

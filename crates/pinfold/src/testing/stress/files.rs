@@ -214,9 +214,10 @@ impl Maker<'_> {
     ) -> io::Result<()> {
         let path = self.options.dir.join(format!("{kind}-{bytes}-{}", self.all.len()));
         write_pattern(&path, self.pattern(), bytes)?;
-        let file = match kept {
-            true => Some(open(self.cache, &path, preference).map_err(|error| as_io(&error))?),
-            false => None,
+        let file = if kept {
+            Some(open(self.cache, &path, preference).map_err(|error| as_io(&error))?)
+        } else {
+            None
         };
         self.add(path.display().to_string(), bytes, Nature::Steady, file);
         let made = self.all.last_mut().expect("just added");

@@ -9,6 +9,8 @@
 //! whatever else goes on. Each run is made of the same decisions for the same seed, but the
 //! interleaving is the machine's.
 
+#![allow(clippy::unnecessary_box_returns, reason = "failures are large, and made once")]
+
 mod files;
 mod reader;
 mod report;
@@ -233,7 +235,7 @@ fn wait(shared: &Shared, since: Instant, mut progress: impl FnMut(Progress)) -> 
         }
         if let Some(thread) = hangs.find(&shared.watch) {
             shared.stop();
-            return Some(watch::hang(shared, thread));
+            return Some(watch::hang(shared, &thread));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

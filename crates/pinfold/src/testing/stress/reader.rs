@@ -49,7 +49,7 @@ fn choose(rng: &mut Rng) -> Burst {
     let (doing, reads) = match rng.u32(0..100) {
         0..55 => (Doing::ReadCells, 20_000),
         55..70 => (Doing::ReadBytes, 2_000),
-        70..80 => (Doing::ReadPages, 200),
+        70..80 => (Doing::ReadPages, 2_000),
         80..83 => (Doing::ReadLarge, 1),
         83..90 => (Doing::Scan, 64),
         _ => (Doing::ReadEdge, 200),
@@ -142,6 +142,7 @@ impl Reader<'_> {
         Ok(reads.into())
     }
 
+    /// Reads of other shapes, in a region as large as a small folio or as a large one.
     fn others(
         &mut self,
         subject: &Subject,
@@ -149,12 +150,13 @@ impl Reader<'_> {
         start: u64,
         burst: &Burst,
     ) -> Result<u64, Box<Failure>> {
+        let reach = 1 << self.rng.u32(12..19);
         for n in 0..burst.reads {
             if n % 16 == 0 && !self.shared.goes_on() {
                 return Ok(n.into());
             }
             let rng = &mut self.rng;
-            let near = start.saturating_add(rng.u64(0..256 << 10));
+            let near = start.saturating_add(rng.u64(0..reach));
             let (offset, bytes) = match burst.doing {
                 Doing::ReadBytes => (near, rng.usize(1..=256)),
                 Doing::ReadPages => (near, rng.usize(1..=16 << 10)),

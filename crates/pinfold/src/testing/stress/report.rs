@@ -81,7 +81,6 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Setup(what) => f.write_str(what),
             Failure::Wrong { thread, file, wrong, names } => {
                 write!(f, "{thread} read from {file}: {wrong}")?;
                 names
@@ -99,7 +98,7 @@ impl fmt::Display for Failure {
             Failure::Unexpected { thread, doing, error } => {
                 write!(f, "{thread} ({doing}) met an error that it should not have: {error}")
             }
-            Failure::Budget(what) => f.write_str(what),
+            Failure::Setup(what) | Failure::Budget(what) => f.write_str(what),
             Failure::Panic { thread, message, doing } => {
                 write!(f, "{thread} ({doing}) panicked: {message}")
             }

@@ -21,7 +21,10 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     while shared.goes_on() {
         let subjects = &shared.subjects.all;
-        let subject = &subjects[rng.usize(0..subjects.len())];
+        // Mostly what is being read: only there do they meet.
+        let any = rng.usize(0..4) == 0;
+        let number = if any { rng.usize(0..subjects.len()) } else { shared.watch.latest() };
+        let subject = &subjects[number];
         let doing = match rng.u32(0..100) {
             0..25 => Doing::Invalidate,
             25..50 => Doing::Split,
@@ -36,14 +39,15 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
             shared.fail(*failure);
         }
         // Readers shall have something to read undisturbed, too.
-        std::thread::sleep(Duration::from_micros(rng.u64(0..300)));
+        std::thread::sleep(Duration::from_micros(rng.u64(0..100)));
     }
 }
 
 /// Where somebody reads just now, or anywhere.
 fn range(shared: &Shared, subject: &Subject, rng: &mut Rng) -> Range<u64> {
     let near = shared.watch.spot(subject.number).saturating_sub(rng.u64(0..8192));
-    let start = if rng.bool() { near } else { rng.u64(0..=subject.bytes) };
+    let anywhere = rng.u32(0..8) == 0;
+    let start = if anywhere { rng.u64(0..=subject.bytes) } else { near };
     let most = 1u64 << rng.u32(0..23);
     start..start + rng.u64(0..=most)
 }
@@ -71,7 +75,11 @@ fn shake(
         Doing::Invalidate => u64::from(file.invalidate(range).map_err(unexpected)? > 0),
         Doing::Split => file.split(range),
         Doing::Migrate => file.migrate(range),
-        Doing::Compact => u64::from(shared.cache.compact()),
+        Doing::Compact => {
+            // A full cache has no room to move things to: make some, in pieces.
+            file.invalidate(0..subject.bytes).map_err(unexpected)?;
+            u64::from(shared.cache.compact())
+        }
         _ => {
             let hints = [Hint::Sequential, Hint::Random, Hint::WillNeed, Hint::DontNeed];
             let hint = hints[rng.usize(0..hints.len())];

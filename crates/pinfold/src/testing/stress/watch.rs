@@ -138,6 +138,8 @@ pub(super) struct Watch {
     desks: Mutex<Vec<Arc<Desk>>>,
     /// One place in use for each file.
     spots: Vec<AtomicU64>,
+    /// The file that somebody began to read last.
+    latest: AtomicU64,
     counts: Mutex<HashMap<Doing, u64>>,
 }
 
@@ -146,6 +148,7 @@ impl Watch {
         Watch {
             desks: Mutex::new(Vec::new()),
             spots: subjects.all.iter().map(|_| AtomicU64::new(0)).collect(),
+            latest: AtomicU64::new(0),
             counts: Mutex::new(HashMap::new()),
         }
     }
@@ -196,9 +199,15 @@ impl Watch {
         self.counts.lock().get(&doing).copied().unwrap_or(0)
     }
 
-    /// Notes that `file` is being read at `offset`. Relaxed here and in `spot`: a hint.
+    /// Notes that `file` is being read at `offset`. Relaxed, here and in the two below: a hint.
     pub(super) fn aim(&self, file: usize, offset: u64) {
         self.spots[file].store(offset, Ordering::Relaxed);
+        self.latest.store(file as u64, Ordering::Relaxed);
+    }
+
+    /// The file that somebody began to read a moment ago.
+    pub(super) fn latest(&self) -> usize {
+        self.latest.load(Ordering::Relaxed) as usize
     }
 
     /// Where `file` was being read a moment ago.
@@ -238,13 +247,11 @@ impl Hangs {
 }
 
 /// What is known about a run in which `thread` hangs.
-pub(super) fn hang(shared: &Shared, thread: Arc<Desk>) -> Failure {
+pub(super) fn hang(shared: &Shared, thread: &Desk) -> Failure {
     let mut states = String::new();
     for desk in shared.watch.desks.lock().iter() {
-        let state = match desk.left.load(Ordering::Relaxed) {
-            true => "has ended".to_owned(),
-            false => desk.describe(&shared.subjects),
-        };
+        let ended = desk.left.load(Ordering::Relaxed);
+        let state = if ended { "has ended".to_owned() } else { desk.describe(&shared.subjects) };
         let _ = writeln!(states, "  {:10} {:>12} done  {state}", desk.name, desk.pulse());
     }
     // The cache's counters may be what hangs.

@@ -1,0 +1,143 @@
+//! `pinfold stress`: readers of all sizes against everything that moves pages behind their backs.
+//!
+//! Belongs here: the options, the bar, the exit. The stress itself is `pinfold::testing::stress`,
+//! the same that the library's tests run.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use pinfold::testing::stress::{Options, Progress, run as run_stress};
+
+use crate::size::Size;
+
+pub const HELP: &str = "\
+Every 64 bytes of every file say which file and offset they are and carry a check sum, so each read
+is right or wrong by itself. Some files are real, read directly or through the kernel's cache, some
+are in memory; one source fails now and then, one file is written anew, one is cut short and
+restored; other threads invalidate, split, move, advise and reopen what is being read.
+
+Exit code 0 if every byte was right; 1 otherwise, with an account of the first that was not: which
+file, offset, what was expected, what was read, and where that really belongs.";
+
+/// `pinfold stress ...`
+#[derive(Debug, Args)]
+pub struct StressArgs {
+    /// For how long; 10 by default, or as long as --reads takes
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+
+    /// Until so many reads were checked: 1000000000, 1e9
+    #[arg(long, value_name = "N", value_parser = count)]
+    reads: Option<u64>,
+
+    /// Threads that read; twice the number of cores by default
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Threads that disturb them
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    shakers: usize,
+
+    /// Another seed chooses other ranges and faults
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// The cache's; the files are ten times as large
+    #[arg(long, value_name = "SIZE", default_value = "8M")]
+    budget: Size,
+
+    /// Where the real files go, and are removed in the end; direct I/O needs a disk there
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Give up when a thread has not got on for so long
+    #[arg(long, value_name = "S", default_value_t = 30.0)]
+    hang_seconds: f64,
+}
+
+/// A whole number, or one like 1e9.
+fn count(text: &str) -> Result<u64, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match text.parse::<f64>() {
+        Ok(number) if number.fract() == 0.0 && (0.0..1e18).contains(&number) => Ok(number as u64),
+        _ => Err("not a number of reads".to_owned()),
+    }
+}
+
+/// Runs the stress; an error is its failure.
+pub fn run(args: &StressArgs) -> Result<()> {
+    let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let dir = tempfile::Builder::new()
+        .prefix("pinfold-stress-")
+        .tempdir_in(&parent)
+        .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
+    let options = args.options(dir.path().to_owned())?;
+    let bar = Bar::new(args);
+    let result = run_stress(options, |progress| bar.show(progress));
+    bar.0.finish_and_clear();
+    println!("{}", result?);
+    Ok(())
+}
+
+impl StressArgs {
+    fn options(&self, dir: PathBuf) -> Result<Options> {
+        let seconds = self.seconds.unwrap_or(match self.reads {
+            Some(_) => 86_400.0,
+            None => 10.0,
+        });
+        ensure!(
+            seconds > 0.0 && seconds <= 1e6,
+            "--seconds {seconds}: must be above 0 and at most 1000000"
+        );
+        let hang = self.hang_seconds;
+        ensure!(hang > 0.0 && hang <= 1e6, "--hang-seconds {hang}: must be above 0");
+        let mut options = Options::new(dir);
+        options.readers = self.threads.unwrap_or(options.readers);
+        ensure!(
+            (1..=1024).contains(&options.readers),
+            "--threads {}: must be from 1 to 1024",
+            options.readers
+        );
+        ensure!(self.shakers <= 1024, "--shakers {}: must be at most 1024", self.shakers);
+        ensure!(
+            self.budget.0 <= 16 << 30,
+            "--budget {}: at most 16 GiB, as the files are ten times as large",
+            self.budget
+        );
+        options.shakers = self.shakers;
+        options.time = Duration::from_secs_f64(seconds);
+        options.reads = self.reads;
+        options.seed = self.seed;
+        options.budget_bytes = self.budget.0;
+        options.data_bytes = 10 * self.budget.0;
+        options.hang = Duration::from_secs_f64(hang);
+        Ok(options)
+    }
+}
+
+/// A bar on a terminal, nothing in a pipe: over the reads if so many are asked for, else the time.
+struct Bar(ProgressBar, bool);
+
+impl Bar {
+    fn new(args: &StressArgs) -> Self {
+        let (length, unit) = match args.reads {
+            Some(reads) => (reads, "reads"),
+            None => ((args.seconds.unwrap_or(10.0) * 1000.0) as u64, "ms"),
+        };
+        let template = format!("{{bar:40}} {{human_pos}}/{{human_len}} {unit}, {{msg}}");
+        let style = ProgressStyle::with_template(&template).expect("the template is well formed");
+        Bar(ProgressBar::new(length).with_style(style), args.reads.is_some())
+    }
+
+    fn show(&self, progress: Progress) {
+        let Progress { elapsed, reads } = progress;
+        let rate = reads as f64 / elapsed.as_secs_f64().max(0.001) / 1e6;
+        self.0.set_message(format!("{rate:.1} million reads/s"));
+        self.0.set_position(if self.1 { reads } else { elapsed.as_millis() as u64 });
+    }
+}

@@ -1,0 +1,453 @@
+//! What the cache says when it is given what it cannot work with, and that it lives on.
+
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinfold::source::{Fault, Faulty, Memory, Operation, Preference, Rule, Source, When};
+use pinfold::testing::pattern::Pattern;
+use pinfold::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache, Error, File, FileOptions, Hint, Options};
+
+const MIB: u64 = 1 << 20;
+
+fn cache() -> Cache {
+    Cache::new(Options::new(8 * MIB)).unwrap()
+}
+
+/// On the file system of the build, where direct I/O works.
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn refused(path: &Path) -> String {
+    cache().open(path).expect_err("it cannot be opened").to_string()
+}
+
+/// The cache still reads what is right.
+fn lives_on(cache: &Cache) {
+    let pattern = Pattern::new(77, 0);
+    let memory = Memory::new(pattern.to_vec(10_000));
+    let file = cache.attach("another", Arc::new(memory)).unwrap();
+    let mut buf = [0; 10_000];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 10_000);
+    pattern.check(0, &buf).unwrap();
+}
+
+// ---- what cannot be opened ----
+
+#[test]
+fn a_directory_is_called_one() {
+    let dir = dir();
+    let expected = format!(
+        "cannot open {}: it is a directory, not a file or a block device",
+        dir.path().display()
+    );
+    assert_eq!(refused(dir.path()), expected);
+}
+
+#[test]
+fn a_pipe_is_called_one_and_does_not_make_it_wait() {
+    let dir = dir();
+    let path = dir.path().join("pipe");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    let expected =
+        format!("cannot open {}: it is a pipe, not a file or a block device", path.display());
+    assert_eq!(refused(&path), expected);
+}
+
+#[test]
+fn a_socket_is_called_one() {
+    // The path of a socket is at most 107 bytes long, which the build's directory may exceed.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let expected =
+        format!("cannot open {}: it is a socket, not a file or a block device", path.display());
+    assert_eq!(refused(&path), expected);
+}
+
+#[test]
+fn a_character_device_is_called_one() {
+    assert_eq!(
+        refused(Path::new("/dev/zero")),
+        "cannot open /dev/zero: it is a character device, not a file or a block device"
+    );
+}
+
+#[test]
+fn a_missing_file_is_named_with_the_cause() {
+    assert_eq!(
+        refused(Path::new("/no/such/file")),
+        "cannot open /no/such/file: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn a_path_through_a_file_is_named_with_the_cause() {
+    let dir = dir();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let path = file.join("below");
+    assert_eq!(
+        refused(&path),
+        format!("cannot open {}: Not a directory (os error 20)", path.display())
+    );
+}
+
+#[test]
+fn no_permission_is_named_with_the_cause() {
+    let dir = dir();
+    let path = dir.path().join("secret");
+    std::fs::write(&path, "x").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    if std::fs::File::open(&path).is_ok() {
+        // The superuser may read everything: the same way of failing is seen in the test above.
+        return;
+    }
+    assert_eq!(
+        refused(&path),
+        format!("cannot open {}: Permission denied (os error 13)", path.display())
+    );
+}
+
+#[test]
+fn direct_io_that_cannot_be_had_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, "x").unwrap();
+    let options = FileOptions::default().preference(Preference::Direct);
+    assert_eq!(
+        cache().open_with(&path, options).unwrap_err().to_string(),
+        format!(
+            "cannot open {} for direct I/O: its file system keeps it in memory",
+            path.display()
+        )
+    );
+    assert_eq!(cache().open(&path).unwrap().len(), 1, "it can be had otherwise");
+}
+
+// ---- budgets ----
+
+#[test]
+fn a_budget_too_small_names_the_smallest_that_works_and_that_one_works() {
+    for asked in [0, 1, 4096, BUDGET_MIN_BYTES - 1] {
+        assert_eq!(
+            Cache::new(Options::new(asked)).unwrap_err().to_string(),
+            format!(
+                "a budget of {asked} bytes: it must be from {BUDGET_MIN_BYTES} to {BUDGET_MAX_BYTES}"
+            )
+        );
+    }
+    let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
+    // More than fits, by several readers at once, in large and small pieces.
+    let pattern = Pattern::new(5, 0);
+    let bytes = 4 * BUDGET_MIN_BYTES as usize;
+    let file = cache.attach("large", Arc::new(Memory::new(pattern.to_vec(bytes)))).unwrap();
+    thread::scope(|scope| {
+        for n in 0..4 {
+            let file = file.clone();
+            scope.spawn(move || {
+                let mut buf = vec![0; 100_000 + n * 1000];
+                for offset in (0..bytes).step_by(buf.len()) {
+                    let got = file.read_at(&mut buf, offset as u64).unwrap();
+                    assert_eq!(got, buf.len().min(bytes - offset));
+                    pattern.check(offset as u64, &buf[..got]).unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_budget_too_large_names_the_largest() {
+    for asked in [BUDGET_MAX_BYTES + 1, u64::MAX] {
+        let error = Cache::new(Options::new(asked)).unwrap_err();
+        assert!(matches!(error, Error::Budget { asked_bytes, .. } if asked_bytes == asked));
+        assert!(error.to_string().ends_with(&format!("to {BUDGET_MAX_BYTES}")), "{error}");
+    }
+}
+
+// ---- offsets and lengths ----
+
+fn file_of(bytes: usize) -> (Cache, File, Pattern) {
+    let (cache, pattern) = (cache(), Pattern::new(9, 0));
+    let file = cache.attach("file", Arc::new(Memory::new(pattern.to_vec(bytes)))).unwrap();
+    (cache, file, pattern)
+}
+
+#[test]
+fn reads_beyond_the_largest_offset_are_errors() {
+    const LAST: u64 = i64::MAX as u64;
+    let (cache, file, _) = file_of(10_000);
+    for (offset, bytes) in [
+        (u64::MAX, 1),
+        (u64::MAX, 100_000),
+        (u64::MAX - 63, 64),
+        (LAST, 1),
+        (LAST - 63, 64),
+        (LAST + 1, 0),
+    ] {
+        let error = file.read_at(&mut vec![0; bytes], offset).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")
+        );
+    }
+    // As far as it goes, there is merely nothing.
+    for (offset, bytes) in [(LAST, 0), (LAST - 64, 64), (LAST - 100_000, 100_000)] {
+        assert_eq!(file.read_at(&mut vec![0; bytes], offset).unwrap(), 0, "{bytes} at {offset}");
+    }
+    lives_on(&cache);
+}
+
+#[test]
+#[expect(clippy::reversed_empty_ranges, reason = "bad input is what this is about")]
+fn ranges_that_are_none_are_errors() {
+    let (cache, file, pattern) = file_of(10_000);
+    for range in [0..u64::MAX, u64::MAX..u64::MAX, 5..4, u64::MAX..0, 0..i64::MAX as u64 + 1] {
+        for result in [
+            file.invalidate(range.clone()).map(drop),
+            file.advise(range.clone(), Hint::WillNeed),
+            file.advise(range.clone(), Hint::DontNeed),
+        ] {
+            let text = result.unwrap_err().to_string();
+            let bytes = range.end.saturating_sub(range.start);
+            assert_eq!(
+                text,
+                format!(
+                    "{bytes} bytes at {} end beyond the largest file offset, 2^63 - 1",
+                    range.start
+                )
+            );
+        }
+        assert_eq!((file.split(range.clone()), file.migrate(range)), (0, 0));
+    }
+    file.advise(0..i64::MAX as u64, Hint::WillNeed).unwrap();
+    file.invalidate(0..i64::MAX as u64).unwrap();
+    let mut buf = vec![0; 10_000];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 10_000);
+    pattern.check(0, &buf).unwrap();
+    lives_on(&cache);
+}
+
+#[test]
+fn reads_at_the_end_are_short_and_those_behind_it_empty() {
+    for bytes in [0usize, 1, 4095, 4096, 4097, 10_000] {
+        let (_cache, file, pattern) = file_of(bytes);
+        assert_eq!((file.len(), file.is_empty()), (bytes as u64, bytes == 0));
+        for offset in
+            [0, bytes.saturating_sub(1), bytes, bytes + 1, bytes + 4096, bytes + (1 << 40)]
+        {
+            for asked in [0, 1, 64, 4096, 200_000] {
+                let mut buf = vec![0xcc; asked];
+                let got = file.read_at(&mut buf, offset as u64).unwrap();
+                assert_eq!(got, asked.min(bytes.saturating_sub(offset)), "{asked} at {offset}");
+                pattern.check(offset as u64, &buf[..got]).unwrap();
+            }
+        }
+    }
+}
+
+// ---- sources that fail ----
+
+fn faulty(bytes: usize) -> (Cache, File, Arc<Faulty>, Pattern) {
+    let (cache, pattern) = (cache(), Pattern::new(11, 0));
+    let faulty = Arc::new(Faulty::new(Arc::new(Memory::new(pattern.to_vec(bytes)))));
+    let file = cache.attach("a device", faulty.clone()).unwrap();
+    (cache, file, faulty, pattern)
+}
+
+fn rule(when: When, fault: Fault) -> Rule {
+    Rule { operation: Operation::Read, when, fault }
+}
+
+#[test]
+fn a_device_error_is_told_to_all_who_wait_and_is_not_kept() {
+    const READERS: usize = 8;
+    let (cache, file, source, pattern) = faulty(100_000);
+    source.add(rule(When::Always, Fault::Delay(Duration::from_millis(300))));
+    source.add(rule(When::Always, Fault::Error(5)));
+    let together = Barrier::new(READERS);
+    let errors: Vec<Error> = thread::scope(|scope| {
+        let read = || {
+            together.wait();
+            file.read_at(&mut [0; 64], 8192 + 128).unwrap_err()
+        };
+        let threads: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for error in &errors {
+        let Error::Read { path, offset, cause } = error else { panic!("{error:?}") };
+        assert_eq!(path, Path::new("a device"));
+        assert_eq!(*offset, 8192, "where the page begins");
+        assert!(cause.to_string().starts_with("Input/output error (os error 5)"), "{cause}");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot read a device at 8192: Input/output error"), "{text}");
+    }
+    let calls = source.counts().reads;
+    assert!(calls < READERS as u64, "they waited for each other: {calls} calls");
+    let stats = cache.stats();
+    assert!(stats.waits > 0 && stats.fill_errors > 0, "{stats:?}");
+    assert_eq!(stats.fills_in_flight, 0);
+
+    // Not kept: the next one asks again, fails again, and once it is healed gets the bytes.
+    file.read_at(&mut [0; 64], 8192).unwrap_err();
+    assert!(source.counts().reads > calls);
+    source.heal();
+    let mut buf = vec![0; 100_000];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 100_000);
+    pattern.check(0, &buf).unwrap();
+    lives_on(&cache);
+}
+
+#[test]
+fn an_error_in_the_middle_of_a_read_spoils_only_that_place() {
+    let (_cache, file, source, pattern) = faulty(1 << 20);
+    file.advise(0..1 << 20, Hint::Random).unwrap();
+    source.add(rule(When::Range(500_000..500_001), Fault::Error(5)));
+    let mut buf = vec![0; 1 << 20];
+    let error = file.read_at(&mut buf, 0).unwrap_err();
+    let Error::Read { offset, .. } = error else { panic!("{error:?}") };
+    assert!(offset <= 500_000, "{offset}");
+    for at in [0, 1000, 900_000] {
+        assert_eq!(file.read_at(&mut buf[..64], at).unwrap(), 64, "at {at}");
+        pattern.check(at, &buf[..64]).unwrap();
+    }
+    let error = file.read_at(&mut buf[..1], 500_000).unwrap_err();
+    assert!(matches!(error, Error::Read { .. }), "{error:?}");
+}
+
+#[test]
+fn a_source_that_tells_too_much_is_not_believed() {
+    let (cache, file, source, pattern) = faulty(10_000);
+    source.add(rule(When::Always, Fault::Overlong(7)));
+    let text = file.read_at(&mut [0; 64], 0).unwrap_err().to_string();
+    assert!(text.contains("cannot read a device at 0:"), "{text}");
+    assert!(text.contains("bytes where") && text.contains("were asked for"), "{text}");
+    source.heal();
+    let mut buf = [0; 64];
+    file.read_at(&mut buf, 0).unwrap();
+    pattern.check(0, &buf).unwrap();
+    lives_on(&cache);
+}
+
+/// A file of `bytes` that is cut to `keep` once its first page is cached.
+fn cut_short(file: &File, pattern: Pattern, cut: impl FnOnce(), heal: impl FnOnce()) {
+    file.advise(0..1 << 20, Hint::Random).unwrap();
+    let mut buf = vec![0; 64];
+    file.read_at(&mut buf, 128).unwrap();
+    cut();
+    // What is cached is still there; what is not cannot be.
+    file.read_at(&mut buf, 128).unwrap();
+    pattern.check(128, &buf).unwrap();
+    let error = file.read_at(&mut buf, 60_000).unwrap_err();
+    let Error::Truncated { path, cause } = &error else { panic!("{error:?}") };
+    assert_eq!((cause.recorded_bytes, cause.end.min(5000)), (100_000, 5000), "{cause:?}");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("cannot read {}: the file was cut short", path.display())));
+    assert!(text.contains("it had 100000 bytes"), "{text}");
+    assert!(file.read_at(&mut buf, 60_000).is_err(), "and again");
+
+    // Told of it, the cache has the new length.
+    file.invalidate(0..0).unwrap();
+    assert_eq!(file.len(), 5000);
+    assert_eq!(file.read_at(&mut buf, 60_000).unwrap(), 0);
+    assert_eq!(file.read_at(&mut buf, 4990).unwrap(), 10);
+    pattern.check(4990, &buf[..10]).unwrap();
+
+    heal();
+    file.invalidate(0..0).unwrap();
+    assert_eq!(file.len(), 100_000);
+    let mut buf = vec![0; 100_000];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 100_000);
+    pattern.check(0, &buf).unwrap();
+}
+
+#[test]
+fn a_source_cut_short_by_somebody_else_is_told_where() {
+    let (cache, pattern) = (cache(), Pattern::new(13, 0));
+    let all = pattern.to_vec(100_000);
+    let memory = Arc::new(Memory::new(all.clone()));
+    let file = cache.attach("a source", memory.clone()).unwrap();
+    let heal = || memory.write_at(5000, &all[5000..]).unwrap();
+    cut_short(&file, pattern, || memory.set_len(5000).unwrap(), heal);
+    lives_on(&cache);
+}
+
+#[test]
+fn a_real_file_cut_short_by_somebody_else_is_told_where() {
+    for preference in [Preference::Auto, Preference::Buffered] {
+        let (cache, pattern, dir) = (cache(), Pattern::new(13, 0), dir());
+        let all = pattern.to_vec(100_000);
+        let path = dir.path().join("file");
+        std::fs::write(&path, &all).unwrap();
+        let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let options = FileOptions::default().preference(preference);
+        let file = cache.open_with(&path, options).unwrap();
+        let heal = || other.write_all_at(&all[5000..], 5000).unwrap();
+        cut_short(&file, pattern, || other.set_len(5000).unwrap(), heal);
+        lives_on(&cache);
+    }
+}
+
+// ---- no room ----
+
+/// More readers than the budget has room for, each with folios on their way that cannot be
+/// evicted. Some get an error that says so; none hangs; all is well afterwards.
+#[test]
+fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
+    const READERS: u64 = 400;
+    let cache = Cache::new(Options::new(BUDGET_MIN_BYTES).readahead_max_bytes(0)).unwrap();
+    let pattern = Pattern::new(17, 0);
+    let bytes = 16 * BUDGET_MIN_BYTES;
+    let source = Arc::new(Faulty::new(Arc::new(Memory::new(pattern.to_vec(bytes as usize)))));
+    let file = cache.attach("slow", source.clone()).unwrap();
+    file.advise(0..bytes, Hint::Random).unwrap();
+    source.add(rule(When::Always, Fault::Delay(Duration::from_secs(4))));
+    let since = Instant::now();
+    let errors: Vec<Error> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..READERS)
+            .map(|n| {
+                let file = &file;
+                let read = move || {
+                    let (mut buf, offset) = ([0; 64], n * 8192);
+                    let got = file.read_at(&mut buf, offset)?;
+                    pattern.check(offset, &buf[..got]).unwrap();
+                    Ok(())
+                };
+                thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, read).unwrap()
+            })
+            .collect();
+        threads.into_iter().filter_map(|thread| thread.join().unwrap().err()).collect()
+    });
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
+    assert!(!errors.is_empty(), "400 pages do not fit into a budget of 256");
+    for error in &errors {
+        let Error::NoMemory { budget_bytes, filling_bytes, .. } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(*budget_bytes, BUDGET_MIN_BYTES);
+        // Nearly all of the budget is on its way.
+        assert!(*filling_bytes > BUDGET_MIN_BYTES / 2, "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("no memory for 4096 bytes in a budget of 1048576: 0 are pinned"));
+        assert!(text.contains("being read"), "{text}");
+    }
+    source.heal();
+    let mut buf = [0; 64];
+    for offset in (0..bytes).step_by(65_536) {
+        assert_eq!(file.read_at(&mut buf, offset).unwrap(), 64);
+        pattern.check(offset, &buf).unwrap();
+    }
+    lives_on(&cache);
+}

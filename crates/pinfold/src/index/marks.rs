@@ -9,7 +9,7 @@
 
 use super::Mark;
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use super::node::{Node, slot_mask};
 use super::writer::{IndexWriter, Seat};
 

@@ -20,7 +20,7 @@
 
 use super::Mark;
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use super::memory::NodeMemory;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 

@@ -11,7 +11,7 @@
 
 use super::Mark;
 use super::entry::{Entry, Kind, Root};
-use super::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use super::node::{Links, Node, slot_mask};
 use super::writer::{IndexWriter, slot_of};
 

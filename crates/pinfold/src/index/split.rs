@@ -13,7 +13,7 @@
 //! resident is never missed. Every piece has the marks the old entry had.
 
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use super::node::{Links, Node, slot_mask};
 use super::pool::NoNodes;
 use super::writer::{IndexWriter, Seat};

@@ -4,8 +4,8 @@
 //! (`stats.rs`). Called by every room; a read on the fast path makes one plain addition here, on a
 //! cache line of its own thread.
 
-use std::cell::Cell;
 use crate::stats::READ_SIZE_BUCKETS;
+use std::cell::Cell;
 // Not from `crate::sync`: no protocol hangs on a counter, and a model checker would have to tell
 // apart what each of them says.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

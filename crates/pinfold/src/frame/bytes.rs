@@ -60,9 +60,10 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, load: impl Fn(&Atomic
             // Relaxed: racing, as the bytes of `copy_racing` are.
             word.store(value, Ordering::Relaxed);
         } else {
-            assert!(bytes - at >= 8, "models read a whole word of each page");
-            // SAFETY: the caller says that `to` can be written for `bytes`, of which 8 are left.
-            unsafe { to.add(at).cast::<u64>().write_unaligned(value) };
+            for (n, byte) in value.to_ne_bytes().into_iter().take(bytes - at).enumerate() {
+                // SAFETY: the caller says that `to` can be written for `bytes`.
+                unsafe { to.wrapping_add(at + n).write(byte) };
+            }
         }
     }
 }

@@ -11,10 +11,10 @@
 //! Slabs are never given back, see `memory.rs` for why.
 
 use super::entry::Entry;
-use crate::flaw::{self, Flaw};
 use super::memory::{NodeMemory, node_bytes};
 use super::node::Node;
 use super::{Index, IndexOwner};
+use crate::flaw::{self, Flaw};
 use crate::sync::Mutex;
 use std::ops::Range;
 #[cfg(not(loom))]

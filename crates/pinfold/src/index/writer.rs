@@ -7,10 +7,10 @@
 //! Each change finds all its reasons to fail before its first store.
 
 use super::entry::{Entry, Kind, Root};
-use crate::flaw::{self, Flaw};
 use super::node::{Node, slot_mask};
 use super::pool::{NoNodes, NodePool, Stash};
 use super::{FolioAt, FrameNumber, Index, IndexOwner, Mark, ORDER_MAX, PAGES_END, Slot};
+use crate::flaw::{self, Flaw};
 use crate::sync::Ordering;
 
 /// The one writer of an index; gives back what it reserved and did not use when dropped.

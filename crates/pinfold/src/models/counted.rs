@@ -31,7 +31,7 @@ fn reclaim() {
 fn a_counted_reference_is_to_its_page_and_keeps_it() {
     let flaws = [
         (Flaw::CountedBlindly, "wrong bytes"),
-        (Flaw::FreezeAnyCount, ""),
+        (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
     ];
     holds_and_catches(reclaim, &flaws);
 }

@@ -14,7 +14,7 @@ fn same_page() {
 #[test]
 fn two_fillers_of_a_page_agree() {
     let flaws = [
-        (Flaw::InsertBlindly, ""),
+        (Flaw::InsertBlindly, "the range was checked"),
         (Flaw::WakeFirst, "deadlock"),
         (Flaw::WakeUnlocked, "deadlock"),
     ];

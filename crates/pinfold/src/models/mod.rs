@@ -210,8 +210,7 @@ impl Pages {
 fn open(core: &Arc<Core>, source: Arc<Pages>) -> Handle {
     let len_bytes = source.len_bytes().expect("it has a length");
     let backing = Backing::new(source, core.engine.clone());
-    let mapping =
-        core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
+    let mapping = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
     Handle { core: core.clone(), mapping, stream: Stream::new(0) }
 }
 

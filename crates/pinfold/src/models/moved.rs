@@ -20,7 +20,7 @@ fn read_second_counted(model: &Model) {
         return;
     }
     let mut buf = [0; 8];
-    assert_eq!(file.copy_held(&held, &mut buf, PAGE), 8);
+    assert_eq!(file.copy_held(&held, &mut buf, PAGE), 8, "the page is not in the folio");
     assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
 }
 
@@ -72,12 +72,21 @@ fn split_waited() {
 
 #[test]
 fn a_short_read_of_a_folio_that_is_split() {
-    holds_and_catches(split_short, &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")]);
+    holds_and_catches(
+        split_short,
+        &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")],
+    );
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_is_split() {
-    holds_and_catches(split_counted, &[(Flaw::CountedBlindly, ""), (Flaw::FreezeAnyCount, "")]);
+    holds_and_catches(
+        split_counted,
+        &[
+            (Flaw::CountedBlindly, "the page is not in the folio"),
+            (Flaw::FreezeAnyCount, "freed while readers believe it"),
+        ],
+    );
 }
 
 #[test]
@@ -116,12 +125,21 @@ fn migrate_waited() {
 
 #[test]
 fn a_short_read_of_a_folio_that_moves() {
-    holds_and_catches(migrate_short, &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")]);
+    holds_and_catches(
+        migrate_short,
+        &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")],
+    );
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_moves() {
-    holds_and_catches(migrate_counted, &[(Flaw::CountedBlindly, ""), (Flaw::FreezeAnyCount, "")]);
+    holds_and_catches(
+        migrate_counted,
+        &[
+            (Flaw::CountedBlindly, "the page is not in the folio"),
+            (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
+        ],
+    );
 }
 
 #[test]

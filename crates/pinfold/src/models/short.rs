@@ -37,8 +37,8 @@ fn a_short_read_returns_bytes_of_its_page() {
     holds_and_catches(reuse, &flaws);
 }
 
-/// The file is cut to its first four bytes of a page, as `File::invalidate` notices it, and read anew: what lies
-/// behind its end is never given out as its bytes.
+/// The file is cut to four bytes, which is noticed as `File::invalidate` does it, and read anew: what
+/// lies behind its end is never given out as its bytes.
 fn cut() {
     let model = Model::new(1, 0);
     model.check(0, 0, 1);

@@ -76,7 +76,7 @@ impl Cache {
         let nodes = unsafe { NodePool::new(base, arena_bytes, PAGE_BYTES) };
         let core = Arc::new(Core {
             counters: Counters::new(),
-            mappings: Mappings::default(),
+            mappings: Mappings::new(),
             reclaim: Reclaim::new(frames.frames(), frames.free_frames()),
             waiters: Waiters::new(),
             failures: Failures::new(),

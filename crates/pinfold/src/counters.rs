@@ -6,9 +6,11 @@
 
 use std::cell::Cell;
 use std::num::NonZero;
+// Not from `crate::sync`: no protocol hangs on a counter, and a model checker would have to tell
+// apart what each of them says.
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::stats::READ_SIZE_BUCKETS;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Threads that have a shard of their own; the others share the one behind these.
 const SHARDS: usize = 64;

@@ -6,8 +6,9 @@
 //!
 //! # Locks
 //!
-//! `resizing` is taken before anything else, and is the only one held while a source is asked. A
-//! mapping's `change` mutex is taken before the policy's, never after; no two mappings' are held
+//! `resizing` is taken before anything else, and is the only one held while a source is asked. The
+//! table's mutex is taken before a mapping's `change` mutex, and that one before the policy's, never
+//! after; no two mappings' are held
 //! at once; nothing is allocated or read while one is held. Whoever freezes a folio holds it from
 //! before the freeze until the folio is thawed or out of the index, so under it no folio of the
 //! mapping is ever seen frozen.
@@ -82,7 +83,7 @@ impl Mapping {
 
 impl Changing<'_> {
     /// The index's writer.
-    pub(crate) fn writer<'a>(&'a mut self, nodes: &'a NodePool) -> IndexWriter<'a, 6> {
+    pub(crate) fn writer<'a>(&'a mut self, nodes: &'a NodePool) -> IndexWriter<'a> {
         self.mapping.index.writer(&mut self.guard.owner, nodes)
     }
 
@@ -108,9 +109,9 @@ impl Changing<'_> {
 }
 
 /// All mappings of a cache.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Mappings {
-    table: std::sync::Mutex<Table>,
+    table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
@@ -121,8 +122,12 @@ struct Table {
 }
 
 impl Mappings {
-    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    pub(crate) fn new() -> Self {
+        Mappings { table: Mutex::new(Table::default()) }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
     }
 
     /// The mapping number `id`, if there is one.

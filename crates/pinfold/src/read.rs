@@ -27,11 +27,12 @@ use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::frame::{Flags, PAGE_SHIFT, copy_racing};
+use crate::flaw::{self, Flaw};
+use crate::frame::{Flags, PAGE_SHIFT, copy_racing, copy_still};
 use crate::handle::Handle;
 
 /// Why the short way was not taken to its end.
-type Fallback = Event;
+pub(crate) type Fallback = Event;
 
 impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
@@ -60,15 +61,17 @@ impl Handle {
 
     /// All of `buf`, without a reference.
     #[inline(always)]
-    fn short(&self, core: &Core, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
+    pub(crate) fn short(&self, core: &Core, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
         let mapping = &*self.mapping;
+        let early = flaw::on(Flaw::LengthFirst).then(|| mapping.len_bytes());
         let head = mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
         let (frame, from) = core.frames.try_both(head).ok_or(Event::Identity)?;
         let stamp = frame.read_begin().ok_or(Event::Changing)?;
         let identity = frame.identity();
         let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
         let rest = (identity.order.bytes() as u64).wrapping_sub(at);
-        if identity.mapping != mapping.id || at >= identity.order.bytes() as u64 {
+        let ours = identity.mapping == mapping.id || flaw::on(Flaw::AnyIdentity);
+        if !ours || at >= identity.order.bytes() as u64 {
             return Err(Event::Identity);
         }
         let bytes = buf.len() as u64;
@@ -79,7 +82,7 @@ impl Handle {
             return Err(Event::ReadaheadMark);
         }
         // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
-        if offset + bytes > mapping.len_bytes() {
+        if offset + bytes > early.unwrap_or_else(|| mapping.len_bytes()) {
             return Err(Event::EndOfFile);
         }
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
@@ -97,7 +100,7 @@ impl Handle {
     /// Piece by piece, each of one folio.
     #[cold]
     #[inline(never)]
-    fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+    pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Error::Range { offset, bytes });
@@ -144,7 +147,7 @@ impl Handle {
     }
 
     /// Copies from a folio that is held and up to date.
-    fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
+    pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = offset - held.offset();
         let rest = held.frame().order().bytes() as u64 - at;
         // After the folio was seen up to date, as in the short way.
@@ -154,7 +157,7 @@ impl Handle {
         // folio that others hold. `buf` is the caller's alone.
         unsafe {
             let from = held.address().wrapping_add(at as usize);
-            std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), bytes);
+            copy_still(buf.as_mut_ptr(), from, bytes);
         }
         if self.core.counters.shard().comes_to(held.head().0) {
             held.frame().note_use();

@@ -25,6 +25,15 @@ mod locks {
     pub(super) fn wait<'a, T>(on: &RawCondvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         on.wait(guard).expect("a model does not go on after a panic")
     }
+
+    /// Time does not pass in a model: without a wake-up this is a deadlock.
+    pub(super) fn wait_timeout<'a, T>(
+        on: &RawCondvar,
+        guard: MutexGuard<'a, T>,
+        _: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        wait(on, guard)
+    }
 }
 
 // Not std's: its condition variables make a system call for each notification, waiters or not.
@@ -40,6 +49,15 @@ mod locks {
 
     pub(super) fn wait<'a, T>(on: &RawCondvar, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         on.wait(&mut guard);
+        guard
+    }
+
+    pub(super) fn wait_timeout<'a, T>(
+        on: &RawCondvar,
+        mut guard: MutexGuard<'a, T>,
+        timeout: std::time::Duration,
+    ) -> MutexGuard<'a, T> {
+        on.wait_for(&mut guard, timeout);
         guard
     }
 }
@@ -76,14 +94,12 @@ impl Condvar {
     }
 
     /// Sleeps until woken, or for no reason, or for as long as `timeout`.
-    #[cfg(not(loom))]
     pub(crate) fn wait_timeout<'a, T>(
         &self,
-        mut guard: MutexGuard<'a, T>,
+        guard: MutexGuard<'a, T>,
         timeout: std::time::Duration,
     ) -> MutexGuard<'a, T> {
-        self.0.wait_for(&mut guard, timeout);
-        guard
+        locks::wait_timeout(&self.0, guard, timeout)
     }
 
     pub(crate) fn notify_all(&self) {

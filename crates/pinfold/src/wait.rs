@@ -2,6 +2,7 @@
 //!
 //! Called by `fill`: those who find a folio on its way wait here, its filler wakes them.
 
+use crate::flaw::{self, Flaw};
 use crate::sync::{Condvar, Mutex};
 
 /// Sleeping places, shared by all folios of a cache.
@@ -13,7 +14,10 @@ pub(crate) struct Waiters {
     stripes: Box<[(Mutex<()>, Condvar)]>,
 }
 
+#[cfg(not(loom))]
 const STRIPES: usize = 64;
+#[cfg(loom)]
+const STRIPES: usize = 1;
 
 impl Waiters {
     pub(crate) fn new() -> Self {
@@ -37,7 +41,9 @@ impl Waiters {
     /// Wakes whoever waits for `key`.
     pub(crate) fn wake(&self, key: u32) {
         let (mutex, condvar) = self.stripe(key);
-        drop(mutex.lock());
+        if !flaw::on(Flaw::WakeUnlocked) {
+            drop(mutex.lock());
+        }
         condvar.notify_all();
     }
 }

@@ -29,6 +29,7 @@ use pinfold_policy::{Arrival, Shadow};
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
+use crate::flaw::{self, Flaw};
 use crate::frame::{
     Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_BYTES, PAGE_SHIFT,
 };
@@ -352,6 +353,9 @@ fn finish(
 /// Step 4 for one folio, and the waking.
 fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, tell: bool) {
     let frame = core.frames.frame(filling.head);
+    if flaw::on(Flaw::WakeFirst) {
+        core.waiters.wake(filling.head.0);
+    }
     let mut changing = mapping.change();
     // Otherwise it was dropped on its way, and nobody can find it any more.
     let wanted = frame.identity().mapping == mapping.id;
@@ -379,7 +383,9 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
-    core.waiters.wake(filling.head.0);
+    if !flaw::on(Flaw::WakeFirst) {
+        core.waiters.wake(filling.head.0);
+    }
     if failed {
         // The index's reference.
         core.put(filling.head);

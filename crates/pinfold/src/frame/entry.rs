@@ -67,6 +67,7 @@ use bitflags::bitflags;
 
 use super::count::{self, Count};
 use super::{FrameNumber, Order};
+use crate::flaw::{self, Flaw};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The mapping of a folio that belongs to no file.
@@ -196,9 +197,11 @@ impl Frame {
     pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
         // Acquire: pairs with the Release fence in `change_begin`. If any load before this fence
         // saw a store made after that one, the load below sees the odd version or a later one.
-        fence(Ordering::Acquire);
+        if !flaw::on(Flaw::LastLookUnfenced) {
+            fence(Ordering::Acquire);
+        }
         // Relaxed: the fence above orders it.
-        self.version.load(Ordering::Relaxed) != stamp.0
+        self.version.load(Ordering::Relaxed) != stamp.0 && !flaw::on(Flaw::NoLastLook)
     }
 
     /// Begins a change of identity or bytes. One at a time: the caller has frozen the folio, or
@@ -228,6 +231,7 @@ impl Frame {
     pub(crate) fn change_end(&self) {
         // Relaxed: as in `change_begin`.
         let version = self.version.load(Ordering::Relaxed);
+        let version = if flaw::on(Flaw::FreezeStaysEven) { version | 1 } else { version };
         assert!(version & 1 == 1, "no change of this folio to end (version {version})");
         // Release: pairs with the Acquire load in `read_begin`.
         self.version.store(version + 1, Ordering::Release);
@@ -439,7 +443,8 @@ impl Frame {
         // Relaxed: whoever may do this to the folio is the one who made the version odd, or got
         // the folio from them through the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
-        assert!(version & 1 == 1, "{what} while readers believe it (version {version})");
+        let changing = version & 1 == 1 || flaw::on(Flaw::FreezeStaysEven);
+        assert!(changing, "{what} while readers believe it (version {version})");
     }
 }
 

@@ -10,6 +10,9 @@
 
 mod arena;
 mod buddy;
+#[cfg(loom)]
+pub(crate) mod bytes;
+#[cfg(not(loom))]
 mod copy;
 mod count;
 mod entry;
@@ -26,7 +29,10 @@ mod tests;
 
 pub(crate) use arena::OpenError;
 pub(crate) use buddy::{FrameStats, RunMap};
-pub(crate) use copy::copy_racing;
+#[cfg(loom)]
+pub(crate) use bytes::{copy_racing, copy_still};
+#[cfg(not(loom))]
+pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE};
 
 use std::ptr::NonNull;
@@ -49,9 +55,9 @@ pub(crate) const FRAMES_MAX: u32 = 1 << 30;
 /// What a whole cache needs on top of that (nodes, folios in flight) is the cache's to ask for.
 #[cfg(not(loom))]
 pub(crate) const FRAMES_MIN: u32 = 64;
-/// The checker pays for every entry in every interleaving.
+/// The checker pays for every entry in every interleaving: a frame of table, and one other.
 #[cfg(loom)]
-pub(crate) const FRAMES_MIN: u32 = 4;
+pub(crate) const FRAMES_MIN: u32 = 2;
 
 /// The smallest budget that opens, in bytes: 256 KiB.
 pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
@@ -147,6 +153,8 @@ impl Order {
 pub(crate) struct Frames {
     table: Table,
     buddy: Buddy,
+    #[cfg(loom)]
+    bytes: std::sync::Arc<bytes::Bytes>,
     /// Last, so that it outlives what points into it.
     arena: Arena,
 }
@@ -170,7 +178,13 @@ impl Frames {
         // dropped after it; the allocator below is told to keep off the table's frames.
         let table = unsafe { Table::place(arena.base(), frames) };
         let buddy = Buddy::new(&table, table_frames);
-        Ok(Frames { table, buddy, arena })
+        Ok(Frames {
+            table,
+            buddy,
+            #[cfg(loom)]
+            bytes: bytes::Bytes::of(arena.base(), frames),
+            arena,
+        })
     }
 
     /// Frames in the arena, the table's own included.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use loom::thread;
 
+use super::entry::Stamp;
 use super::*;
 use crate::sync::{Ordering, fence};
 
 /// The arena of a model: a frame of table, and three others.
 fn open() -> Arc<Frames> {
-    Arc::new(Frames::open(BUDGET_MIN_BYTES).expect("memory for a model"))
+    Arc::new(Frames::open(4 * PAGE_BYTES as u64).expect("memory for a model"))
 }
 
 fn identity(mapping: u32, index: u64) -> Identity {

@@ -17,6 +17,7 @@ use std::ops::Range;
 use super::{Outcome, freeze};
 use crate::core::Core;
 use crate::counters::Event;
+use crate::flaw::{self, Flaw};
 use crate::frame::{Flags, FrameNumber, Order, copy_racing};
 use crate::index::FolioAt;
 use crate::mapping::{Changing, Mapping};
@@ -78,7 +79,9 @@ pub(crate) fn migrate(
     core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, new_head.0);
     new.change_end();
     // A reader may have got a reference to it since step 4, and wait for this.
-    core.waiters.wake(new_head.0);
+    if !flaw::on(Flaw::MoveWakesNobody) {
+        core.waiters.wake(new_head.0);
+    }
     old.forget_identity();
     core.counters.count(Event::Migration);
     Ok(())

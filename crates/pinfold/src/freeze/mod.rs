@@ -12,6 +12,7 @@ mod split;
 
 use std::sync::Arc;
 
+use crate::flaw::{self, Flaw};
 use crate::frame::Frame;
 use crate::mapping::Mapping;
 
@@ -38,9 +39,12 @@ pub(crate) enum Outcome {
 
 /// Freezes a folio that only the index has, and makes its version odd.
 fn freeze(frame: &Frame) -> Result<(), Outcome> {
-    match frame.count.freeze(1) {
+    let expected = if flaw::on(Flaw::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
+    match frame.count.freeze(expected) {
         Ok(()) => {
-            frame.change_begin();
+            if !flaw::on(Flaw::FreezeStaysEven) {
+                frame.change_begin();
+            }
             Ok(())
         }
         Err(word) if !word.is_frozen() && word.pins() > 0 => Err(Outcome::Pinned),

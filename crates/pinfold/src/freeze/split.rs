@@ -15,6 +15,7 @@ use std::ops::Range;
 use super::{Outcome, freeze};
 use crate::core::Core;
 use crate::counters::Event;
+use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order};
 use crate::index::{FolioAt, NoNodes};
 use crate::mapping::{Changing, Mapping};
@@ -86,7 +87,9 @@ pub(crate) fn split(
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
         // A reader may have got a reference to a piece since step 3, and wait for this.
-        core.waiters.wake(piece(n).0);
+        if !flaw::on(Flaw::MoveWakesNobody) {
+            core.waiters.wake(piece(n).0);
+        }
     }
     core.counters.count(Event::Split);
     Ok(Ok(()))

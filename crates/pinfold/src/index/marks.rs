@@ -9,9 +9,9 @@
 
 use super::Mark;
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
 use super::node::{Node, slot_mask};
 use super::writer::{IndexWriter, Seat};
+use crate::flaw::{self, Flaw};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if there

@@ -61,7 +61,6 @@
 //! comparing neighbours, five loads at most.
 
 mod entry;
-mod flaw;
 #[allow(dead_code, reason = "the part of it that writing through the cache needs is ready")]
 mod marks;
 mod memory;
@@ -92,6 +91,13 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// Largest order of an entry: 2 MiB.
 pub(crate) const ORDER_MAX: u32 = 9;
+
+/// Log2 of a node's slots.
+#[cfg(not(loom))]
+pub(crate) const BITS: u32 = 6;
+/// The checker pays for every slot in every interleaving; two pages are a tree already.
+#[cfg(loom)]
+pub(crate) const BITS: u32 = 1;
 
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;
@@ -142,7 +148,7 @@ pub(crate) enum Slot {
 
 /// One file's index, for readers. 32 bytes; lookups load from it and never store.
 #[derive(Debug)]
-pub(crate) struct Index<const BITS: u32 = 6> {
+pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
     root: AtomicU64,
     memory: NodeMemory<BITS>,
     id: u32,

@@ -20,8 +20,8 @@
 
 use super::Mark;
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
 use super::memory::NodeMemory;
+use crate::flaw::{self, Flaw};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const LINKS: usize = 3;

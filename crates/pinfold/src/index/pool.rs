@@ -11,10 +11,10 @@
 //! Slabs are never given back, see `memory.rs` for why.
 
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
 use super::memory::{NodeMemory, node_bytes};
 use super::node::Node;
 use super::{Index, IndexOwner};
+use crate::flaw::{self, Flaw};
 use crate::sync::Mutex;
 use std::ops::Range;
 #[cfg(not(loom))]
@@ -45,7 +45,7 @@ pub(crate) struct PoolStats {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(crate) struct NodePool<const BITS: u32 = 6> {
+pub(crate) struct NodePool<const BITS: u32 = { super::BITS }> {
     memory: NodeMemory<BITS>,
     state: Mutex<State>,
 }
@@ -158,6 +158,16 @@ impl<const BITS: u32> NodePool<BITS> {
         }
         // Others took what was added; the caller's retry loop decides how often to come back.
         Err(NoNodes { wanted, free: self.stats().nodes - self.stats().nodes_in_use })
+    }
+
+    /// The checker's pool cannot grow.
+    #[cfg(loom)]
+    pub(crate) fn refill(
+        &self,
+        wanted: u32,
+        _grow: impl FnMut() -> Option<std::ptr::NonNull<u8>>,
+    ) -> Result<(), NoNodes> {
+        panic!("the model's pool lacks {wanted} nodes: make it larger");
     }
 
     #[cfg(not(loom))]

@@ -11,9 +11,9 @@
 
 use super::Mark;
 use super::entry::{Entry, Kind, Root};
-use super::flaw::{self, Flaw};
 use super::node::{Links, Node, slot_mask};
 use super::writer::{IndexWriter, slot_of};
+use crate::flaw::{self, Flaw};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Lowest level whose node, as the root's, covers pages up to `last`.

@@ -13,11 +13,11 @@
 //! resident is never missed. Every piece has the marks the old entry had.
 
 use super::entry::Entry;
-use super::flaw::{self, Flaw};
 use super::node::{Links, Node, slot_mask};
 use super::pool::NoNodes;
 use super::writer::{IndexWriter, Seat};
 use super::{FolioAt, FrameNumber, Mark};
+use crate::flaw::{self, Flaw};
 
 /// Why a split changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -85,6 +85,20 @@ impl Reclaim {
         }
     }
 
+    /// Without a daemon and its watermarks.
+    #[cfg(all(test, loom))]
+    pub(crate) fn model(data_frames: u32, order_max: Order) -> Self {
+        Reclaim {
+            policy: Mutex::new(Box::new(S3Fifo::new(u64::from(data_frames)))),
+            daemon: Daemon::new(),
+            low_frames: 0,
+            high_frames: 0,
+            order_max,
+            moved: Mutex::new(0),
+            moved_wake: Condvar::new(),
+        }
+    }
+
     /// The largest folio worth making in a cache of this size.
     pub(crate) fn order_max(&self) -> Order {
         self.order_max
@@ -223,7 +237,7 @@ pub(crate) fn answer_evicted(core: &Core, sweep: &mut Sweep, head: FrameNumber) 
 fn bound_shadows(core: &Core, mapping: &Mapping) {
     let frames = u64::from(core.frames.frames());
     let nodes = core.nodes.stats();
-    let too_many_nodes = nodes.nodes_in_use * NodePool::<6>::node_bytes() as u64
+    let too_many_nodes = nodes.nodes_in_use * <NodePool>::node_bytes() as u64
         > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
     let mut changing = mapping.change();
     let mut writer = changing.writer(&core.nodes);

@@ -9,7 +9,8 @@
 use std::io;
 use std::time::Duration;
 
-use crate::sync::{AtomicU64, Ordering};
+// Not from `crate::sync`: no protocol hangs on a counter, see `counters.rs`.
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Buckets of [`LaneStats::latency`]: the last takes everything from 2^38 ns (275 s) on.
 pub const LATENCY_BUCKETS: usize = 40;

@@ -4,7 +4,7 @@
 //! the nodes are small: the fan-out is a parameter, and two or four slots make the same steps as 64.
 //! Each model runs with the sound order first, and then with each flaw it must catch.
 
-use crate::index::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use crate::index::{FrameNumber, Index, IndexOwner, NodePool};
 use crate::sync::Mutex;
 use loom::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::arena::Arena;
 use super::audit::audit;
-use crate::index::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use crate::index::{
     FolioAt, FrameNumber, InsertError, Mark, ORDER_MAX, PAGES_END, Slot, SplitError, TrimWhere,
 };

@@ -7,7 +7,7 @@
 
 use super::arena::Arena;
 use super::audit::audit;
-use crate::index::flaw::{self, Flaw};
+use crate::flaw::{self, Flaw};
 use crate::index::{FolioAt, FrameNumber, Index, IndexOwner, IndexWriter};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

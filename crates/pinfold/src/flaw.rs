@@ -1,4 +1,4 @@
-//! Ways to break the index on purpose, so that each test can be seen to fail.
+//! Ways to break the cache on purpose, so that each test can be seen to fail.
 //!
 //! Here: the list, and the question "is this one switched on?". Outside tests the answer is the
 //! constant `false`. Who calls it: the few places whose order or ordering is what keeps readers
@@ -7,10 +7,11 @@
 /// One deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
-    not(test),
+    not(all(test, loom)),
     allow(dead_code, reason = "named where they would act, switched on by tests")
 )]
-pub(super) enum Flaw {
+pub(crate) enum Flaw {
+    // ---- of the index ----
     /// Entries of nodes are stored with `Relaxed`.
     PublishRelaxed,
     /// A node is made reachable before its slots are filled.
@@ -27,6 +28,34 @@ pub(super) enum Flaw {
     ShrinkDropsMarks,
     /// Nodes that leave a tree are never given back to the pool.
     LeakNodes,
+    /// An insert does not look whether a folio is there already.
+    InsertBlindly,
+
+    // ---- of the short read ----
+    /// The version is not compared at the end.
+    NoLastLook,
+    /// The version is compared at the end, without the fence before it.
+    LastLookUnfenced,
+    /// A folio of another file will do.
+    AnyIdentity,
+    /// The file's length is loaded before the folio is seen up to date.
+    LengthFirst,
+
+    // ---- of counted references and freezing ----
+    /// A counted look-up does not check what it got a reference to.
+    CountedBlindly,
+    /// Freezing leaves the version even.
+    FreezeStaysEven,
+    /// Freezing takes whatever the count says for its own.
+    FreezeAnyCount,
+
+    // ---- of waiting ----
+    /// A filler wakes first, and changes the state then.
+    WakeFirst,
+    /// Waking does not wait for those between their look and their sleep.
+    WakeUnlocked,
+    /// Split and migration wake nobody.
+    MoveWakesNobody,
 }
 
 #[cfg(test)]
@@ -36,7 +65,7 @@ std::thread_local! {
 
 /// Switches `flaw` on for this thread while `body` runs.
 #[cfg(test)]
-pub(super) fn with(flaw: Option<Flaw>, body: impl FnOnce()) {
+pub(crate) fn with(flaw: Option<Flaw>, body: impl FnOnce()) {
     struct Off;
     impl Drop for Off {
         fn drop(&mut self) {
@@ -49,12 +78,12 @@ pub(super) fn with(flaw: Option<Flaw>, body: impl FnOnce()) {
 }
 
 #[cfg(test)]
-pub(super) fn on(flaw: Flaw) -> bool {
+pub(crate) fn on(flaw: Flaw) -> bool {
     ON.with(|on| on.get() == Some(flaw))
 }
 
 #[cfg(not(test))]
 #[inline(always)]
-pub(super) const fn on(_flaw: Flaw) -> bool {
+pub(crate) const fn on(_flaw: Flaw) -> bool {
     false
 }

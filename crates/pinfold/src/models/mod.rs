@@ -1,0 +1,229 @@
+//! The cache's protocols in every interleaving that loom can tell apart, on the shipped functions:
+//! a whole cache but for its daemon, its engine and the front door.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib models`. Each model runs as
+//! shipped, and then with each flaw that it has to catch. Threads are preempted at most twice in a
+//! run; `PINFOLD_LOOM_PREEMPTIONS=N` sets another bound.
+//!
+//! Here: the cache of a model, its files, and what holds for all of them in the end. The bytes of a
+//! page are one word that says which page of which file it is, see `frame::bytes`.
+
+mod counted;
+mod fillers;
+mod moved;
+mod short;
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::core::Core;
+use crate::counters::Counters;
+use crate::error::Result;
+use crate::fill::{Failures, Stream};
+use crate::flaw::{self, Flaw};
+use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
+use crate::freeze;
+use crate::handle::Handle;
+use crate::index::{NodePool, PAGES_END};
+use crate::mapping::Mappings;
+use crate::options::Options;
+use crate::reclaim::{self, Reclaim};
+use crate::source::{Backing, Engine, EngineOptions, Extent, Source};
+use crate::wait::Waiters;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// What fresh index nodes hold: a folio that is nobody's.
+const GARBAGE: u32 = 1 << 30 | 0x3FFF_FFFF;
+
+std::thread_local! {
+    /// Whether the second side of a race is the one that loom runs first.
+    static SWAPPED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The model holds, and each flaw breaks it, for the reason given (a part of the panic's message).
+///
+/// Each is explored twice, from either side. loom remembers one last access of a word only, so that
+/// a thread's own load hides the load of another thread from its next store; explored from the
+/// other side (the storing thread first) the same two are seen in either order.
+fn holds_and_catches(model: fn(), flaws: &[(Flaw, &str)]) {
+    let explore = |flaw, swapped| {
+        SWAPPED.set(swapped);
+        let mut builder = loom::model::Builder::new();
+        let bound = std::env::var("PINFOLD_LOOM_PREEMPTIONS").ok();
+        builder.preemption_bound = Some(bound.and_then(|n| n.parse().ok()).unwrap_or(2));
+        builder.max_branches = 20_000;
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = runs.clone();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            builder.check(move || {
+                counted.fetch_add(1, Ordering::Relaxed);
+                flaw::with(flaw, model);
+            });
+        }));
+        println!("{flaw:?}, swapped {swapped}: {} runs", runs.load(Ordering::Relaxed));
+        result.map_err(|panic| message(&*panic))
+    };
+    for swapped in [false, true] {
+        if let Err(why) = explore(None, swapped) {
+            panic!("as shipped it fails: {why}");
+        }
+    }
+    for &(flaw, reason) in flaws {
+        let caught = explore(Some(flaw), false).and_then(|()| explore(Some(flaw), true));
+        let Err(why) = caught else { panic!("{flaw:?} was not caught") };
+        assert!(why.contains(reason), "{flaw:?} was caught for another reason: {why}");
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+/// A source whose page `n` reads as `number * 1000 + generation * 100 + n`, and that fails its
+/// first `failures` reads.
+#[derive(Debug)]
+struct Pages {
+    number: u64,
+    len_bytes: AtomicU64,
+    generation: AtomicU64,
+    failures: AtomicU64,
+}
+
+impl Source for Pages {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        unreachable!("the cache reads into extents")
+    }
+
+    fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        let left = self.failures.load(Ordering::Relaxed);
+        if left > 0 {
+            self.failures.store(left - 1, Ordering::Relaxed);
+            return Err(io::Error::other("as the model wants it"));
+        }
+        let mut page = offset / PAGE;
+        for extent in extents {
+            for at in (0..extent.bytes()).step_by(PAGE_BYTES) {
+                bytes::fill(extent.part(at, PAGE_BYTES).address(), self.word(page));
+                page += 1;
+            }
+        }
+        Ok(extents.iter().map(Extent::bytes).sum())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.len_bytes.load(Ordering::Relaxed))
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "model".into()
+    }
+}
+
+impl Pages {
+    fn word(&self, page: u64) -> u64 {
+        self.number * 1000 + self.generation.load(Ordering::Relaxed) * 100 + page
+    }
+}
+
+/// A cache and its files, numbered from 0.
+struct Model {
+    core: Arc<Core>,
+    files: Vec<Handle>,
+    sources: Vec<Arc<Pages>>,
+    fresh: FrameStats,
+}
+
+impl Model {
+    /// With room for `frames` frames, folios of up to `order`, and two files of four pages.
+    fn new(frames: u64, order: u8) -> Arc<Self> {
+        let nodes = NodePool::model(6, GARBAGE);
+        let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
+        let order_max = Order::new(order).expect("a legal order");
+        let fresh = frames.stats();
+        let engine = EngineOptions { ring_depth: 0, workers_max: 1, queue_max: 1 };
+        let core = Arc::new(Core {
+            counters: Counters::new(),
+            options: Options::new(frames.frames().into()),
+            mappings: Mappings::new(),
+            reclaim: Reclaim::model(fresh.free_frames, order_max),
+            waiters: Waiters::new(),
+            failures: Failures::new(),
+            engine: Arc::new(Engine::new(engine)),
+            nodes,
+            frames,
+        });
+        let sources: Vec<_> = (1..=2).map(|n| Arc::new(Pages::new(n))).collect();
+        let files = sources.iter().map(|source| open(&core, source.clone())).collect();
+        Arc::new(Model { core, files, sources, fresh })
+    }
+
+    /// Reads the words of `pages` pages from `page` on, one after the other in one read.
+    fn read(&self, file: usize, page: u64, pages: usize) -> Result<Vec<u64>> {
+        let bytes = (pages - 1) * PAGE_BYTES + 8;
+        let mut buf = vec![0; bytes];
+        let got = self.files[file].read_at(&mut buf, page * PAGE)?;
+        let words = buf[..got].chunks(PAGE_BYTES).map(|at| word(&at[..8]));
+        Ok(words.collect())
+    }
+
+    /// Reads, and checks every word. Fewer pages are right at the end of the file only.
+    fn check(&self, file: usize, page: u64, pages: usize) {
+        let wanted: Vec<_> =
+            (page..page + pages as u64).map(|page| self.sources[file].word(page)).collect();
+        let got = self.read(file, page, pages).expect("the source does not fail");
+        assert_eq!(got, wanted, "wrong bytes");
+    }
+
+    /// Evicts until a page is gone or nothing can be.
+    fn evict(&self) {
+        reclaim::evict(&self.core, 1, 8);
+    }
+
+    /// Nobody is left: everything can be dropped, and then all is free. Nothing leaked.
+    fn ends(&self) {
+        for file in &self.files {
+            freeze::invalidate(&self.core, &file.mapping, 0..PAGES_END);
+            assert_eq!(file.mapping.change().folios(), 0, "folios are left");
+        }
+        assert_eq!(self.core.frames.stats(), self.fresh, "frames are lost");
+    }
+}
+
+impl Pages {
+    fn new(number: u64) -> Self {
+        Pages {
+            number,
+            len_bytes: AtomicU64::new(4 * PAGE),
+            generation: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+}
+
+fn open(core: &Arc<Core>, source: Arc<Pages>) -> Handle {
+    let len_bytes = source.len_bytes().expect("it has a length");
+    let backing = Backing::new(source, core.engine.clone());
+    let mapping = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
+    Handle { core: core.clone(), mapping, stream: Stream::new(0) }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+/// Runs both at once on the model, which nobody has when they have ended.
+fn race(model: &Arc<Model>, one: fn(&Model), other: fn(&Model)) {
+    let (first, second) = if SWAPPED.get() { (other, one) } else { (one, other) };
+    let shared = model.clone();
+    let thread = loom::thread::spawn(move || second(&shared));
+    first(model);
+    thread.join().expect("the other thread");
+    model.ends();
+}

@@ -1,0 +1,148 @@
+//! Split and migration, against those who read meanwhile.
+
+use super::{Model, PAGE, holds_and_catches, race, word};
+use crate::flaw::Flaw;
+use crate::freeze;
+
+/// A short read, which may fail, of the first file's second page.
+fn read_second_shortly(model: &Model) {
+    let mut buf = [0; 8];
+    if model.files[0].short(&model.files[0].core, &mut buf, PAGE).is_ok() {
+        assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
+    }
+}
+
+/// A look-up under a reference, which may fail, of the same page.
+fn read_second_counted(model: &Model) {
+    let file = &model.files[0];
+    let Some(held) = model.core.hold(&file.mapping, 1) else { return };
+    if held.frame().is_changing() {
+        return;
+    }
+    let mut buf = [0; 8];
+    assert_eq!(file.copy_held(&held, &mut buf, PAGE), 8, "the page is not in the folio");
+    assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
+}
+
+/// A read that gets the page in the end, whatever happens.
+fn read_second(model: &Model) {
+    let mut buf = [0; 8];
+    let got = model.files[0].long(&mut buf, PAGE);
+    assert_eq!(got.expect("the source does not fail"), 8);
+    assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
+}
+
+/// A folio of two pages, as the only thing in a cache of two frames.
+fn pair() -> std::sync::Arc<Model> {
+    // The frame behind the table is not aligned to two.
+    let model = Model::new(3, 1);
+    let alone = model.core.frames.alloc(crate::frame::Order::MIN).expect("a frame");
+    model.check(0, 0, 2);
+    assert_eq!(model.core.frames.free_frames(), 0, "the pair is one folio");
+    model.core.put(alone);
+    model
+}
+
+/// The pair is split, its second page dropped, and that page's frame filled with one of the other
+/// file's.
+fn split_and_reuse(model: &Model) {
+    let file = &model.files[0];
+    if freeze::split_range(&model.core, &file.mapping, 0..2) == 0 {
+        return;
+    }
+    freeze::invalidate(&model.core, &file.mapping, 1..2);
+    // Of the two free frames the one that was freed last comes first.
+    model.check(1, 0, 1);
+}
+
+fn split_short() {
+    race(&pair(), split_and_reuse, read_second_shortly);
+}
+
+fn split_counted() {
+    race(&pair(), split_and_reuse, read_second_counted);
+}
+
+fn split_waited() {
+    let split = |model: &Model| {
+        freeze::split_range(&model.core, &model.files[0].mapping, 0..2);
+    };
+    race(&pair(), split, read_second);
+}
+
+#[test]
+fn a_short_read_of_a_folio_that_is_split() {
+    holds_and_catches(
+        split_short,
+        &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")],
+    );
+}
+
+#[test]
+fn a_counted_read_of_a_folio_that_is_split() {
+    holds_and_catches(
+        split_counted,
+        &[
+            (Flaw::CountedBlindly, "the page is not in the folio"),
+            (Flaw::FreezeAnyCount, "freed while readers believe it"),
+        ],
+    );
+}
+
+#[test]
+fn a_reader_who_finds_a_folio_being_split_gets_it() {
+    holds_and_catches(split_waited, &[(Flaw::MoveWakesNobody, "deadlock")]);
+}
+
+/// One page, and a free frame for it to move to.
+fn single() -> std::sync::Arc<Model> {
+    let model = Model::new(2, 0);
+    model.check(0, 1, 1);
+    model
+}
+
+fn migrate_and_reuse(model: &Model) {
+    freeze::migrate_range(&model.core, &model.files[0].mapping, 1..2);
+    if model.core.frames.free_frames() > 0 {
+        model.check(1, 0, 1);
+    }
+}
+
+fn migrate_short() {
+    race(&single(), migrate_and_reuse, read_second_shortly);
+}
+
+fn migrate_counted() {
+    race(&single(), migrate_and_reuse, read_second_counted);
+}
+
+fn migrate_waited() {
+    let migrate = |model: &Model| {
+        freeze::migrate_range(&model.core, &model.files[0].mapping, 1..2);
+    };
+    race(&single(), migrate, read_second);
+}
+
+#[test]
+fn a_short_read_of_a_folio_that_moves() {
+    holds_and_catches(
+        migrate_short,
+        &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")],
+    );
+}
+
+#[test]
+fn a_counted_read_of_a_folio_that_moves() {
+    holds_and_catches(
+        migrate_counted,
+        &[
+            (Flaw::CountedBlindly, "the page is not in the folio"),
+            (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
+        ],
+    );
+}
+
+#[test]
+fn a_reader_who_finds_a_folio_that_moves_gets_it() {
+    holds_and_catches(migrate_waited, &[(Flaw::MoveWakesNobody, "deadlock")]);
+}

@@ -21,6 +21,7 @@
 mod stream;
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -149,9 +150,17 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     }
     let offset = first.page << PAGE_SHIFT;
     let extents = extents(core, &batch);
-    let read = reader.mapping.backing.read(offset, &extents);
+    // A source that panics must not leave a folio on its way for ever: others may wait for it.
+    let read = catch_unwind(AssertUnwindSafe(|| reader.mapping.backing.read(offset, &extents)));
+    let (read, panic) = match read {
+        Ok(read) => (read, None),
+        Err(panic) => (Err(std::io::Error::other("the source panicked")), Some(panic)),
+    };
     let held = Held::adopt(core, first.head);
     finish(core, &reader.mapping, batch, offset, &read, Some(held.head()));
+    if let Some(panic) = panic {
+        resume_unwind(panic);
+    }
     // The error that this reader gets is its own fill's, also if nobody else waited.
     arrive(core, held)
 }

@@ -398,6 +398,8 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     if failed {
         // The index's reference.
         core.put(filling.head);
+        // It may have been the last folio of a file that nobody has open any more.
+        core.retire(mapping);
     }
     core.reclaim.progress();
 }

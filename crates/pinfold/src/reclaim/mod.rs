@@ -168,7 +168,9 @@ pub(crate) fn allocate(
 
 fn no_memory(core: &Core, wish: Order, counts: &SweepCounts) -> Error {
     let page = PAGE_BYTES as u64;
-    let filling = core.counters.sum(Event::FillStarted) - core.counters.sum(Event::FillEnded);
+    let ended = core.counters.sum(Event::FillEnded);
+    // Fills go on meanwhile; ends are asked for first, so that there are never more of them.
+    let filling = core.counters.sum(Event::FillStarted).saturating_sub(ended);
     Error::NoMemory {
         wanted_bytes: wish.bytes() as u64,
         budget_bytes: u64::from(core.frames.frames()) * page,

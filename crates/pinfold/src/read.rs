@@ -128,12 +128,14 @@ impl Handle {
                 return Ok(0);
             }
             let page = offset >> PAGE_SHIFT;
-            let held = match self.core.hold(&self.mapping, page) {
-                Some(held) if !held.frame().is_changing() => {
+            let held = self.core.hold(&self.mapping, page);
+            // Given back before the fill, which may have to make room: hence no guard in the match.
+            let held = match held.filter(|held| !held.frame().is_changing()) {
+                Some(held) => {
                     self.core.counters.count(Event::CountedHit);
                     held
                 }
-                _ => fill::get(self, page, buf.len())?,
+                None => fill::get(self, page, buf.len())?,
             };
             if held.frame().flags().contains(Flags::READAHEAD) {
                 fill::read_further(self, &held);

@@ -47,6 +47,10 @@ pub(crate) use stream::Stream;
 /// The most folios of one request to the source.
 const FOLIOS_MAX: usize = 64;
 
+/// The most requests prepared before they are given to the source: nobody can use their memory till
+/// then.
+const REQUESTS_MAX: usize = 8;
+
 /// Errors of failed fills, kept for those who waited, as long as the folio has holders.
 #[derive(Debug)]
 pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
@@ -201,13 +205,22 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         let end = (start + u64::from(plan.window_pages)).min(plan.ahead_end);
         let Ok(batch) = prepare(reader, start, end, false) else { break };
         let Some(last) = batch.last() else {
-            page = start + 1;
+            if reader.mapping.index.lookup(start).is_none() {
+                break; // there is no memory
+            }
+            page = start + 1; // somebody was quicker
             continue;
         };
         page = last.end();
         reader.core.frames.frame(batch[0].head).set_flags(Flags::READAHEAD);
         reader.core.counters.add(Event::Readahead, batch.len() as u64);
         requests.push(request(reader, batch));
+        if requests.len() == REQUESTS_MAX {
+            reader.mapping.backing.submit(&mut requests);
+            if !requests.is_empty() {
+                break; // as much is in flight as may be
+            }
+        }
     }
     reader.mapping.backing.submit(&mut requests);
     // What the engine has no room for is dropped, which ends it like a failed fill.

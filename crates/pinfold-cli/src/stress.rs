@@ -64,9 +64,15 @@ fn count(text: &str) -> Result<u64, String> {
         return Ok(number);
     }
     match text.parse::<f64>() {
-        Ok(number) if number.fract() == 0.0 && (0.0..1e18).contains(&number) => Ok(number as u64),
+        Ok(number) if number.fract() == 0.0 && (0.0..1e18).contains(&number) => Ok(whole(number)),
         _ => Err("not a number of reads".to_owned()),
     }
+}
+
+/// A float that is a whole number from 0 to 10^18, as an integer.
+#[expect(clippy::cast_sign_loss, reason = "the caller has looked")]
+fn whole(number: f64) -> u64 {
+    number as u64
 }
 
 /// Runs the stress; an error is its failure.
@@ -127,7 +133,7 @@ impl Bar {
     fn new(args: &StressArgs) -> Self {
         let (length, unit) = match args.reads {
             Some(reads) => (reads, "reads"),
-            None => ((args.seconds.unwrap_or(10.0) * 1000.0) as u64, "ms"),
+            None => (whole(args.seconds.unwrap_or(10.0).clamp(0.0, 1e6) * 1000.0), "ms"),
         };
         let template = format!("{{bar:40}} {{human_pos}}/{{human_len}} {unit}, {{msg}}");
         let style = ProgressStyle::with_template(&template).expect("the template is well formed");

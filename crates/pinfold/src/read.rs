@@ -140,30 +140,36 @@ impl Handle {
             if held.frame().flags().contains(Flags::READAHEAD) {
                 fill::read_further(self, &held);
             }
-            let Some(stamp) = held.frame().read_begin() else { continue };
-            let copied = self.copy_held(&held, buf, offset);
-            if !held.frame().read_retry(stamp) {
+            if let Some(copied) = self.copy_held(&held, buf, offset) {
                 return Ok(copied);
             }
         }
     }
 
-    /// Copies from a folio that is held and up to date.
-    pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
+    /// Copies from a folio that is held. `None`: it was dropped meanwhile.
+    ///
+    /// All that the entry says is read before the copy: soon after the reference was taken, while
+    /// the entry's line is still this core's. Asking after the copy would fetch it once more from
+    /// whoever else is reading the folio.
+    pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> Option<usize> {
+        let stamp = held.frame().read_begin()?;
         let at = offset - held.offset();
         let rest = held.frame().order().bytes() as u64 - at;
         // After the folio was seen up to date, as in the short way.
         let file_rest = self.mapping.len_bytes().saturating_sub(offset);
         let bytes = (buf.len() as u64).min(rest).min(file_rest) as usize;
+        if self.core.counters.shard().comes_to(held.head().0) {
+            held.frame().note_use();
+        }
+        if held.frame().read_retry(stamp) {
+            return None;
+        }
         // SAFETY: inside the folio, which the reference keeps; nobody changes the bytes of a
         // folio that others hold. `buf` is the caller's alone.
         unsafe {
             let from = held.address().wrapping_add(at as usize);
             copy_still(buf.as_mut_ptr(), from, bytes);
         }
-        if self.core.counters.shard().comes_to(held.head().0) {
-            held.frame().note_use();
-        }
-        bytes
+        Some(bytes)
     }
 }

@@ -270,7 +270,7 @@ fn reads_without_a_reference_need_no_buffer_on_the_stack() {
         let read = || {
             (0..16).for_each(|n| {
                 file.read_at(&mut buf, n * SHORT_MAX_BYTES as u64).unwrap();
-            })
+            });
         };
         let small = thread::Builder::new().stack_size(32 << 10);
         small.spawn_scoped(scope, read).unwrap();

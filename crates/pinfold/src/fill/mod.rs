@@ -212,7 +212,9 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
             continue;
         };
         page = last.end();
-        reader.core.frames.frame(batch[0].head).set_flags(Flags::READAHEAD);
+        if plan.mark {
+            reader.core.frames.frame(batch[0].head).set_flags(Flags::READAHEAD);
+        }
         reader.core.counters.add(Event::Readahead, batch.len() as u64);
         requests.push(request(reader, batch));
         if requests.len() == REQUESTS_MAX {

@@ -5,7 +5,7 @@
 //! is sequential; windows then double, from 64 KiB to the limit, with two of them on their way
 //! before they are needed. Any other miss brings just what is asked for. Called by `fill`.
 
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::source::Hint;
 use crate::sync::Mutex;
 
@@ -26,6 +26,8 @@ pub(super) struct Plan {
     pub(super) ahead_end: u64,
     /// In pieces of so many pages.
     pub(super) window_pages: u32,
+    /// And each piece gets a mark, at which more is read ahead.
+    pub(super) mark: bool,
 }
 
 /// A handle's state. See the head of the file.
@@ -69,30 +71,36 @@ impl Stream {
         if !sequential || self.window_max_pages == 0 {
             state.window_pages = 0;
             state.next = wanted_end;
-            return Plan { now_end: wanted_end, ahead_end: wanted_end, window_pages: 1 };
+            // Something in between may be there already; what is behind it is wanted all the same.
+            let window_pages = Order::MAX.frames();
+            return Plan { now_end: wanted_end, ahead_end: wanted_end, window_pages, mark: false };
         }
         state.window_pages = self.grown(state.window_pages);
         let window = u64::from(state.window_pages);
         let now_end = wanted_end.max(page + window).min(file_end);
         let ahead_end = (now_end + WINDOWS_AHEAD * window).min(file_end);
         state.next = ahead_end;
-        Plan { now_end, ahead_end, window_pages: state.window_pages }
+        Plan { now_end, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
     /// A reader comes to a mark; `page` is behind the folio that has it.
     pub(super) fn on_mark(&self, page: u64, file_bytes: u64) -> Plan {
         let mut state = self.state.lock();
+        // Another handle's mark, if this one does not read in sequence.
+        if state.hint == Some(Hint::Random) || state.window_pages == 0 {
+            return Plan { now_end: page, ahead_end: page, window_pages: 1, mark: false };
+        }
         state.window_pages = self.grown(state.window_pages);
         let window = u64::from(state.window_pages);
         let ahead_end = (page + (WINDOWS_AHEAD + 1) * window).min(file_pages(file_bytes));
         state.next = ahead_end;
-        Plan { now_end: page, ahead_end, window_pages: state.window_pages.max(1) }
+        Plan { now_end: page, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
     /// Everything in the file before `end`.
     pub(super) fn on_will_need(&self, end: u64, file_bytes: u64) -> Plan {
         let window_pages = self.window_max_pages.max(1);
-        Plan { now_end: 0, ahead_end: end.min(file_pages(file_bytes)), window_pages }
+        Plan { now_end: 0, ahead_end: end.min(file_pages(file_bytes)), window_pages, mark: false }
     }
 
     fn grown(&self, window_pages: u32) -> u32 {
@@ -128,10 +136,10 @@ mod tests {
         let mut windows = Vec::new();
         for _ in 0..9 {
             let plan = stream.on_miss(page, 4096, FILE);
-            windows.push(plan.window_pages);
+            windows.push(if plan.mark { plan.window_pages } else { 0 });
             page = plan.ahead_end;
         }
-        assert_eq!(windows, [1, 16, 32, 64, 128, 256, 512, 512, 512]);
+        assert_eq!(windows, [0, 16, 32, 64, 128, 256, 512, 512, 512]);
     }
 
     #[test]
@@ -141,6 +149,18 @@ mod tests {
         let plan = stream.on_miss(2, 4096, 5 * 4096 + 1);
         assert_eq!((plan.now_end, plan.ahead_end), (6, 6));
         assert_eq!(stream.on_mark(6, 5 * 4096 + 1).ahead_end, 6);
+    }
+
+    /// A random reader who comes to a mark of somebody else's must not read ahead.
+    #[test]
+    fn a_mark_means_nothing_to_a_random_reader() {
+        let stream = Stream::new(2 << 20);
+        assert!(!stream.on_miss(7, 65536, FILE).mark, "what is asked for needs no mark");
+        assert_eq!(stream.on_mark(8, FILE).ahead_end, 8);
+        stream.on_miss(23, 4096, FILE);
+        assert!(stream.on_mark(24, FILE).ahead_end > 24, "a run, by now");
+        stream.advise(Hint::Random);
+        assert_eq!(stream.on_mark(25, FILE).ahead_end, 25);
     }
 
     #[test]

@@ -463,3 +463,43 @@ fn one_file_by_many_names_is_cached_once() {
         assert_eq!(*misses.get_or_insert(stats.misses), stats.misses, "{}", name.display());
     }
 }
+
+// ---- "or change size", met by one who moves it ----
+
+/// Compaction finds a folio by the frame it lies in, and may come late: the folio may have been split
+/// by then, so that the same page lies in the same frame, but the frames behind it are others'.
+#[test]
+fn compaction_beside_splits() {
+    let subject = subject(8 << 20, 32 * MIB);
+    let until = Instant::now() + Duration::from_secs(3);
+    thread::scope(|scope| {
+        for seed in 0..2 {
+            let subject = &subject;
+            scope.spawn(move || {
+                let (mut buf, mut rng) = (vec![0; MIB], fastrand::Rng::with_seed(seed));
+                let file = subject.file.clone();
+                while Instant::now() < until {
+                    let hint = if rng.bool() { Hint::Random } else { Hint::Sequential };
+                    file.advise(0..0, hint).unwrap();
+                    let (offset, bytes) = (rng.usize(0..31 * MIB) as u64, rng.usize(1..256 << 10));
+                    let got = file.read_at(&mut buf[..bytes], offset).unwrap();
+                    let checked = subject.pattern.check(offset, &buf[..got]);
+                    checked.unwrap_or_else(|wrong| panic!("{wrong}"));
+                    let other = rng.usize(0..31 * MIB) as u64;
+                    let dropped = if rng.bool() { offset } else { other };
+                    file.invalidate(dropped..dropped + 2 * MIB as u64).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while Instant::now() < until {
+                subject.file.split(0..32 * MIB as u64);
+                thread::sleep(Duration::from_micros(20));
+            }
+        });
+        while Instant::now() < until {
+            subject.cache.compact();
+        }
+    });
+    assert!(subject.cache.stats().migrations > 0, "{:?}", subject.cache.stats());
+}

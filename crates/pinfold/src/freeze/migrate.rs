@@ -66,6 +66,7 @@ pub(crate) fn migrate(
     }
     freeze(old)?;
     let identity = old.identity();
+    assert_eq!(identity.order, new.order(), "moved to a folio of another size");
     let (from, to) = (core.frames.address(folio.frame), core.frames.address(new_head));
     // SAFETY: both are whole folios of this order, and do not overlap; the old one is frozen, so
     // nobody changes it, the new one is the caller's alone. Readers left over from its last

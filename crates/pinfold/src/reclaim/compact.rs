@@ -8,6 +8,7 @@
 use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, Order};
 use crate::freeze;
+use crate::index::FolioAt;
 
 /// Makes one free run of 2 MiB, if there is none; false if that cannot be had.
 pub(crate) fn compact(core: &Core) -> bool {
@@ -49,8 +50,14 @@ fn empty(core: &Core, head: FrameNumber) -> u32 {
     let Some(new) = core.frames.alloc(identity.order) else { return identity.order.frames() };
     let mut changing = mapping.change();
     let there = changing.writer(&core.nodes).folio(identity.index);
+    // Looked at again, now that it cannot change: it may have been split in its place, and the
+    // frames behind the first be those of others.
+    let same = |folio: &FolioAt| {
+        let order = u32::from(identity.order.get());
+        folio.frame == head && folio.page == identity.index && folio.order == order
+    };
     let moved = there
-        .filter(|folio| folio.frame == head && folio.page == identity.index)
+        .filter(same)
         .is_some_and(|folio| freeze::migrate(core, &mut changing, folio, new).is_ok());
     drop(changing);
     if moved {

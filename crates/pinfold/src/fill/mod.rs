@@ -238,6 +238,9 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Vec<Fil
     while at < end && batch.len() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.reclaim.order_max());
         let needed = urgent && batch.is_empty();
+        if !needed && core.reclaim.enough_on_its_way(core) {
+            break;
+        }
         let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
         match insert(reader, at, order, head) {
             Ok(filling) => {
@@ -306,6 +309,7 @@ fn insert(
     }
     let shadow = outcome?;
     core.counters.count(Event::FillStarted);
+    core.reclaim.fill_begins(order);
     Ok(Filling { head, page, order, shadow })
 }
 
@@ -407,6 +411,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
+    core.reclaim.fill_ends(filling.order);
     if !flaw::on(Flaw::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }

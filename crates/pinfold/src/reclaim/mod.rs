@@ -23,7 +23,7 @@ use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, Outcome};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 
 pub(crate) use compact::compact;
 pub(crate) use daemon::Daemon;
@@ -54,6 +54,8 @@ pub(crate) struct Reclaim {
     /// Moves when something is freed or arrives; readers out of memory wait for it.
     moved: Mutex<u64>,
     moved_wake: Condvar,
+    /// Frames of folios on their way. Not from `crate::sync`: no protocol hangs on it.
+    filling_frames: std::sync::atomic::AtomicU32,
 }
 
 impl std::fmt::Debug for Reclaim {
@@ -82,6 +84,7 @@ impl Reclaim {
             order_max: Order::new(order as u8).expect("at most the largest"),
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
+            filling_frames: 0.into(),
         }
     }
 
@@ -96,6 +99,7 @@ impl Reclaim {
             order_max,
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
+            filling_frames: 0.into(),
         }
     }
 
@@ -113,6 +117,23 @@ impl Reclaim {
     /// `change` mutex, or with no lock held.
     pub(crate) fn policy(&self) -> MutexGuard<'_, AnyPolicy> {
         self.policy.lock()
+    }
+
+    /// A folio of `order` is on its way.
+    pub(crate) fn fill_begins(&self, order: Order) {
+        // Relaxed, here and below: a level, to be compared with a limit.
+        self.filling_frames.fetch_add(order.frames(), Ordering::Relaxed);
+    }
+
+    /// A folio of `order` has arrived, or will not.
+    pub(crate) fn fill_ends(&self, order: Order) {
+        self.filling_frames.fetch_sub(order.frames(), Ordering::Relaxed);
+    }
+
+    /// Whether a quarter of the cache is on its way. Then nothing more is read ahead: one source
+    /// that hangs must not take the memory of all others.
+    pub(crate) fn enough_on_its_way(&self, core: &Core) -> bool {
+        self.filling_frames.load(Ordering::Relaxed) > core.frames.frames() / 4
     }
 
     /// Something was freed, or can be evicted now.
@@ -168,9 +189,8 @@ pub(crate) fn allocate(
 
 fn no_memory(core: &Core, wish: Order, counts: &SweepCounts) -> Error {
     let page = PAGE_BYTES as u64;
-    let ended = core.counters.sum(Event::FillEnded);
-    // Fills go on meanwhile; ends are asked for first, so that there are never more of them.
-    let filling = core.counters.sum(Event::FillStarted).saturating_sub(ended);
+    // Relaxed: for the message.
+    let filling = u64::from(core.reclaim.filling_frames.load(Ordering::Relaxed));
     Error::NoMemory {
         wanted_bytes: wish.bytes() as u64,
         budget_bytes: u64::from(core.frames.frames()) * page,

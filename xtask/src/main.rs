@@ -48,6 +48,13 @@ fn main() -> Result<()> {
     }
 }
 
+/// The cache's protocols under loom: a build of its own, in a folder of its own.
+fn models(sh: &Shell) -> Result<()> {
+    let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
+    cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
+    Ok(())
+}
+
 /// Runs the lab's own command.
 fn lab(sh: &Shell, what: &str, rest: &[String]) -> Result<()> {
     Ok(cmd!(sh, "cargo run --quiet --release -p pinfold-lab -- {what} {rest...}").quiet().run()?)
@@ -61,6 +68,7 @@ fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace").run()?;
     // What misuse does without debug assertions.
     cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;
+    models(sh)?;
     {
         let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
         cmd!(sh, "cargo doc --workspace --no-deps").run()?;

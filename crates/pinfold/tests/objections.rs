@@ -299,6 +299,8 @@ fn hits_in_write_protected_memory() {
     let cache = Cache::new(options).unwrap();
     let pattern = Pattern::new(24, 0);
     let file = cache.attach("file", Arc::new(Memory::new(pattern.to_vec(MIB)))).unwrap();
+    // Nothing is read ahead: by another thread, which may store a moment later.
+    file.advise(0..0, Hint::Random).unwrap();
     let mut buf = [0; 64];
     // Until every page's use count is at its maximum, and no readahead mark is left.
     for _ in 0..8 {

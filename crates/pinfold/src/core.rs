@@ -34,7 +34,7 @@ pub(crate) struct Core {
 impl Core {
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
     /// still be on its way from the source.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
         let head = mapping.index.lookup(page)?;
         let frame = self.frames.try_frame(head)?;

@@ -121,6 +121,7 @@ impl Handle {
     /// The reference keeps the bytes, but not their being the file's: a folio that was dropped
     /// because the file's length changed has zeros where the file may have bytes by now. So the
     /// version is checked here, too, over the look at the length and the copy.
+    #[inline(always)]
     fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         // Ends: each further turn follows an invalidation of this very folio.
         loop {
@@ -151,6 +152,7 @@ impl Handle {
     /// All that the entry says is read before the copy: soon after the reference was taken, while
     /// the entry's line is still this core's. Asking after the copy would fetch it once more from
     /// whoever else is reading the folio.
+    #[inline(always)]
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> Option<usize> {
         let stamp = held.frame().read_begin()?;
         let at = offset - held.offset();

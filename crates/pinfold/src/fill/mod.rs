@@ -98,6 +98,8 @@ impl Filling {
 
 /// The folio of `page`, up to date, where nobody holds it yet or it is on its way. `bytes` is how
 /// many the reader wants from there on.
+#[cold]
+#[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
     reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
@@ -170,6 +172,8 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 }
 
 /// A reader met the mark that what was read ahead is being used up.
+#[cold]
+#[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     // Whoever takes the mark away does the work.
     if !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD) {

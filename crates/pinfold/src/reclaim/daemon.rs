@@ -82,7 +82,6 @@ fn life(bell: &(Mutex<Order>, Condvar), core: &Weak<Core>) {
             if evict(&core, BATCH_PAGES, EFFORT_MAX).evicted == 0 {
                 break;
             }
-            core.reclaim.progress();
         }
     }
 }

@@ -240,7 +240,12 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
             Outcome::Pinned => answer(core, &mut sweep, victim, Answer::Pinned),
         }
     }
-    sweep.counts()
+    let counts = sweep.counts();
+    if counts.evicted > 0 {
+        // A reader who evicts for himself may free more than he takes: others wait for it.
+        core.reclaim.progress();
+    }
+    counts
 }
 
 fn answer(core: &Core, sweep: &mut Sweep, victim: u32, answer: Answer) {

@@ -41,6 +41,11 @@ pub(crate) enum Flaw {
     /// The file's length is loaded before the folio is seen up to date.
     LengthFirst,
 
+    /// A file that has grown gets its new length before the folio with its old end is dropped.
+    GrowFirst,
+    /// A reader with a reference does not ask, after the length, whether the folio is still there.
+    HeldLengthBlindly,
+
     // ---- of counted references and freezing ----
     /// A counted look-up does not check what it got a reference to.
     CountedBlindly,
@@ -48,6 +53,11 @@ pub(crate) enum Flaw {
     FreezeStaysEven,
     /// Freezing takes whatever the count says for its own.
     FreezeAnyCount,
+
+    /// A fill does not look whether its folio was dropped meanwhile.
+    LandBlindly,
+    /// A file without folios is given up by the first look at its handles.
+    RetireByGuess,
 
     // ---- of waiting ----
     /// A filler wakes first, and changes the state then.

@@ -17,7 +17,7 @@ pub(crate) struct Waiters {
 #[cfg(not(loom))]
 const STRIPES: usize = 64;
 #[cfg(loom)]
-const STRIPES: usize = 1;
+const STRIPES: usize = 2;
 
 impl Waiters {
     pub(crate) fn new() -> Self {

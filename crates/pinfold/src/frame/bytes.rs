@@ -52,7 +52,8 @@ pub(crate) fn fill(address: NonNull<u8>, value: u64) {
 /// Copies the words of the frames that begin in `from..from + bytes`, loaded by `load`.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, load: impl Fn(&AtomicU64) -> u64) {
     let arena = arena();
-    assert!(from.addr().is_multiple_of(PAGE_BYTES), "models read from the start of a page");
+    let skip = from.addr() % PAGE_BYTES;
+    assert!(skip == 0 || skip + bytes <= 8, "models read whole words, or a part of one");
     for at in (0..bytes).step_by(PAGE_BYTES) {
         // What a broken reader finds outside of the arena.
         let value = arena.word(from.addr() + at).map_or(u64::MAX, &load);
@@ -60,7 +61,8 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, load: impl Fn(&Atomic
             // Relaxed: racing, as the bytes of `copy_racing` are.
             word.store(value, Ordering::Relaxed);
         } else {
-            for (n, byte) in value.to_ne_bytes().into_iter().take(bytes - at).enumerate() {
+            for (n, byte) in value.to_ne_bytes().into_iter().skip(skip).take(bytes - at).enumerate()
+            {
                 // SAFETY: the caller says that `to` can be written for `bytes`.
                 unsafe { to.wrapping_add(at + n).write(byte) };
             }

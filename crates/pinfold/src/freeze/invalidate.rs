@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use super::freeze;
 use crate::core::Core;
+use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Order, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::mapping::{Changing, Mapping};
@@ -39,7 +40,7 @@ pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
-    if len_bytes < old_bytes {
+    if len_bytes < old_bytes || flaw::on(Flaw::GrowFirst) {
         mapping.set_len_bytes(len_bytes);
         drop_range(core, mapping, pages, None);
     } else if len_bytes > old_bytes {

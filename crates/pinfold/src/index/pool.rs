@@ -162,6 +162,7 @@ impl<const BITS: u32> NodePool<BITS> {
 
     /// The checker's pool cannot grow.
     #[cfg(loom)]
+    #[allow(clippy::unused_self, reason = "as the real one")]
     pub(crate) fn refill(
         &self,
         wanted: u32,

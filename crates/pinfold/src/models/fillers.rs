@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Model, holds_and_catches, race};
 use crate::flaw::Flaw;
+use crate::freeze;
 
 fn same_page() {
     let model = Model::new(2, 0);
@@ -36,4 +37,18 @@ fn failing() {
 #[test]
 fn an_error_is_told_and_not_kept() {
     holds_and_catches(failing, &[(Flaw::WakeFirst, "deadlock"), (Flaw::WakeUnlocked, "deadlock")]);
+}
+
+/// The page is dropped while it is on its way: its reader gets it all the same, from the source anew.
+fn dropped() {
+    let model = Model::new(2, 0);
+    let drop = |model: &Model| {
+        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+    };
+    race(&model, |model| model.check(0, 0, 1), drop);
+}
+
+#[test]
+fn a_fill_that_is_dropped_on_its_way_is_done_again() {
+    holds_and_catches(dropped, &[(Flaw::LandBlindly, "freed while readers believe it")]);
 }

@@ -10,7 +10,9 @@
 
 mod counted;
 mod fillers;
+mod length;
 mod moved;
+mod reopened;
 mod short;
 
 use std::borrow::Cow;
@@ -86,8 +88,8 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// A source whose page `n` reads as `number * 1000 + generation * 100 + n`, and that fails its
-/// first `failures` reads.
+/// A source whose page `n` reads as `number * 1000 + generation * 100 + n`, in both halves of the
+/// word, and that fails its first `failures` reads.
 #[derive(Debug)]
 struct Pages {
     number: u64,
@@ -128,7 +130,8 @@ impl Source for Pages {
 
 impl Pages {
     fn word(&self, page: u64) -> u64 {
-        self.number * 1000 + self.generation.load(Ordering::Relaxed) * 100 + page
+        let value = self.number * 1000 + self.generation.load(Ordering::Relaxed) * 100 + page;
+        value << 32 | value
     }
 }
 

@@ -1,0 +1,50 @@
+//! A file that nobody has open loses its last page while somebody opens it again: he has the file
+//! that the cache knows, and what nobody has open is given up in the end.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{Model, PAGE, holds_and_catches, race, word};
+use crate::fill::Stream;
+use crate::flaw::Flaw;
+use crate::freeze;
+use crate::handle::Handle;
+use crate::source::{Backing, Identity};
+
+fn open(model: &Model) -> Handle {
+    let core = &model.core;
+    let identity = Identity { device: 1, inode: 1 };
+    let backing = Backing::new(model.sources[0].clone(), core.engine.clone());
+    let path = PathBuf::from("again");
+    let mapping = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);
+    Handle { core: core.clone(), mapping, stream: Stream::new(0) }
+}
+
+/// Reads the first page, and closes the file.
+fn read_and_close(handle: &Handle, wanted: u64) {
+    let mut buf = [0; 8];
+    assert_eq!(handle.read_at(&mut buf, 0).expect("the source does not fail"), 8);
+    assert_eq!(word(&buf), wanted, "wrong bytes");
+    assert!(!handle.core.mappings.drop_handle(&handle.mapping), "it can be opened again");
+    handle.core.retire(&handle.mapping);
+}
+
+fn reopen() {
+    let model = Model::new(1, 0);
+    read_and_close(&open(&model), model.sources[0].word(0));
+    let open_again = |model: &Model| {
+        let handle = open(model);
+        let listed = model.core.mappings.get(handle.mapping.id).expect("an open file is listed");
+        assert!(Arc::ptr_eq(&listed, &handle.mapping), "an open file was given up");
+        read_and_close(&handle, model.sources[0].word(0));
+        freeze::invalidate(&model.core, &handle.mapping, 0..1);
+        model.core.retire(&handle.mapping);
+        assert_eq!(model.core.mappings.all().len(), 2, "a file was not given up");
+    };
+    race(&model, Model::evict, open_again);
+}
+
+#[test]
+fn a_file_that_is_opened_again_is_not_given_up() {
+    holds_and_catches(reopen, &[(Flaw::RetireByGuess, "an open file")]);
+}

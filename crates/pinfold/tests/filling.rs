@@ -1,0 +1,139 @@
+//! What becomes of fills that do not go as hoped, seen from the front door.
+
+#![cfg(not(loom))] // the model checker has no front door
+
+use std::borrow::Cow;
+use std::io;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use pinfold::source::{Memory, Source};
+use pinfold::{Cache, Hint, Options};
+
+const PAGE: u64 = 4096;
+
+fn cache() -> Cache {
+    Cache::new(Options::new(4 << 20)).unwrap()
+}
+
+/// Runs `body`, which must not take for ever.
+fn in_time(body: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    std::thread::spawn(move || {
+        body();
+        done.send(()).unwrap();
+    });
+    wait.recv_timeout(Duration::from_secs(20)).expect("it ends, without a panic");
+}
+
+/// Sevens without end, but for the first read, which panics as soon as `go` says.
+#[derive(Debug)]
+struct Panics {
+    first: AtomicBool,
+    go: Barrier,
+}
+
+impl Source for Panics {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if self.first.swap(false, Ordering::Relaxed) {
+            self.go.wait();
+            std::thread::sleep(Duration::from_millis(50)); // the other reader goes to sleep
+            panic!("as the test wants it");
+        }
+        buf.fill(7);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(64 * PAGE)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "panics".into()
+    }
+}
+
+#[test]
+fn a_source_that_panics_leaves_nobody_waiting() {
+    in_time(|| {
+        let source = Arc::new(Panics { first: AtomicBool::new(true), go: Barrier::new(2) });
+        let file = cache().attach("panics", source.clone()).unwrap();
+        let (other, mut buf) = (file.clone(), [0; 8]);
+        let panicking = std::thread::spawn(move || {
+            catch_unwind(AssertUnwindSafe(|| other.read_at(&mut [0; 8], 0))).unwrap_err();
+        });
+        source.go.wait();
+        let waited = file.read_at(&mut buf, 0);
+        panicking.join().unwrap();
+        // An error, if it waited for that very fill; and not kept.
+        assert!(waited.is_ok() || waited.unwrap_err().to_string().contains("panicked"));
+        assert_eq!(file.read_at(&mut buf, 0).unwrap(), 8);
+        assert_eq!(buf, [7; 8]);
+    });
+}
+
+#[test]
+fn more_than_the_cache_holds_is_asked_for_in_advance() {
+    in_time(|| {
+        let file = cache().attach("memory", Arc::new(Memory::new(vec![3; 16 << 20]))).unwrap();
+        let everything: Range<u64> = 0..i64::MAX as u64;
+        file.advise(everything, Hint::WillNeed).unwrap();
+        let mut buf = [0; 8];
+        for page in (0..4096).rev() {
+            assert_eq!(file.read_at(&mut buf, page * PAGE).unwrap(), 8);
+            assert_eq!(buf, [3; 8]);
+        }
+    });
+}
+
+#[test]
+fn what_a_file_has_grown_by_is_read() {
+    let memory = Arc::new(Memory::new(vec![1; 5 * 4096 + 100]));
+    let file = cache().attach("memory", memory.clone()).unwrap();
+    let mut buf = [0; 200];
+    assert_eq!(file.read_at(&mut buf, 5 * PAGE).unwrap(), 100);
+    memory.write_at(5 * PAGE + 100, &[2; 100]).unwrap();
+    // Not the page that the file ended in.
+    file.invalidate(0..1).unwrap();
+    assert_eq!(file.read_at(&mut buf, 5 * PAGE).unwrap(), 200);
+    assert_eq!(buf[100..], [2; 100], "bytes from before the file grew");
+}
+
+/// Reads nothing but its first page.
+#[derive(Debug)]
+struct Broken(AtomicU64);
+
+impl Source for Broken {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if offset > 0 {
+            std::thread::sleep(Duration::from_millis(50));
+            return Err(io::Error::other("as the test wants it"));
+        }
+        buf.fill(self.0.load(Ordering::Relaxed) as u8);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(64 * PAGE)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "broken".into()
+    }
+}
+
+#[test]
+fn a_file_goes_while_it_is_read_ahead_and_that_fails() {
+    in_time(|| {
+        let cache = cache();
+        let file = cache.attach("broken", Arc::new(Broken(AtomicU64::new(1)))).unwrap();
+        file.advise(PAGE..64 * PAGE, Hint::WillNeed).unwrap();
+        drop(file);
+        assert_eq!(cache.stats().files, 0);
+        // Ends: the reads in flight take 50 ms each.
+        while cache.stats().fills_in_flight > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(cache.stats().resident_bytes, 0, "frames are lost");
+    });
+}

@@ -15,7 +15,8 @@ use tempfile::TempDir;
 /// In memory: thousands of files a second would wear a disk out. Direct I/O is for the tests.
 static DIR: LazyLock<TempDir> = LazyLock::new(|| {
     let shared_memory = std::path::Path::new("/dev/shm");
-    let dir = if shared_memory.is_dir() { tempfile::tempdir_in(shared_memory) } else { TempDir::new() };
+    let dir =
+        if shared_memory.is_dir() { tempfile::tempdir_in(shared_memory) } else { TempDir::new() };
     dir.expect("a directory for the files of the scripts")
 });
 

@@ -2,7 +2,7 @@
 //! `pinfold::testing::script`. A failing input prints its steps, which `tests/differential.rs` can
 //! replay.
 //!
-//! `cargo +nightly fuzz run script -- -max_len=700 -max_total_time=60`
+//! `cargo +nightly fuzz run script -- -len_control=0 -max_len=700 -max_total_time=60`
 
 #![no_main]
 

@@ -283,3 +283,36 @@ fn try_names_what_is_wrong() {
     refused(&[&path, "--budget", "lots"], "a size is a number of bytes");
     refused(&[&path, "--seconds", "0"], "--seconds 0: must be above 0");
 }
+
+#[test]
+fn stress_says_what_it_did() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = pinfold(&["stress", "--budget", "1M", "--dir"]);
+        command.arg(dir.path()).args(args).assert()
+    };
+    run(&["--seconds", "1", "--threads", "2"])
+        .success()
+        .stdout(contains("every byte right"))
+        .stdout(contains("evictions"))
+        .stderr("");
+    run(&["--reads", "1e5"]).success().stdout(contains("reads checked"));
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert!(left.is_empty(), "its files are removed: {left:?}");
+}
+
+#[test]
+fn stress_names_bad_input() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["stress"]).args(args).assert().code(1).stderr(contains(why));
+    };
+    refused(&["--seconds", "0"], "--seconds 0: must be above 0");
+    refused(&["--threads", "0"], "--threads 0: must be from 1 to 1024");
+    refused(&["--budget", "100"], "a budget of 100 bytes: it must be from 1048576");
+    refused(&["--budget", "1T"], "--budget 1 TiB: at most 16 GiB");
+    refused(&["--dir", "/no/such/place"], "cannot make a directory in /no/such/place");
+    pinfold(&["stress", "--reads", "1.5"])
+        .assert()
+        .code(2)
+        .stderr(contains("not a number of reads"));
+}

@@ -102,6 +102,43 @@ fn a_frame_reused_for_another_page_while_it_is_read_is_noticed() {
     assert!(stats.evictions > 10, "{stats:?}");
 }
 
+/// The same page of another file may lie in the frame by then: only the identity tells.
+#[test]
+fn a_frame_reused_for_the_same_page_of_another_file_is_noticed() {
+    const FILES: usize = 8;
+    let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
+    let pattern = |n: usize| Pattern::new(27, n as u16);
+    let attach = |n| cache.attach("page", Arc::new(Memory::new(pattern(n).to_vec(4096)))).unwrap();
+    let files: Vec<File> = (0..FILES).map(attach).collect();
+    let until = Instant::now() + Duration::from_secs(20);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // More threads than cores: one that sleeps between the look-up and the look at the frame
+        // finds it changed when it wakes.
+        for seed in 0..8 {
+            let (files, over) = (&files, &over);
+            scope.spawn(move || {
+                let (mut buf, mut rng) = ([0; 64], fastrand::Rng::with_seed(seed));
+                while !over.load(Ordering::Relaxed) {
+                    let n = rng.usize(0..FILES);
+                    if rng.u32(0..32) == 0 {
+                        // What was freed last is handed out first.
+                        files[n].invalidate(0..1).unwrap();
+                    }
+                    files[n].read_at(&mut buf, 640).unwrap();
+                    pattern(n).check(640, &buf).unwrap_or_else(|wrong| panic!("{wrong}"));
+                }
+            });
+        }
+        // Ends: at the latest after 20 seconds.
+        while cache.stats().fallbacks.identity < 20 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(cache.stats().fallbacks.identity > 0, "{:?}", cache.stats());
+}
+
 #[test]
 fn a_folio_split_while_it_is_read_is_noticed() {
     let subject = subject(64 << 20, MIB);

@@ -309,7 +309,7 @@ fn stress_names_bad_input() {
     refused(&["--seconds", "0"], "--seconds 0: must be above 0");
     refused(&["--threads", "0"], "--threads 0: must be from 1 to 1024");
     refused(&["--budget", "100"], "a budget of 100 bytes: it must be from 1048576");
-    refused(&["--budget", "1T"], "--budget 1 TiB: at most 16 GiB");
+    refused(&["--budget", "1T"], "--budget 1024 GiB: at most 16 GiB");
     refused(&["--dir", "/no/such/place"], "cannot make a directory in /no/such/place");
     pinfold(&["stress", "--reads", "1.5"])
         .assert()

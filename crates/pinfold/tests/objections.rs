@@ -1,8 +1,8 @@
 //! The objections that reviewers had to short reads without a reference, a test for each.
 //!
 //! What needs the inside of the crate (the order of steps under loom, addresses made from garbage)
-//! is tested there. Here: what a program can see. Each test names its objection; each has been
-//! seen to fail with the answer taken away.
+//! is tested there. Here: what a program can see. Each test names its objection;
+//! `docs/cache.md` tells which have been seen to fail with the answer taken away.
 
 use std::process::Command;
 use std::sync::Arc;

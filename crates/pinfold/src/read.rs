@@ -23,82 +23,104 @@
 
 use std::num::NonZero;
 
-use crate::core::{Core, Held};
-use crate::counters::Event;
+use crate::core::Held;
+use crate::counters::{Event, Shard};
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
 use crate::frame::{Flags, PAGE_SHIFT, copy_racing, copy_still};
 use crate::handle::Handle;
 
-/// Why the short way was not taken to its end.
-pub(crate) type Fallback = Event;
-
 impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let core = &*self.core;
-        let Some(bytes) = NonZero::new(buf.len()) else { return self.empty(offset) };
-        core.counters.shard().count_read(bytes);
-        if buf.len() <= core.options.short_read_max_bytes {
-            match self.short(core, buf, offset) {
-                Ok(()) => return Ok(buf.len()),
-                Err(why) => core.counters.count(why),
+        if let Some(bytes) = NonZero::new(buf.len()) {
+            let shard = self.core.counters.shard();
+            shard.count_read(bytes);
+            if self.short(shard, buf, offset) {
+                return Ok(buf.len());
             }
-        } else {
-            core.counters.count(Event::LongRead);
         }
-        self.long(buf, offset)
+        self.fall_back(buf, offset)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn empty(&self, offset: u64) -> Result<usize> {
-        self.core.counters.count(Event::EmptyRead);
-        self.long(&mut [], offset)
-    }
-
-    /// All of `buf`, without a reference.
+    /// All of `buf`, without a reference; or nothing, and `buf` holds garbage. Compiled into the
+    /// program's own loops, where each instruction is one that other reads' memory waits behind:
+    /// so it does not say why not (`why_not` does).
     #[inline(always)]
-    pub(crate) fn short(&self, core: &Core, buf: &mut [u8], offset: u64) -> Result<(), Fallback> {
-        let mapping = &*self.mapping;
+    pub(crate) fn short(&self, shard: &Shard, buf: &mut [u8], offset: u64) -> bool {
+        let (core, mapping) = (&*self.core, &*self.mapping);
+        if buf.len() > core.options.short_read_max_bytes {
+            return false;
+        }
         let early = flaw::on(Flaw::LengthFirst).then(|| mapping.len_bytes());
-        let head = mapping.index.lookup(offset >> PAGE_SHIFT).ok_or(Event::Absent)?;
-        let (frame, from) = core.frames.try_both(head).ok_or(Event::Identity)?;
-        let stamp = frame.read_begin().ok_or(Event::Changing)?;
-        let identity = frame.identity();
-        let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
-        let rest = (identity.order.bytes() as u64).wrapping_sub(at);
-        let ours = identity.mapping == mapping.id || flaw::on(Flaw::AnyIdentity);
-        if !ours || at >= identity.order.bytes() as u64 {
-            return Err(Event::Identity);
+        let head = mapping.index.lookup_hint(offset >> PAGE_SHIFT);
+        let Some((frame, from)) = core.frames.try_both(head) else { return false };
+        let Some(stamp) = frame.read_begin() else { return false };
+        let (id, start, span) = frame.readable();
+        let (at, bytes) = (offset.wrapping_sub(start), buf.len() as u64);
+        if id != mapping.id && !flaw::on(Flaw::AnyIdentity) {
+            return false;
         }
-        let bytes = buf.len() as u64;
-        if bytes > rest {
-            return Err(Event::Crosses);
-        }
-        if frame.has_readahead_mark() {
-            return Err(Event::ReadaheadMark);
+        if at >= u64::from(span) || bytes > u64::from(span) - at {
+            return false;
         }
         // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
         if offset + bytes > early.unwrap_or_else(|| mapping.len_bytes()) {
-            return Err(Event::EndOfFile);
+            return false;
         }
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
         // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from.wrapping_add(at as usize), buf.len()) };
         if frame.read_retry(stamp) {
-            return Err(Event::Changed);
+            return false;
         }
-        if core.counters.shard().comes_to(head.0) {
+        if !frame.is_used_most() && shard.comes_to(head.0) {
             frame.note_use();
         }
-        Ok(())
+        true
+    }
+
+    /// The counted way, of what could not be read shortly.
+    #[cold]
+    #[inline(never)]
+    fn fall_back(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.core.counters.count(self.why_not(buf.len(), offset));
+        self.long(buf, offset)
+    }
+
+    /// Why a range could not be read shortly a moment ago, as far as it can still be seen.
+    fn why_not(&self, len: usize, offset: u64) -> Event {
+        let (core, mapping, bytes) = (&*self.core, &*self.mapping, len as u64);
+        if len == 0 {
+            return Event::EmptyRead;
+        }
+        if len > core.options.short_read_max_bytes {
+            return Event::LongRead;
+        }
+        let Some(head) = mapping.index.lookup(offset >> PAGE_SHIFT) else { return Event::Absent };
+        let frame = core.frames.frame(head);
+        if frame.is_changing() {
+            return Event::Changing;
+        }
+        let identity = frame.identity();
+        let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
+        let order_bytes = identity.order.bytes() as u64;
+        if identity.mapping != mapping.id || at >= order_bytes {
+            Event::Identity
+        } else if frame.flags().contains(Flags::READAHEAD) {
+            Event::ReadaheadMark
+        } else if bytes > order_bytes - at {
+            Event::Crosses
+        } else if offset + bytes > mapping.len_bytes() {
+            Event::EndOfFile
+        } else {
+            Event::Changed
+        }
     }
 
     /// Piece by piece, each of one folio.
-    #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let bytes = buf.len() as u64;
@@ -160,7 +182,8 @@ impl Handle {
         // After the folio was seen up to date, as in the short way.
         let file_rest = self.mapping.len_bytes().saturating_sub(offset);
         let bytes = (buf.len() as u64).min(rest).min(file_rest) as usize;
-        if self.core.counters.shard().comes_to(held.head().0) {
+        if !held.frame().is_used_most()
+            && self.core.counters.shard().comes_to(held.head().0) {
             held.frame().note_use();
         }
         if held.frame().read_retry(stamp) && !flaw::on(Flaw::HeldLengthBlindly) {

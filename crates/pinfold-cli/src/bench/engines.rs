@@ -15,8 +15,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, Mmap, MmapMut};
 use pinfold::{Cache, Options};
-use rand::{Rng, SeedableRng};
-use rand_pcg::Pcg64Mcg;
 
 use super::place::open_plain;
 use super::shared::Board;
@@ -39,7 +37,7 @@ pub trait Reader {
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Reader for Bytes<'_> {
-    #[inline]
+    #[inline(always)]
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let rest = self.0.get(offset as usize..).unwrap_or_default();
         if let Some(bytes) = rest.get(..buf.len()) {
@@ -52,14 +50,14 @@ impl Reader for Bytes<'_> {
 }
 
 impl Reader for std::fs::File {
-    #[inline]
+    #[inline(always)]
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         Ok(self.read_at(buf, offset)?)
     }
 }
 
 impl Reader for pinfold::File {
-    #[inline]
+    #[inline(always)]
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         Ok(self.read_at(buf, offset)?)
     }
@@ -237,9 +235,13 @@ impl Blocks {
             None => turn(reader, block_bytes, board, worker, || black_box(0)),
             Some(below) => {
                 let count = below / block_bytes as u64;
-                let mut random = Pcg64Mcg::seed_from_u64(worker as u64);
+                let mut state = worker as u64;
                 turn(reader, block_bytes, board, worker, || {
-                    let high = (u128::from(random.next_u64()) * u128::from(count)) >> 64;
+                    // Knuth's MMIX generator, whose upper half is random enough to spread reads. A
+                    // better one would cost as much as a read: what waits for memory is paid by
+                    // the instruction.
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let high = (u128::from(state) * u128::from(count)) >> 64;
                     high as u64 * block_bytes as u64
                 })
             }
@@ -258,12 +260,14 @@ fn turn<R: Reader>(
     let mut room = super::place::Aligned::zeroed(block_bytes);
     let buf = &mut room.bytes_mut()[..block_bytes];
     workers::work(board, worker, BATCH, || {
+        let mut got = 0;
         for _ in 0..BATCH {
-            let got = reader.read(buf, offset())?;
+            got += reader.read(buf, offset())?;
             // The compiler must take it that somebody looks at the bytes.
             black_box(buf.as_mut_ptr());
-            ensure!(got == block_bytes, "a read of {block_bytes} bytes gave {got}");
         }
+        let wanted = block_bytes * BATCH as usize;
+        ensure!(got == wanted, "{BATCH} reads of {block_bytes} bytes gave {got} of {wanted}");
         Ok(())
     })
 }

@@ -116,13 +116,6 @@ impl Arena {
         }
     }
 
-    /// The same for a frame that was checked to be below `frames`; of another one it is no address.
-    #[inline(always)]
-    pub(super) fn address_below(&self, frame: FrameNumber) -> *mut u8 {
-        debug_assert!(frame.0 < self.frames);
-        self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)
-    }
-
     #[inline]
     pub(super) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
         if frame.0 >= self.frames {

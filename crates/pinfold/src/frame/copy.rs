@@ -23,14 +23,14 @@ mod machine {
             $(#[$doc])*
             ///
             /// # Safety
-            /// Both can be accessed for that long; nobody else accesses what is at `to`.
+            /// Both can be accessed there for that long; nobody else accesses what is at `to`.
             #[inline(always)]
-            pub(super) unsafe fn $name(to: *mut u8, from: *const u8) {
+            pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
                 // SAFETY: one load and one store, of which the caller says that they may be made.
                 unsafe {
                     asm!(
                         $load, $store,
-                        lane = out($class) _, from = in(reg) from, to = in(reg) to,
+                        lane = out($class) _, from = in(reg) from, to = in(reg) to, at = const AT,
                         options(nostack, preserves_flags),
                     );
                 }
@@ -39,12 +39,12 @@ mod machine {
     }
 
     moves! {
-        /// Copies 16 bytes.
-        copy16(lane: xmm_reg) = "movups {lane}, [{from}]", "movups [{to}], {lane}";
-        /// Copies 8 bytes.
-        copy8(lane: reg) = "mov {lane}, [{from}]", "mov [{to}], {lane}";
-        /// Copies 4 bytes.
-        copy4(lane: reg) = "mov {lane:e}, [{from}]", "mov [{to}], {lane:e}";
+        /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
+        copy16(lane: xmm_reg) = "movups {lane}, [{from} + {at}]", "movups [{to} + {at}], {lane}";
+        /// Copies 8 bytes there.
+        copy8(lane: reg) = "mov {lane}, [{from} + {at}]", "mov [{to} + {at}], {lane}";
+        /// Copies 4 bytes there.
+        copy4(lane: reg) = "mov {lane:e}, [{from} + {at}]", "mov [{to} + {at}], {lane:e}";
     }
 
     /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
@@ -70,52 +70,34 @@ mod machine {
 mod machine {
     use std::arch::asm;
 
-    /// Copies 16 bytes.
-    ///
-    /// # Safety
-    /// Both can be accessed for that long; nobody else accesses what is at `to`.
-    #[inline(always)]
-    pub(super) unsafe fn copy16(to: *mut u8, from: *const u8) {
-        // SAFETY: one load and one store, of which the caller says that they may be made.
-        unsafe {
-            asm!(
-                "ldr {lane:q}, [{from}]", "str {lane:q}, [{to}]",
-                lane = out(vreg) _, from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
+    macro_rules! moves {
+        ($($(#[$doc:meta])* $name:ident($lane:ident: $class:ident) = $load:literal, $store:literal;)*) => {$(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// Both can be accessed there for that long; nobody else accesses what is at `to`.
+            #[inline(always)]
+            pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
+                // SAFETY: one load and one store, of which the caller says that they may be made.
+                unsafe {
+                    asm!(
+                        $load, $store,
+                        lane = out($class) _, from = in(reg) from, to = in(reg) to, at = const AT,
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+        )*};
     }
 
-    /// Copies 8 bytes.
-    ///
-    /// # Safety
-    /// As of [`copy16`].
-    #[inline(always)]
-    pub(super) unsafe fn copy8(to: *mut u8, from: *const u8) {
-        // SAFETY: as in `copy16`.
-        unsafe {
-            asm!(
-                "ldr {lane:x}, [{from}]", "str {lane:x}, [{to}]",
-                lane = out(reg) _, from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-
-    /// Copies 4 bytes.
-    ///
-    /// # Safety
-    /// As of [`copy16`].
-    #[inline(always)]
-    pub(super) unsafe fn copy4(to: *mut u8, from: *const u8) {
-        // SAFETY: as in `copy16`.
-        unsafe {
-            asm!(
-                "ldr {lane:w}, [{from}]", "str {lane:w}, [{to}]",
-                lane = out(reg) _, from = in(reg) from, to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
+    // The offset of a plain `ldr` is a multiple of its size: so are all that are asked for.
+    moves! {
+        /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
+        copy16(lane: vreg) = "ldr {lane:q}, [{from}, #{at}]", "str {lane:q}, [{to}, #{at}]";
+        /// Copies 8 bytes there.
+        copy8(lane: reg) = "ldr {lane:x}, [{from}, #{at}]", "str {lane:x}, [{to}, #{at}]";
+        /// Copies 4 bytes there.
+        copy4(lane: reg) = "ldr {lane:w}, [{from}, #{at}]", "str {lane:w}, [{to}, #{at}]";
     }
 
     /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
@@ -159,15 +141,23 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
     match bytes {
         // SAFETY: `bytes` is at least 16.
         16..=32 => unsafe {
-            machine::copy16(to, from);
-            machine::copy16(to.add(bytes - 16), from.add(bytes - 16));
+            machine::copy16::<0>(to, from);
+            machine::copy16::<0>(to.add(bytes - 16), from.add(bytes - 16));
+        },
+        // One line of most machines, and what is read most.
+        // SAFETY: `bytes` is 64.
+        64 => unsafe {
+            machine::copy16::<0>(to, from);
+            machine::copy16::<16>(to, from);
+            machine::copy16::<32>(to, from);
+            machine::copy16::<48>(to, from);
         },
         // SAFETY: `bytes` is at least 32.
-        33..=64 => unsafe {
-            machine::copy16(to, from);
-            machine::copy16(to.add(16), from.add(16));
-            machine::copy16(to.add(bytes - 32), from.add(bytes - 32));
-            machine::copy16(to.add(bytes - 16), from.add(bytes - 16));
+        33..64 => unsafe {
+            machine::copy16::<0>(to, from);
+            machine::copy16::<16>(to, from);
+            machine::copy16::<0>(to.add(bytes - 32), from.add(bytes - 32));
+            machine::copy16::<16>(to.add(bytes - 32), from.add(bytes - 32));
         },
         65..MANY => {
             let mut at = 0;
@@ -175,28 +165,28 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
             while at < bytes - 32 {
                 // SAFETY: `at + 32` is below `bytes`.
                 unsafe {
-                    machine::copy16(to.add(at), from.add(at));
-                    machine::copy16(to.add(at + 16), from.add(at + 16));
+                    machine::copy16::<0>(to.add(at), from.add(at));
+                    machine::copy16::<16>(to.add(at), from.add(at));
                 }
                 at += 32;
             }
             // SAFETY: `bytes` is at least 32.
             unsafe {
-                machine::copy16(to.add(bytes - 32), from.add(bytes - 32));
-                machine::copy16(to.add(bytes - 16), from.add(bytes - 16));
+                machine::copy16::<0>(to.add(bytes - 32), from.add(bytes - 32));
+                machine::copy16::<16>(to.add(bytes - 32), from.add(bytes - 32));
             }
         }
         // SAFETY: the caller's promise, whole.
         MANY.. => unsafe { machine::many(to, from, bytes) },
         // SAFETY: `bytes` is at least 8.
         8..16 => unsafe {
-            machine::copy8(to, from);
-            machine::copy8(to.add(bytes - 8), from.add(bytes - 8));
+            machine::copy8::<0>(to, from);
+            machine::copy8::<0>(to.add(bytes - 8), from.add(bytes - 8));
         },
         // SAFETY: `bytes` is at least 4.
         4..8 => unsafe {
-            machine::copy4(to, from);
-            machine::copy4(to.add(bytes - 4), from.add(bytes - 4));
+            machine::copy4::<0>(to, from);
+            machine::copy4::<0>(to.add(bytes - 4), from.add(bytes - 4));
         },
         0..4 => {
             for at in 0..bytes {

@@ -66,7 +66,7 @@
 use bitflags::bitflags;
 
 use super::count::{self, Count};
-use super::{FrameNumber, Order};
+use super::{FrameNumber, Order, PAGE_SHIFT};
 use crate::flaw::{self, Flaw};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -125,8 +125,8 @@ pub(crate) struct Frame {
     pub(crate) count: Count,
     /// Odd while identity or bytes may change. At 8.
     version: AtomicU64,
-    /// At 16.
-    index: AtomicU64,
+    /// The file's byte that the folio begins with. At 16.
+    start: AtomicU64,
     /// At 24.
     mapping: AtomicU32,
     /// The allocator's while free, the policy's while queued, none in between. At 28.
@@ -144,9 +144,12 @@ pub(crate) struct Frame {
     block: AtomicU8,
     /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
     place: AtomicU8,
-    /// At 44: five words to spare.
+    /// Bytes from the start on that may be read without a reference: the folio's, or none while a
+    /// read should have more read ahead. What `order` and `flags` say, in one load. At 44.
+    span_bytes: AtomicU32,
+    /// At 48: four words to spare.
     #[cfg(not(loom))]
-    _spare_u32: [u32; 5],
+    _spare_u32: [u32; 4],
 }
 
 // The model checker's atomics are larger; it has no cache lines either.
@@ -164,7 +167,7 @@ impl Frame {
         Frame {
             count: count::frozen(),
             version: AtomicU64::new(1),
-            index: AtomicU64::new(0),
+            start: AtomicU64::new(0),
             mapping: AtomicU32::new(MAPPING_NONE),
             prev: AtomicU32::new(LINK_NONE),
             next: AtomicU32::new(LINK_NONE),
@@ -173,8 +176,9 @@ impl Frame {
             uses: AtomicU8::new(0),
             block: AtomicU8::new(0),
             place: AtomicU8::new(0),
+            span_bytes: AtomicU32::new(0),
             #[cfg(not(loom))]
-            _spare_u32: [0; 5],
+            _spare_u32: [0; 4],
         }
     }
 
@@ -258,8 +262,19 @@ impl Frame {
         // mapping sees the index and order that were stored before it.
         let mapping = self.mapping.load(Ordering::Acquire);
         // Relaxed: ordered by the load above.
-        let index = self.index.load(Ordering::Relaxed);
-        Identity { mapping, index, order: self.order() }
+        let start = self.start.load(Ordering::Relaxed);
+        Identity { mapping, index: start >> PAGE_SHIFT, order: self.order() }
+    }
+
+    /// What a reader that holds nothing asks of the identity, in three loads: the file, the byte
+    /// of it that the folio begins with, and how many from there on may be read so. To be believed
+    /// if [`Frame::read_retry`] says so.
+    #[inline(always)]
+    pub(crate) fn readable(&self) -> (u32, u64, u32) {
+        // Relaxed, all three: ordered by the version, before and after.
+        let mapping = self.mapping.load(Ordering::Relaxed);
+        let start = self.start.load(Ordering::Relaxed);
+        (mapping, start, self.span_bytes.load(Ordering::Relaxed))
     }
 
     /// The folio's order; as much to be believed as [`Frame::identity`].
@@ -280,8 +295,9 @@ impl Frame {
         self.assert_changing("identity given");
         // Relaxed: the Release store below publishes both to those who hold a reference, the
         // version's fences keep them from those who don't.
-        self.index.store(identity.index, Ordering::Relaxed);
+        self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
+        self.settle_span(self.flags());
         // Release: pairs with the Acquire load in `identity`. Last, because a folio without a
         // mapping is nobody's: whoever got a reference by a stale number must not take the
         // leftover index for that of the new mapping.
@@ -331,25 +347,35 @@ impl Frame {
         Flags::from_bits_truncate(self.flags.load(Ordering::Acquire))
     }
 
-    /// Whether a read should have more read ahead: a hint, and one load.
-    #[inline]
-    pub(crate) fn has_readahead_mark(&self) -> bool {
-        // Relaxed: a hint.
-        self.flags.load(Ordering::Relaxed) & Flags::READAHEAD.bits() != 0
-    }
-
     /// Sets `flags` and returns those that were set before: whoever finds a flag missing there is
     /// the one who set it. Loses no update of anybody else. Cost: one atomic or.
     pub(crate) fn set_flags(&self, flags: Flags) -> Flags {
         // AcqRel: pairs with itself, `clear_flags` and `flags`: what was done before a flag
         // changed is seen by whoever sees it changed.
-        Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel))
+        let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
+        if flags.contains(Flags::READAHEAD) {
+            self.settle_span(flags);
+        }
+        old
     }
 
     /// Clears `flags` and returns those that were set before. Cost: one atomic and.
     pub(crate) fn clear_flags(&self, flags: Flags) -> Flags {
         // AcqRel: as in `set_flags`.
-        Flags::from_bits_truncate(self.flags.fetch_and(!flags.bits(), Ordering::AcqRel))
+        let old = Flags::from_bits_truncate(self.flags.fetch_and(!flags.bits(), Ordering::AcqRel));
+        if (flags & old).contains(Flags::READAHEAD) {
+            self.settle_span(old - flags);
+        }
+        old
+    }
+
+    /// Brings the span in line with the order and `flags`. The mark is set by whoever makes the
+    /// folio, and taken away by one holder of a reference: nobody else stores the span then.
+    fn settle_span(&self, flags: Flags) {
+        let marked = flags.contains(Flags::READAHEAD);
+        let bytes = if marked { 0 } else { self.order().bytes() as u32 };
+        // Relaxed: either the version orders it, or it is as good a moment later.
+        self.span_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its
@@ -362,6 +388,12 @@ impl Frame {
         if uses < USES_MAX {
             self.uses.store(uses + 1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether there is no further use to be noted.
+    #[inline(always)]
+    pub(crate) fn is_used_most(&self) -> bool {
+        self.uses() >= USES_MAX
     }
 
     /// How often the folio was used lately, 0 to [`USES_MAX`].
@@ -466,7 +498,7 @@ impl Frame {
 
     pub(super) fn set_identity_relaxed(&self, mapping: u32, index: u64) {
         self.mapping.store(mapping, Ordering::Relaxed);
-        self.index.store(index, Ordering::Relaxed);
+        self.start.store(index << PAGE_SHIFT, Ordering::Relaxed);
     }
 }
 

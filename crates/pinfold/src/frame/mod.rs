@@ -223,9 +223,14 @@ impl Frames {
     /// for one comparison.
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
-        // The table has an entry for each frame of the arena (see the invariants).
         let entry = self.table.try_frame(frame)?;
-        Some((entry, self.arena.address_below(frame)))
+        // The table's address is the arena's: one load for both.
+        #[cfg(not(loom))]
+        let base = self.table.base();
+        #[cfg(loom)]
+        let base = self.arena.base().as_ptr();
+        // The arena has a frame for each entry of the table (see the invariants).
+        Some((entry, base.wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
     }
 
     /// Where the bytes of `frame` are. Cost: one compare.

@@ -28,6 +28,9 @@ const SHADOW_TAG: u32 = 0b10 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
+/// Where the lift stands in a packed root: at the top, so that it takes no masking.
+const LIFT_SHIFT: u32 = 58;
+
 /// In this room always that of a folio's head.
 pub(crate) use crate::frame::FrameNumber;
 
@@ -67,6 +70,12 @@ impl Entry {
         if number < PAYLOAD_END { Some(FrameNumber(number)) } else { None }
     }
 
+    /// The frame's number if the entry is a folio; for anything else a number that no arena has.
+    #[inline(always)]
+    pub(super) fn frame_or_none_such(self) -> FrameNumber {
+        FrameNumber(self.0.wrapping_sub(FOLIO_TAG))
+    }
+
     #[inline]
     pub(super) fn payload(self) -> Option<u32> {
         let payload = self.0.wrapping_sub(SHADOW_TAG);
@@ -104,13 +113,23 @@ pub(super) struct Root {
 impl Root {
     pub(super) const EMPTY: Root = Root { entry: Entry::EMPTY, bits: 0 };
 
+    /// From the low end: the entry, the bits, and how far a page is shifted up so that its topmost
+    /// slot's bits stand at the top: what the lookup needs, in one shift.
     #[inline]
     pub(super) fn unpack(word: u64) -> Root {
-        Root { entry: Entry(word as u32), bits: (word >> 32) as u32 }
+        Root { entry: Entry(word as u32), bits: (word >> 32) as u32 & 0xFF }
     }
 
     pub(super) fn pack(self) -> u64 {
-        u64::from(self.bits) << 32 | u64::from(self.entry.0)
+        let lift = u64::from(self.bits.wrapping_neg());
+        lift << LIFT_SHIFT | u64::from(self.bits) << 32 | u64::from(self.entry.0)
+    }
+
+    /// The page's bits that choose slots under the root packed in `word`, the highest level's first,
+    /// from the top down. Nothing of worth if there is no node under it.
+    #[inline(always)]
+    pub(super) fn lift(word: u64, page: u64) -> u64 {
+        page.wrapping_shl((word >> LIFT_SHIFT) as u32)
     }
 
     /// Whether the root's entry covers `page`.

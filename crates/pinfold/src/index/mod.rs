@@ -99,6 +99,9 @@ pub(crate) const BITS: u32 = 6;
 #[cfg(loom)]
 pub(crate) const BITS: u32 = 1;
 
+/// Levels of which a lookup is written out where it is called: four reach 64 GiB.
+const LEVELS_INLINE: u32 = 4;
+
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;
 
@@ -187,6 +190,15 @@ impl<const BITS: u32> Index<BITS> {
         self.walk(page).frame()
     }
 
+    /// As `lookup`, for somebody who checks what comes out of it anyway: for a page that is not in
+    /// the index it may be any head, as the root is not asked whether it covers the page, or a
+    /// number that no arena has.
+    #[inline(always)]
+    pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {
+        // Acquire: as in `walk`.
+        self.descend(self.root.load(Ordering::Acquire), page).frame_or_none_such()
+    }
+
     /// Like `lookup`, and tells a shadow from a hole.
     #[inline]
     pub(crate) fn lookup_raw(&self, page: u64) -> Slot {
@@ -201,23 +213,46 @@ impl<const BITS: u32> Index<BITS> {
     #[inline]
     fn walk(&self, page: u64) -> Entry {
         // Acquire: pairs with the Release in `IndexWriter::set_root`.
-        let root = Root::unpack(self.root.load(Ordering::Acquire));
-        if !root.covers(page) {
+        let root = self.root.load(Ordering::Acquire);
+        if !Root::unpack(root).covers(page) {
             return Entry::EMPTY;
         }
-        let (mut entry, mut shift) = (root.entry, root.bits);
-        // Ends: the shift falls with every step, also in a walk through recycled nodes.
-        while self.memory.is_node(entry) {
-            let (rest, below_leaf) = shift.overflowing_sub(BITS);
-            if below_leaf {
-                return Entry::EMPTY; // a recycled node, of a higher level than the one we came for
+        self.descend(root, page)
+    }
+
+    /// Down from the root: a level costs two shifts by constants, a load and a comparison.
+    #[inline(always)]
+    fn descend(&self, root: u64, page: u64) -> Entry {
+        let (mut entry, mut rest) = (Entry(root as u32), Root::lift(root, page));
+        // Written out, for what most files have: a counter would cost as much as the level.
+        for _ in 0..LEVELS_INLINE {
+            if !self.memory.is_node(entry) {
+                return entry;
             }
-            shift = rest;
-            let slot = self.memory.slot(entry, page.wrapping_shr(shift));
-            // Acquire: pairs with the Release in `Node::publish`.
-            entry = Entry(slot.load(Ordering::Acquire));
+            entry = self.below(entry, &mut rest);
         }
-        entry
+        if self.memory.is_node(entry) { self.descend_on(entry, rest) } else { entry }
+    }
+
+    /// The rest of the way, in a tree that is higher.
+    #[inline(never)]
+    fn descend_on(&self, mut entry: Entry, mut rest: u64) -> Entry {
+        for _ in LEVELS_INLINE..u64::BITS.div_ceil(BITS) {
+            if !self.memory.is_node(entry) {
+                return entry;
+            }
+            entry = self.below(entry, &mut rest);
+        }
+        // More levels than there are: through nodes that were used again. A leaf's slot is no node.
+        Entry::EMPTY
+    }
+
+    #[inline(always)]
+    fn below(&self, node: Entry, rest: &mut u64) -> Entry {
+        let slot = self.memory.slot(node, *rest >> (u64::BITS - BITS));
+        *rest <<= BITS;
+        // Acquire: pairs with the Release in `Node::publish`.
+        Entry(slot.load(Ordering::Acquire))
     }
 
     /// The writer of this index. `owner` is the proof that the file's mutex is held.

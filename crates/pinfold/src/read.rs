@@ -23,22 +23,24 @@
 
 use std::num::NonZero;
 
-use crate::core::Held;
-use crate::counters::{Event, Shard};
+use crate::core::{Core, Held};
+use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, PAGE_SHIFT, copy_racing, copy_still};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_SHIFT, copy_racing, copy_still};
 use crate::handle::Handle;
+use crate::mapping::Mapping;
 
 impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        // Both looked up here, once: for all the compiler knows, a count may change them.
+        let (core, mapping) = (&*self.core, &*self.mapping);
         if let Some(bytes) = NonZero::new(buf.len()) {
-            let shard = self.core.counters.shard();
-            shard.count_read(bytes);
-            if self.short(shard, buf, offset) {
+            core.counters.shard().count_read(bytes);
+            if Self::short(core, mapping, buf, offset) {
                 return Ok(buf.len());
             }
         }
@@ -49,8 +51,7 @@ impl Handle {
     /// program's own loops, where each instruction is one that other reads' memory waits behind:
     /// so it does not say why not (`why_not` does).
     #[inline(always)]
-    pub(crate) fn short(&self, shard: &Shard, buf: &mut [u8], offset: u64) -> bool {
-        let (core, mapping) = (&*self.core, &*self.mapping);
+    pub(crate) fn short(core: &Core, mapping: &Mapping, buf: &mut [u8], offset: u64) -> bool {
         if buf.len() > core.options.short_read_max_bytes {
             return false;
         }
@@ -76,8 +77,8 @@ impl Handle {
         if frame.read_retry(stamp) {
             return false;
         }
-        if !frame.is_used_most() && shard.comes_to(head.0) {
-            frame.note_use();
+        if !frame.is_used_most() {
+            note_use(core, frame, head);
         }
         true
     }
@@ -196,5 +197,15 @@ impl Handle {
             copy_still(buf.as_mut_ptr(), from, bytes);
         }
         Some(bytes)
+    }
+}
+
+/// A use more, if the thread comes to the folio from another one. Out of line: a folio that is read
+/// all the time does not get here.
+#[cold]
+#[inline(never)]
+fn note_use(core: &Core, frame: &Frame, head: FrameNumber) {
+    if core.counters.shard().comes_to(head.0) {
+        frame.note_use();
     }
 }

@@ -235,14 +235,14 @@ impl Blocks {
             None => turn(reader, block_bytes, board, worker, || black_box(0)),
             Some(below) => {
                 let count = below / block_bytes as u64;
+                ensure!(count < 1 << 32, "{count} blocks are more than can be told apart here");
                 let mut state = worker as u64;
                 turn(reader, block_bytes, board, worker, || {
                     // Knuth's MMIX generator, whose upper half is random enough to spread reads. A
                     // better one would cost as much as a read: what waits for memory is paid by
                     // the instruction.
                     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    let high = (u128::from(state) * u128::from(count)) >> 64;
-                    high as u64 * block_bytes as u64
+                    ((state >> 32) * count >> 32) * block_bytes as u64
                 })
             }
         }

@@ -56,8 +56,10 @@ mod real {
     /// no second line to find them.
     #[derive(Clone, Copy, Debug)]
     pub(in super::super) struct NodeMemory<const BITS: u32> {
-        /// One past the last reachable byte of the arena; nodes are counted down from here.
-        anchor: NonNull<u8>,
+        /// Where the node of word 0 would be: 2^32 nodes below the anchor, far outside of the arena.
+        /// From here a word leads to its node without a sign extension. Derived from the arena's
+        /// address by wrapping steps.
+        zero: *mut u8,
         /// Word of the lowest node in reach.
         first: u32,
         slab_bytes_log2: u32,
@@ -71,6 +73,8 @@ mod real {
 
     impl<const BITS: u32> NodeMemory<BITS> {
         const SLOTS_BYTES: i64 = 4 << BITS;
+        /// How far apart the nodes of word 0 and of word 2^32 are; the anchor is the latter.
+        const WORDS_BYTES: usize = (4 << BITS) << 32;
         const HEADER_BYTES: i64 = 8 * HEADER_WORDS.cast_signed() as i64;
 
         /// # Safety
@@ -94,18 +98,21 @@ mod real {
             let reach = bytes.min((4 << BITS) << 30) & !(slab_bytes - 1);
             assert!(reach > 0, "an arena of {bytes} bytes holds no slab of {slab_bytes}");
             let units = (reach as u64 >> (BITS + 2)) as u32; // at most 2^30
-            // SAFETY: reach <= bytes, so the result is inside the allocation or one past its end.
-            let anchor = unsafe { base.add(reach) };
             NodeMemory {
-                anchor,
+                zero: base.as_ptr().wrapping_add(reach).wrapping_sub(Self::WORDS_BYTES),
                 first: units.wrapping_neg(),
                 slab_bytes_log2: slab_bytes.trailing_zeros(),
             }
         }
 
+        /// One past the last reachable byte of the arena; nodes are counted down from here.
+        fn anchor(&self) -> *mut u8 {
+            self.zero.wrapping_add(Self::WORDS_BYTES)
+        }
+
         /// Whether both reach the same arena.
         pub(in super::super) fn same(&self, other: &Self) -> bool {
-            self.anchor == other.anchor
+            self.zero == other.zero
         }
 
         pub(in super::super) fn slab_bytes(&self) -> usize {
@@ -121,7 +128,7 @@ mod real {
         /// # Panics
         /// If the slab is out of reach or not naturally aligned within the arena.
         pub(in super::super) fn slab_word(&self, slab: *mut u8) -> u32 {
-            let below = self.anchor.addr().get().wrapping_sub(slab.addr());
+            let below = self.anchor().addr().wrapping_sub(slab.addr());
             let reach = u64::from(self.first.wrapping_neg()) << (BITS + 2);
             assert!(
                 below as u64 <= reach && below >= self.slab_bytes(),
@@ -144,15 +151,14 @@ mod real {
         #[inline(always)]
         pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
             assert!(self.is_node(entry), "{entry:?} is no node");
-            let offset = entry.0.cast_signed() as isize * Self::SLOTS_BYTES as isize;
+            let first = self.zero.wrapping_add(entry.0 as usize * Self::SLOTS_BYTES as usize);
             let i = (i & ((1 << BITS) - 1)) as usize;
-            // SAFETY: -reach <= offset < 0, so this is inside the arena.
-            let first = unsafe { self.anchor.offset(offset) }.cast::<AtomicU32>();
-            // SAFETY: i is below the fan-out, and the node's slots are 4 bytes each.
-            let slot = unsafe { first.add(i) };
-            // SAFETY: node entries are made only from slabs (`slab_word` and up to `nodes_per_slab`
+            let slot = first.cast::<AtomicU32>().wrapping_add(i);
+            // SAFETY: `entry.0` is at least `first`, so the sum is at most the reach below the
+            // anchor: inside the arena. i is below the fan-out, and the node's slots are 4 bytes
+            // each. Node entries are made only from slabs (`slab_word` and up to `nodes_per_slab`
             // on), whose slot words are aligned and written by atomic stores only, for ever.
-            unsafe { slot.as_ref() }
+            unsafe { &*slot }
         }
 
         /// Word `i` of the header of the node `entry`.
@@ -167,13 +173,12 @@ mod real {
             let nth = (offset - slab) / Self::SLOTS_BYTES;
             let headers = slab + i64::from(self.nodes_per_slab()) * Self::SLOTS_BYTES;
             let header = headers + nth * Self::HEADER_BYTES;
+            let first = self.anchor().wrapping_offset(header as isize).cast::<AtomicU64>();
+            let word = first.wrapping_add(i);
             // SAFETY: the header of the nth node of a slab lies behind the slots of all, inside the
-            // slab: nodes_per_slab * node_bytes <= slab_bytes.
-            let first = unsafe { self.anchor.offset(header as isize) }.cast::<AtomicU64>();
-            // SAFETY: a header has HEADER_WORDS words.
-            let word = unsafe { first.add(i) };
-            // SAFETY: aligned to 8, as slabs and nodes are; written by atomic stores only, for ever.
-            unsafe { word.as_ref() }
+            // slab: nodes_per_slab * node_bytes <= slab_bytes. A header has HEADER_WORDS words,
+            // aligned to 8, as slabs and nodes are, and written by atomic stores only, for ever.
+            unsafe { &*word }
         }
     }
 }

@@ -33,7 +33,7 @@ fn cut() {
     };
     let read = |model: &Model| {
         let mut buf = [0; 8];
-        if model.files[0].short(model.core.counters.shard(), &mut buf, 0) {
+        if model.short(0, &mut buf, 0) {
             assert_eq!(word(&buf) >> 32, 1000, "bytes behind the end");
         }
     };
@@ -64,7 +64,7 @@ fn grow(model: &Model) {
 fn grown_short() {
     let read = |model: &Model| {
         let mut buf = [0; 8];
-        if model.files[0].short(model.core.counters.shard(), &mut buf, PAGE) {
+        if model.short(0, &mut buf, PAGE) {
             assert_eq!(word(&buf) >> 32, 1101, "bytes behind the old end");
         }
     };

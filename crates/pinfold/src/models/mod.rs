@@ -176,6 +176,11 @@ impl Model {
         Ok(words.collect())
     }
 
+    /// Whether a short read filled `buf`.
+    fn short(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
+        Handle::short(&self.core, &self.files[file].mapping, buf, offset)
+    }
+
     /// Reads, and checks every word. Fewer pages are right at the end of the file only.
     fn check(&self, file: usize, page: u64, pages: usize) {
         let wanted: Vec<_> =

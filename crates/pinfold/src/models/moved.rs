@@ -7,7 +7,7 @@ use crate::freeze;
 /// A short read, which may fail, of the first file's second page.
 fn read_second_shortly(model: &Model) {
     let mut buf = [0; 8];
-    if model.files[0].short(model.core.counters.shard(), &mut buf, PAGE) {
+    if model.short(0, &mut buf, PAGE) {
         assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
     }
 }

@@ -6,7 +6,7 @@ use crate::flaw::Flaw;
 /// A short read, which may fail, of the page at the start of the first file.
 fn read_shortly(model: &Model) {
     let mut buf = [0; 8];
-    if model.files[0].short(model.core.counters.shard(), &mut buf, 0) {
+    if model.short(0, &mut buf, 0) {
         assert_eq!(word(&buf), model.sources[0].word(0), "wrong bytes");
     }
 }

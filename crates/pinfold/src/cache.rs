@@ -161,6 +161,8 @@ impl Cache {
         let budget_bytes = u64::from(frames.total_frames) * page;
         let free_bytes = u64::from(frames.free_frames + frames.held_frames) * page;
         let mappings = core.mappings.all();
+        let directories_bytes: u64 =
+            mappings.iter().map(|mapping| mapping.index.heap_bytes()).sum();
         let ended = sum(Event::FillEnded);
         Stats {
             short_reads: reads
@@ -186,7 +188,7 @@ impl Cache {
             resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
             dirty_bytes: 0,
             pinned_bytes: 0,
-            metadata_bytes,
+            metadata_bytes: metadata_bytes + directories_bytes,
             free_bytes,
             huge_pages: core.frames.huge_pages_advised(),
             files: mappings.len() as u64,

@@ -36,7 +36,8 @@ impl Core {
     /// still be on its way from the source.
     #[inline(always)]
     pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
-        let head = mapping.index.lookup(page)?;
+        // A hint: what comes of it is checked below.
+        let head = mapping.index.lookup_hint(page);
         let frame = self.frames.try_frame(head)?;
         let got = match self.options.reference {
             Reference::Add => frame.count.try_get(1).is_ok(),

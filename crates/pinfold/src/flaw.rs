@@ -28,6 +28,8 @@ pub(crate) enum Flaw {
     ShrinkDropsMarks,
     /// Nodes that leave a tree are never given back to the pool.
     LeakNodes,
+    /// The directory is not told of changes.
+    DirectoryStays,
     /// An insert does not look whether a folio is there already.
     InsertBlindly,
 

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::flaw::{self, Flaw};
-use crate::frame::FrameNumber;
+use crate::frame::{FrameNumber, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::source::{Backing, Identity, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -163,7 +163,7 @@ impl Mappings {
             table.by_id.push(None);
             table.by_id.len() as u32 - 1
         });
-        let (index, owner) = nodes.new_index();
+        let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
             index,
             id,

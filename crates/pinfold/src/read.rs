@@ -43,39 +43,43 @@ impl Handle {
             if Self::short(core, mapping, buf, offset) {
                 return Ok(buf.len());
             }
+            return self.long(buf, offset);
         }
-        self.fall_back(buf, offset)
+        core.counters.count(Event::EmptyRead);
+        self.long(buf, offset)
     }
 
-    /// All of `buf`, without a reference; or nothing, and `buf` holds garbage. Compiled into the
-    /// program's own loops, where each instruction is one that other reads' memory waits behind:
-    /// so it does not say why not (`why_not` does).
+    /// All of `buf`, without a reference; or nothing, why not is counted, and `buf` holds garbage.
+    /// Compiled into the program's own loops: each instruction here is one that other reads' memory
+    /// waits behind (docs/cache.md, "What a short read costs").
     #[inline(always)]
     pub(crate) fn short(core: &Core, mapping: &Mapping, buf: &mut [u8], offset: u64) -> bool {
         if buf.len() > core.options.short_read_max_bytes {
-            return false;
+            return not_shortly(core, Event::LongRead);
         }
         let early = flaw::on(Flaw::LengthFirst).then(|| mapping.len_bytes());
         let head = mapping.index.lookup_hint(offset >> PAGE_SHIFT);
-        let Some((frame, from)) = core.frames.try_both(head) else { return false };
-        let Some(stamp) = frame.read_begin() else { return false };
+        let Some((frame, from)) = core.frames.try_both(head) else {
+            return not_shortly(core, Event::Absent);
+        };
+        let Some(stamp) = frame.read_begin() else { return not_shortly(core, Event::Changing) };
         let (id, start, span) = frame.readable();
         let (at, bytes) = (offset.wrapping_sub(start), buf.len() as u64);
         if id != mapping.id && !flaw::on(Flaw::AnyIdentity) {
-            return false;
+            return not_shortly(core, Event::Identity);
         }
         if at >= u64::from(span) || bytes > u64::from(span) - at {
-            return false;
+            return not_in(core, frame, at);
         }
         // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
         if offset + bytes > early.unwrap_or_else(|| mapping.len_bytes()) {
-            return false;
+            return not_shortly(core, Event::EndOfFile);
         }
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
         // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from.wrapping_add(at as usize), buf.len()) };
         if frame.read_retry(stamp) {
-            return false;
+            return not_shortly(core, Event::Changed);
         }
         if !frame.is_used_most() {
             note_use(core, frame, head);
@@ -83,45 +87,8 @@ impl Handle {
         true
     }
 
-    /// The counted way, of what could not be read shortly.
-    #[cold]
-    #[inline(never)]
-    fn fall_back(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        self.core.counters.count(self.why_not(buf.len(), offset));
-        self.long(buf, offset)
-    }
-
-    /// Why a range could not be read shortly a moment ago, as far as it can still be seen.
-    fn why_not(&self, len: usize, offset: u64) -> Event {
-        let (core, mapping, bytes) = (&*self.core, &*self.mapping, len as u64);
-        if len == 0 {
-            return Event::EmptyRead;
-        }
-        if len > core.options.short_read_max_bytes {
-            return Event::LongRead;
-        }
-        let Some(head) = mapping.index.lookup(offset >> PAGE_SHIFT) else { return Event::Absent };
-        let frame = core.frames.frame(head);
-        if frame.is_changing() {
-            return Event::Changing;
-        }
-        let identity = frame.identity();
-        let at = offset.wrapping_sub(identity.index << PAGE_SHIFT);
-        let order_bytes = identity.order.bytes() as u64;
-        if identity.mapping != mapping.id || at >= order_bytes {
-            Event::Identity
-        } else if frame.flags().contains(Flags::READAHEAD) {
-            Event::ReadaheadMark
-        } else if bytes > order_bytes - at {
-            Event::Crosses
-        } else if offset + bytes > mapping.len_bytes() {
-            Event::EndOfFile
-        } else {
-            Event::Changed
-        }
-    }
-
     /// Piece by piece, each of one folio.
+    #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let bytes = buf.len() as u64;
@@ -183,8 +150,7 @@ impl Handle {
         // After the folio was seen up to date, as in the short way.
         let file_rest = self.mapping.len_bytes().saturating_sub(offset);
         let bytes = (buf.len() as u64).min(rest).min(file_rest) as usize;
-        if !held.frame().is_used_most()
-            && self.core.counters.shard().comes_to(held.head().0) {
+        if !held.frame().is_used_most() && self.core.counters.shard().comes_to(held.head().0) {
             held.frame().note_use();
         }
         if held.frame().read_retry(stamp) && !flaw::on(Flaw::HeldLengthBlindly) {
@@ -208,4 +174,27 @@ fn note_use(core: &Core, frame: &Frame, head: FrameNumber) {
     if core.counters.shard().comes_to(head.0) {
         frame.note_use();
     }
+}
+
+/// Counts why a read was not done shortly. Out of line, and called from each place by itself: a
+/// reason that is returned would be in a register of the way that is taken.
+#[cold]
+#[inline(never)]
+fn not_shortly(core: &Core, why: Event) -> bool {
+    core.counters.count(why);
+    false
+}
+
+/// The same for a range that begins at `at` of the folio.
+#[cold]
+#[inline(never)]
+fn not_in(core: &Core, frame: &Frame, at: u64) -> bool {
+    let why = if at >= frame.order().bytes() as u64 {
+        Event::Identity
+    } else if frame.flags().contains(Flags::READAHEAD) {
+        Event::ReadaheadMark
+    } else {
+        Event::Crosses
+    };
+    not_shortly(core, why)
 }

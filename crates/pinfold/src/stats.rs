@@ -52,7 +52,8 @@ pub struct Stats {
     pub dirty_bytes: u64,
     /// Of these, pinned. Nothing pins yet.
     pub pinned_bytes: u64,
-    /// The frame table, and the index nodes with their slabs.
+    /// The frame table and the index nodes with their slabs, which the budget pays; and the files'
+    /// directories, which lie outside of it: 4 bytes for each 256 KiB of a file, 256 KiB at most.
     pub metadata_bytes: u64,
     /// Bytes that nothing is in.
     pub free_bytes: u64,

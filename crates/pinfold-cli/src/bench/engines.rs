@@ -241,7 +241,8 @@ impl Blocks {
                     // Knuth's MMIX generator, whose upper half is random enough to spread reads. A
                     // better one would cost as much as a read: what waits for memory is paid by
                     // the instruction.
-                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     ((state >> 32) * count >> 32) * block_bytes as u64
                 })
             }

@@ -103,12 +103,29 @@ fn links_lead_to_any_frame_or_nowhere() {
     }
 }
 
+/// Without a reference one may read the whole folio, or nothing of it while it has the mark.
+#[test]
+fn the_span_goes_with_the_mark_and_the_order() {
+    let frame = filling(Order(2));
+    frame.set_identity(ID);
+    let whole = ID.order.bytes() as u32;
+    assert_eq!(frame.readable(), (ID.mapping, ID.index << PAGE_SHIFT, whole));
+    frame.set_flags(Flags::READAHEAD);
+    assert_eq!(frame.readable().2, 0);
+    frame.set_identity(ID);
+    assert_eq!(frame.readable().2, 0, "a folio that moves keeps its mark");
+    frame.clear_flags(Flags::DIRTY);
+    assert_eq!(frame.readable().2, 0);
+    frame.clear_flags(Flags::READAHEAD);
+    assert_eq!(frame.readable().2, whole);
+}
+
 #[test]
 fn the_fields_are_where_the_comments_say() {
     use std::mem::offset_of;
     assert_eq!(offset_of!(Frame, count), 0);
     assert_eq!(offset_of!(Frame, version), 8);
-    assert_eq!(offset_of!(Frame, index), 16);
+    assert_eq!(offset_of!(Frame, start), 16);
     assert_eq!(offset_of!(Frame, mapping), 24);
     assert_eq!(offset_of!(Frame, prev), 28);
     assert_eq!(offset_of!(Frame, next), 32);
@@ -117,7 +134,7 @@ fn the_fields_are_where_the_comments_say() {
     assert_eq!(offset_of!(Frame, uses), 41);
     assert_eq!(offset_of!(Frame, block), 42);
     assert_eq!(offset_of!(Frame, place), 43);
-    assert_eq!(offset_of!(Frame, _spare_u32), 44);
+    assert_eq!(offset_of!(Frame, span_bytes), 44);
 }
 
 #[test]

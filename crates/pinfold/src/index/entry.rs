@@ -28,9 +28,6 @@ const SHADOW_TAG: u32 = 0b10 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
-/// Where the lift stands in a packed root: at the top, so that it takes no masking.
-const LIFT_SHIFT: u32 = 58;
-
 /// In this room always that of a folio's head.
 pub(crate) use crate::frame::FrameNumber;
 
@@ -113,23 +110,13 @@ pub(super) struct Root {
 impl Root {
     pub(super) const EMPTY: Root = Root { entry: Entry::EMPTY, bits: 0 };
 
-    /// From the low end: the entry, the bits, and how far a page is shifted up so that its topmost
-    /// slot's bits stand at the top: what the lookup needs, in one shift.
     #[inline]
     pub(super) fn unpack(word: u64) -> Root {
-        Root { entry: Entry(word as u32), bits: (word >> 32) as u32 & 0xFF }
+        Root { entry: Entry(word as u32), bits: (word >> 32) as u32 }
     }
 
     pub(super) fn pack(self) -> u64 {
-        let lift = u64::from(self.bits.wrapping_neg());
-        lift << LIFT_SHIFT | u64::from(self.bits) << 32 | u64::from(self.entry.0)
-    }
-
-    /// The page's bits that choose slots under the root packed in `word`, the highest level's first,
-    /// from the top down. Nothing of worth if there is no node under it.
-    #[inline(always)]
-    pub(super) fn lift(word: u64, page: u64) -> u64 {
-        page.wrapping_shl((word >> LIFT_SHIFT) as u32)
+        u64::from(self.bits) << 32 | u64::from(self.entry.0)
     }
 
     /// Whether the root's entry covers `page`.

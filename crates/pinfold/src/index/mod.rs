@@ -12,6 +12,7 @@
 //! | `memory.rs` | from a node's number to its address |
 //! | `node.rs` | a node's slots and header; the orderings of a writer |
 //! | `pool.rs` | free nodes, shared by all files of a cache |
+//! | `directory.rs` | the tree's upper levels once more, flat, for readers in a hurry |
 //! | `writer.rs` | insert, remove, replace, `store_shadow` |
 //! | `shape.rs` | growing, shrinking, pruning the tree |
 //! | `split.rs` | one large entry becomes many small ones |
@@ -60,6 +61,7 @@
 //! the writer: replacing stores up to 32 words in place of one, and a folio's order is found by
 //! comparing neighbours, five loads at most.
 
+mod directory;
 mod entry;
 #[allow(dead_code, reason = "the part of it that writing through the cache needs is ready")]
 mod marks;
@@ -85,6 +87,7 @@ pub(crate) use self::{
     writer::{IndexWriter, InsertError, Inserted},
 };
 
+use self::directory::Directory;
 use self::entry::{Entry, Root};
 use self::memory::NodeMemory;
 use crate::sync::{AtomicU64, Ordering};
@@ -98,9 +101,6 @@ pub(crate) const BITS: u32 = 6;
 /// The checker pays for every slot in every interleaving; two pages are a tree already.
 #[cfg(loom)]
 pub(crate) const BITS: u32 = 1;
-
-/// Levels of which a lookup is written out where it is called: four reach 64 GiB.
-const LEVELS_INLINE: u32 = 4;
 
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;
@@ -149,11 +149,12 @@ pub(crate) enum Slot {
     Shadow(u32),
 }
 
-/// One file's index, for readers. 32 bytes; lookups load from it and never store.
+/// One file's index, for readers. 48 bytes; lookups load from it and never store.
 #[derive(Debug)]
 pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
     root: AtomicU64,
     memory: NodeMemory<BITS>,
+    directory: Directory,
     id: u32,
 }
 
@@ -175,10 +176,16 @@ pub(crate) struct IndexOwner {
 }
 
 impl<const BITS: u32> Index<BITS> {
-    fn new(memory: NodeMemory<BITS>, id: u32) -> (Self, IndexOwner) {
+    fn new(memory: NodeMemory<BITS>, id: u32, pages: u64) -> (Self, IndexOwner) {
         const { assert!(BITS >= 1 && BITS <= 6, "a mark has 64 bits") };
         let owner = IndexOwner { id, root_marks: 0, nodes: 0, shadow_slots: 0, trim_hand: 0 };
-        (Index { root: AtomicU64::new(Root::EMPTY.pack()), memory, id }, owner)
+        let directory = Directory::new::<BITS>(pages);
+        (Index { root: AtomicU64::new(Root::EMPTY.pack()), memory, directory, id }, owner)
+    }
+
+    /// Bytes that it takes outside of the arena, beside itself.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.directory.bytes()
     }
 
     /// The head of the folio that holds `page`: a hint in both directions, see the head of the file.
@@ -190,13 +197,23 @@ impl<const BITS: u32> Index<BITS> {
         self.walk(page).frame()
     }
 
-    /// As `lookup`, for somebody who checks what comes out of it anyway: for a page that is not in
-    /// the index it may be any head, as the root is not asked whether it covers the page, or a
-    /// number that no arena has.
+    /// As `lookup`, and faster, for somebody who checks what comes out of it: of a page that is not in
+    /// the index, or that is being put there, it may be any head, or a number that no arena has.
     #[inline(always)]
     pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {
-        // Acquire: as in `walk`.
-        self.descend(self.root.load(Ordering::Acquire), page).frame_or_none_such()
+        let Some(entry) = self.directory.get(page >> BITS) else { return self.lookup_far(page) };
+        if !self.memory.is_node(entry) {
+            return entry.frame_or_none_such();
+        }
+        // Relaxed: a hint, as the directory's words.
+        Entry(self.memory.slot(entry, page).load(Ordering::Relaxed)).frame_or_none_such()
+    }
+
+    /// Behind the directory's end.
+    #[cold]
+    #[inline(never)]
+    fn lookup_far(&self, page: u64) -> FrameNumber {
+        self.walk(page).frame_or_none_such()
     }
 
     /// Like `lookup`, and tells a shadow from a hole.
@@ -213,46 +230,23 @@ impl<const BITS: u32> Index<BITS> {
     #[inline]
     fn walk(&self, page: u64) -> Entry {
         // Acquire: pairs with the Release in `IndexWriter::set_root`.
-        let root = self.root.load(Ordering::Acquire);
-        if !Root::unpack(root).covers(page) {
+        let root = Root::unpack(self.root.load(Ordering::Acquire));
+        if !root.covers(page) {
             return Entry::EMPTY;
         }
-        self.descend(root, page)
-    }
-
-    /// Down from the root: a level costs two shifts by constants, a load and a comparison.
-    #[inline(always)]
-    fn descend(&self, root: u64, page: u64) -> Entry {
-        let (mut entry, mut rest) = (Entry(root as u32), Root::lift(root, page));
-        // Written out, for what most files have: a counter would cost as much as the level.
-        for _ in 0..LEVELS_INLINE {
-            if !self.memory.is_node(entry) {
-                return entry;
+        let (mut entry, mut shift) = (root.entry, root.bits);
+        // Ends: the shift falls with every step, also in a walk through recycled nodes.
+        while self.memory.is_node(entry) {
+            let (rest, below_leaf) = shift.overflowing_sub(BITS);
+            if below_leaf {
+                return Entry::EMPTY; // a recycled node, of a higher level than the one we came for
             }
-            entry = self.below(entry, &mut rest);
+            shift = rest;
+            let slot = self.memory.slot(entry, page.wrapping_shr(shift));
+            // Acquire: pairs with the Release in `Node::publish`.
+            entry = Entry(slot.load(Ordering::Acquire));
         }
-        if self.memory.is_node(entry) { self.descend_on(entry, rest) } else { entry }
-    }
-
-    /// The rest of the way, in a tree that is higher.
-    #[inline(never)]
-    fn descend_on(&self, mut entry: Entry, mut rest: u64) -> Entry {
-        for _ in LEVELS_INLINE..u64::BITS.div_ceil(BITS) {
-            if !self.memory.is_node(entry) {
-                return entry;
-            }
-            entry = self.below(entry, &mut rest);
-        }
-        // More levels than there are: through nodes that were used again. A leaf's slot is no node.
-        Entry::EMPTY
-    }
-
-    #[inline(always)]
-    fn below(&self, node: Entry, rest: &mut u64) -> Entry {
-        let slot = self.memory.slot(node, *rest >> (u64::BITS - BITS));
-        *rest <<= BITS;
-        // Acquire: pairs with the Release in `Node::publish`.
-        Entry(slot.load(Ordering::Acquire))
+        entry
     }
 
     /// The writer of this index. `owner` is the proof that the file's mutex is held.

@@ -112,10 +112,10 @@ impl<const BITS: u32> NodePool<BITS> {
     ///
     /// Keep the owner inside the file's mutex and nowhere else: whoever holds `&mut` of it is the
     /// writer.
-    pub(crate) fn new_index(&self) -> (Index<BITS>, IndexOwner) {
+    pub(crate) fn new_index(&self, pages: u64) -> (Index<BITS>, IndexOwner) {
         let mut state = self.state.lock();
         state.indexes = state.indexes.checked_add(1).expect("fewer than 2^32 indexes");
-        Index::new(self.memory(), state.indexes)
+        Index::new(self.memory(), state.indexes, pages)
     }
 
     #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]

@@ -108,6 +108,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
         assert_eq!(pieces.next, 1 << (old_order - new_order), "pieces made");
         self.shrink();
+        self.enter_in_directory(folio.page, old_order);
         Ok(())
     }
 

@@ -62,6 +62,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             }
         }
         done.nodes = nodes_before - self.owner.nodes;
+        // Blocks that lost their leaf had no folio; but what is left may have moved to the root.
+        self.enter_in_directory(0, 0);
         done
     }
 

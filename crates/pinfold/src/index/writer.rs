@@ -184,6 +184,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         };
         let shadows_before = self.owner.shadow_slots;
         self.store_new(page, order, Entry::folio(frame));
+        self.enter_in_directory(page, order);
         debug_assert_eq!(self.folio(page), Some(FolioAt { page, order, frame }));
         let shadow_slots_gone =
             shadows_before.cast_signed() - self.owner.shadow_slots.cast_signed();
@@ -236,6 +237,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             self.prune(node);
             self.shrink();
         }
+        self.enter_in_directory(folio.page, folio.order);
         Some(folio)
     }
 
@@ -252,6 +254,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             Seat::Root => self.set_root(Root { entry: Entry::folio(new), bits: folio.order }),
             Seat::Slots { .. } => self.store(seat, Entry::folio(new)),
         }
+        self.enter_in_directory(folio.page, folio.order);
         debug_assert_eq!(self.folio(page), Some(FolioAt { frame: new, ..folio }));
         Some(folio)
     }
@@ -281,6 +284,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
                 self.shrink();
             }
         }
+        self.enter_in_directory(folio.page, folio.order);
         Some(folio)
     }
 

@@ -18,13 +18,13 @@ fn arena() -> Arena<6> {
 #[test]
 fn sizes_are_as_documented() {
     assert_eq!(NodePool::<6>::node_bytes(), 288);
-    assert_eq!(size_of::<Index<6>>(), 32);
+    assert_eq!(size_of::<Index<6>>(), 48);
 }
 
 #[test]
 fn a_file_of_one_folio_needs_no_node() {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     writer.insert(0, 9, FrameNumber(512), 77).unwrap();
     assert_eq!((writer.nodes(), index.lookup(511)), (0, Some(FrameNumber(512))));
@@ -35,7 +35,7 @@ fn a_file_of_one_folio_needs_no_node() {
 #[test]
 fn the_last_page_of_the_largest_file_is_found() {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     writer.insert(PAGES_END - 1, 0, FrameNumber(7), PAGES_END - 1).unwrap();
     writer.insert(0, 0, FrameNumber(8), 0).unwrap();
@@ -50,7 +50,7 @@ fn the_last_page_of_the_largest_file_is_found() {
 #[test]
 fn a_change_that_lacks_nodes_changes_nothing() {
     let arena = Arena::<6>::new(8192, 4096);
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     writer.insert(0, 9, FrameNumber(512), 0).unwrap();
     let none = NoNodes { wanted: 4, free: 0 };
@@ -73,8 +73,8 @@ fn a_change_that_lacks_nodes_changes_nothing() {
 fn a_reserved_insert_does_not_fail() {
     let arena = Arena::<6>::new(4096, 4096);
     arena.refill(14).unwrap();
-    let (one, mut one_owner) = arena.pool.new_index();
-    let (two, mut two_owner) = arena.pool.new_index();
+    let (one, mut one_owner) = arena.pool.new_index(1 << 14);
+    let (two, mut two_owner) = arena.pool.new_index(1 << 14);
     let mut first = one.writer(&mut one_owner, &arena.pool);
     first.reserve(PAGES_END - 1, 0).unwrap();
     let mut second = two.writer(&mut two_owner, &arena.pool);
@@ -86,7 +86,7 @@ fn a_reserved_insert_does_not_fail() {
 #[test]
 fn what_is_in_the_way_is_named() {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     writer.insert(64, 3, FrameNumber(9), 64).unwrap();
     let there = FolioAt { page: 64, order: 3, frame: FrameNumber(9) };
@@ -98,7 +98,7 @@ fn what_is_in_the_way_is_named() {
 #[test]
 fn a_refault_in_the_middle_of_a_large_folio_is_seen() {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     writer.insert(512, 9, FrameNumber(1024), 512).unwrap();
     writer.store_shadow(700, 42).unwrap();
@@ -114,7 +114,7 @@ fn a_refault_in_the_middle_of_a_large_folio_is_seen() {
 #[test]
 fn nodes_that_hold_only_shadows_are_freed() {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     for page in 0..640 {
         writer.insert(page, 0, FrameNumber(page as u32 + 1), page).unwrap();
@@ -135,8 +135,8 @@ fn nodes_that_hold_only_shadows_are_freed() {
 #[should_panic(expected = "this owner belongs to another index")]
 fn the_owner_of_another_index_is_refused() {
     let arena = arena();
-    let (index, _) = arena.pool.new_index();
-    let (_, mut other) = arena.pool.new_index();
+    let (index, _) = arena.pool.new_index(1 << 14);
+    let (_, mut other) = arena.pool.new_index(1 << 14);
     let _ = index.writer(&mut other, &arena.pool);
 }
 
@@ -144,7 +144,7 @@ fn the_owner_of_another_index_is_refused() {
 #[should_panic(expected = "this index takes its nodes from another pool")]
 fn another_pool_is_refused() {
     let (one, two) = (arena(), arena());
-    let (index, mut owner) = one.pool.new_index();
+    let (index, mut owner) = one.pool.new_index(1 << 14);
     let _ = index.writer(&mut owner, &two.pool);
 }
 
@@ -164,6 +164,6 @@ fn a_slab_off_its_place_is_refused() {
 #[should_panic(expected = "page 3 is not aligned to order 1")]
 fn a_folio_off_its_place_is_refused() {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let _ = index.writer(&mut owner, &arena.pool).insert(3, 1, FrameNumber(1), 3);
 }

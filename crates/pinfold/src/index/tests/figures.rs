@@ -34,7 +34,7 @@ impl Random {
 }
 
 fn dense(arena: &Arena<6>, pages: u64) -> (Index<6>, IndexOwner) {
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     for page in 0..pages {
         writer.insert(page, 0, FrameNumber(page as u32 + 1), page).unwrap();
@@ -100,7 +100,7 @@ fn writes() {
     let arena = arena();
     let pages: u32 = 1 << 16;
     for _ in 0..3 {
-        let (index, mut owner) = arena.pool.new_index();
+        let (index, mut owner) = arena.pool.new_index(1 << 14);
         let mut writer = index.writer(&mut owner, &arena.pool);
         let ns = |start: Instant| start.elapsed().as_secs_f64() * 1e9 / f64::from(pages);
         let start = Instant::now();
@@ -132,7 +132,7 @@ fn writes() {
 /// Random evictions and refaults until the residency is that of a uniform random load.
 fn churn(times: u64, resident: u64, keep_shadows: bool) {
     let arena = arena();
-    let (index, mut owner) = arena.pool.new_index();
+    let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut random = Random(11);
     let mut held = Vec::new();
     let mut writer = index.writer(&mut owner, &arena.pool);

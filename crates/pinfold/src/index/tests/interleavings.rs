@@ -28,7 +28,7 @@ struct File<const BITS: u32> {
 
 impl<const BITS: u32> File<BITS> {
     fn new(pool: &Arc<NodePool<BITS>>) -> Arc<Self> {
-        let (index, owner) = pool.new_index();
+        let (index, owner) = pool.new_index(4);
         Arc::new(File { pool: pool.clone(), index, owner: Mutex::new(owner) })
     }
 

@@ -107,7 +107,7 @@ fn aim(model: &Model, page: u64) -> u64 {
 
 fn run<const BITS: u32>(ops: &[Op]) {
     let mut pair = Pair { arena: Arena::<BITS>::new(2 << 20, 1 << 16), model: Model::default() };
-    let (index, mut owner) = pair.arena.pool.new_index();
+    let (index, mut owner) = pair.arena.pool.new_index(1 << 14);
     for op in ops {
         pair.arena.refill(1200).unwrap();
         let mut writer = index.writer(&mut owner, &pair.arena.pool);
@@ -282,7 +282,12 @@ fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, model: &Model, op: &Op) {
         Op::Trim { .. } => 0,
     };
     for page in around.saturating_sub(70)..(around + 600).min(PAGES_END) {
-        assert_eq!(writer.get(page), model.slot(page), "page {page}");
+        let slot = model.slot(page);
+        assert_eq!(writer.get(page), slot, "page {page}");
+        if let Slot::Folio(frame) = slot {
+            // Nobody is changing anything: a hint is the truth.
+            assert_eq!(writer.index.lookup_hint(page), frame, "hint for page {page}");
+        }
     }
     assert_eq!(writer.folio(around), model.folio(around));
     for (&page, (folio, marks)) in model.folios.range(around.saturating_sub(5000)..).take(20) {
@@ -321,7 +326,14 @@ fn index_agrees_with_a_map_with_small_nodes() {
 
 #[test]
 fn the_map_catches_flaws() {
-    for flaw in [Flaw::KeepOldSlots, Flaw::MarkStaysLow, Flaw::ShrinkDropsMarks, Flaw::LeakNodes] {
+    let flaws = [
+        Flaw::KeepOldSlots,
+        Flaw::MarkStaysLow,
+        Flaw::ShrinkDropsMarks,
+        Flaw::LeakNodes,
+        Flaw::DirectoryStays,
+    ];
+    for flaw in flaws {
         let caught = check::<6>(Some(flaw), 400);
         assert!(caught.is_err(), "{flaw:?} was not caught");
     }

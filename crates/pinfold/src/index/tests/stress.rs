@@ -50,7 +50,7 @@ impl World {
         let arena = Arena::<6>::new(16 << 20, 1 << 16);
         let identity = |_| Identity { version: AtomicU64::new(1), who: AtomicU64::new(u64::MAX) };
         let split = (0..files).map(|_| AtomicU64::new(1)).collect();
-        let files = (0..files).map(|_| arena.pool.new_index());
+        let files = (0..files).map(|_| arena.pool.new_index(1 << 14));
         World {
             split,
             files: files.map(|(index, owner)| (index, Mutex::new(owner))).collect(),

@@ -7,11 +7,13 @@
 //! benchmarks of reads compare, [`place`] is where their files live, [`cgroup`] limits the
 //! kernel's share of memory.
 
+mod by_engine;
 mod cgroup;
 pub mod engines;
 mod miss;
 mod miss_child;
 pub mod place;
+mod ranks;
 mod read;
 mod read_tables;
 mod refs;
@@ -112,6 +114,12 @@ impl Common {
         }
         ensure!(self.runs > 0, "--runs 0: at least one sample is needed");
         Ok(crews)
+    }
+
+    /// Refuses `--processes`.
+    pub fn threads_only(&self) -> Result<()> {
+        ensure!(self.processes.is_empty(), "--processes: this benchmark has threads only");
+        Ok(())
     }
 
     /// The length of one sample.

@@ -39,6 +39,24 @@ pub enum Error {
         /// How long it is.
         bytes: u64,
     },
+    /// A page that begins at or behind the end of the file.
+    #[error("no page {page} in {}: it has {len_bytes} bytes", path.display())]
+    BeyondEnd {
+        /// Which file.
+        path: PathBuf,
+        /// The page asked for.
+        page: u64,
+        /// The file's length.
+        len_bytes: u64,
+    },
+    /// A folio has as many references as can be counted: somebody keeps them and never lets go.
+    #[error("too many references to the folio of page {page} of {}", path.display())]
+    TooManyReferences {
+        /// Which file.
+        path: PathBuf,
+        /// The page asked for.
+        page: u64,
+    },
     /// The source failed.
     #[error("cannot read {} at {offset}: {cause}", path.display())]
     Read {

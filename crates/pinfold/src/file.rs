@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::borrow::FolioRef;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::fill::{self, Stream};
@@ -47,6 +48,21 @@ impl File {
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.handle.read_at(buf, offset)
+    }
+
+    /// The page number `page` (bytes `page * 4096` on), in place and under a counted reference: it
+    /// derefs to the page's bytes, fewer than 4096 only at the end of the file. What is not cached is
+    /// read from the source first.
+    ///
+    /// Cost of a hit: a look-up and one atomic add on the folio's line; one subtraction when the
+    /// guard is dropped. Nothing is copied.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
+    /// there are four million to its folio already; else as [`read_at`](Self::read_at).
+    #[inline]
+    pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
+        self.handle.get(page)
     }
 
     /// The length in bytes, as it was when the file was opened, or at the last

@@ -3,6 +3,7 @@
 // The model checker runs the rooms, not the house: without the front door much of them is unused.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]
 
+mod borrow;
 #[cfg(not(loom))]
 mod cache;
 mod core;
@@ -29,6 +30,8 @@ mod sync;
 pub mod testing;
 mod wait;
 
+#[cfg(not(loom))]
+pub use borrow::FolioRef;
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, Result};

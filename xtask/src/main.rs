@@ -25,6 +25,8 @@ enum Command {
     /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts
     #[command(disable_help_flag = true)]
     Litmus(LabArgs),
+    /// Lint and test what `bench get` compares with: other caches, one of them RocksDB's
+    Peers,
     /// Build the counted reference with tracepoints and see each of them fire in a debugger
     Probes,
 }
@@ -44,6 +46,7 @@ fn main() -> Result<()> {
         Command::Test => test(&sh),
         Command::Kernel(args) => lab(&sh, "kernel", &args.rest),
         Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
+        Command::Peers => peers(&sh),
         Command::Probes => probes::run(&sh),
     }
 }
@@ -53,6 +56,15 @@ fn models(sh: &Shell) -> Result<()> {
     let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
     cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
     Ok(())
+}
+
+/// The other caches, which no other step builds, and the benchmark that has them.
+fn peers(sh: &Shell) -> Result<()> {
+    packages::need(sh, "g++", "g++")?;
+    packages::need_header(sh, "rocksdb/cache.h", "librocksdb-dev")?;
+    let with = ["-p", "pinfold-peers", "-p", "pinfold-cli", "--features", "pinfold-cli/peers"];
+    cmd!(sh, "cargo clippy {with...} --all-targets -- -D warnings").run()?;
+    Ok(cmd!(sh, "cargo test {with...} --lib --test cli -- keeps_everything bench_get").run()?)
 }
 
 /// Runs the lab's own command.

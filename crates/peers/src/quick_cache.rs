@@ -8,7 +8,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 
 use crate::{Peer, roomy};
 
-/// quick_cache as it comes: four shards a CPU, and the same hash function as its default.
+/// `quick_cache` as it comes: four shards a CPU, and the same hash function as its default.
 #[derive(Debug)]
 pub struct QuickCache {
     cache: Cache<u64, Arc<[u8]>, UnitWeighter, RandomState>,

@@ -10,6 +10,8 @@
 mod by_engine;
 mod cgroup;
 pub mod engines;
+mod get;
+mod get_engines;
 mod miss;
 mod miss_child;
 pub mod place;
@@ -46,6 +48,9 @@ enum Bench {
     /// Read what is in memory: a cache beside pread, mmap and a bare copy
     #[command(after_help = read::HELP)]
     Read(read::ReadArgs),
+    /// Get a page in place: a cache's guards beside other caches and a bare copy
+    #[command(after_help = get::HELP)]
+    Get(get::GetArgs),
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
@@ -62,6 +67,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Ref(args) => refs::run(&args),
         Bench::Read(args) => read::run(&args),
+        Bench::Get(args) => get::run(&args),
         Bench::Miss(args) => miss::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),

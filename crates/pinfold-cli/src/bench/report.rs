@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -162,10 +162,10 @@ pub fn table(header: Vec<String>, lines: Vec<Vec<String>>) -> String {
     drawn.collect::<Vec<_>>().join("\n")
 }
 
-/// What each column takes, its padding included.
+/// What each column takes, with its padding and the gap before the next.
 fn widths(lines: &[Vec<String>]) -> Vec<usize> {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
-    (0..lines[0].len()).map(|column| width(column).unwrap_or(0) + 2).collect()
+    (0..lines[0].len()).map(|column| width(column).unwrap_or(0) + 3).collect()
 }
 
 /// The columns that stand beside the first, table by table; at least one in each.
@@ -188,9 +188,10 @@ fn pieces(widths: &[usize]) -> Vec<Range<usize>> {
 
 /// The first line is the header, the first column has labels.
 fn draw(lines: Vec<Vec<&str>>) -> String {
+    let rule = LineStyle::none().fill('─').junction('─');
     let mut table = Table::new();
     table
-        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .load_style(TableStyle::new().header_separator(rule).bottom_border(rule))
         .set_content_arrangement(ContentArrangement::Disabled);
     let mut lines = lines.into_iter();
     if let Some(header) = lines.next() {
@@ -240,7 +241,7 @@ mod tests {
     fn a_wide_table_goes_on_below() {
         let narrow = table(cells(4, "four"), vec![cells(4, "4")]);
         assert_eq!(narrow.matches('4').count(), 4);
-        assert_eq!(narrow.lines().count(), 5, "{narrow}");
+        assert_eq!(narrow.lines().count(), 4, "{narrow}");
         let wide = table(cells(12, "ten digits"), vec![cells(12, "±0123456789")]);
         assert!(wide.lines().all(|line| line.chars().count() <= WIDTH), "{wide}");
         // Eleven columns, five beside the first at a time.

@@ -12,6 +12,7 @@ use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
 use crate::options::{Options, Reference};
+use crate::readers::{Deferred, Readers};
 use crate::reclaim::Reclaim;
 use crate::source::Engine;
 use crate::wait::Waiters;
@@ -24,6 +25,9 @@ pub(crate) struct Core {
     pub(crate) mappings: Mappings,
     pub(crate) reclaim: Reclaim,
     pub(crate) waiters: Waiters,
+    /// Shared with those who borrow: a reader does not keep the cache.
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) deferred: Deferred,
     pub(crate) failures: Failures,
     pub(crate) engine: Arc<Engine>,
     /// After all that points into the arena.

@@ -57,6 +57,18 @@ pub enum Error {
         /// The page asked for.
         page: u64,
     },
+    /// There are as many [`Reader`](crate::Reader)s of this cache as there can be.
+    #[error("there are {most} readers of this cache already, and there can be no more")]
+    TooManyReaders {
+        /// How many there can be at once.
+        most: usize,
+    },
+    /// A [`Reader`](crate::Reader) of another cache than the file's.
+    #[error("cannot borrow from {}: the reader belongs to another cache", path.display())]
+    ForeignReader {
+        /// Which file.
+        path: PathBuf,
+    },
     /// The source failed.
     #[error("cannot read {} at {offset}: {cause}", path.display())]
     Read {

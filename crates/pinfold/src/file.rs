@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::borrow::FolioRef;
+use crate::borrow::{Borrowed, FolioRef};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::fill::{self, Stream};
@@ -11,6 +11,7 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::mapping::Mapping;
+use crate::readers::Reader;
 use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
@@ -63,6 +64,36 @@ impl File {
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
         self.handle.get(page)
+    }
+
+    /// The page number `page` (bytes `page * 4096` on), in place and announced in a slot of
+    /// `reader`'s, which is the calling thread's: it derefs to the page's bytes, fewer than 4096 only
+    /// at the end of the file. What is not cached is read from the source first.
+    ///
+    /// Cost of a hit: a look-up, and a store to a cache line of the thread's own; nothing shared is
+    /// written to, and nothing copied. A thread has slots for eight borrows at once. With all of them
+    /// in use the guard takes a counted reference, as [`get`](Self::get) does.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+    /// let reader = cache.reader()?;
+    /// let page = file.borrow(1, &reader)?;
+    /// assert_eq!(page.len(), 5000 - 4096);
+    /// let counted = page.upgrade()?;
+    /// drop((page, reader));
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || assert_eq!(counted[0], 7));
+    /// });
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    #[inline]
+    pub fn borrow<'a>(&'a self, page: u64, reader: &'a Reader) -> Result<Borrowed<'a>> {
+        self.handle.borrow(page, reader)
     }
 
     /// The length in bytes, as it was when the file was opened, or at the last

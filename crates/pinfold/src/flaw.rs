@@ -54,6 +54,24 @@ pub(crate) enum Flaw {
     /// Freezing takes whatever the count says for its own.
     FreezeAnyCount,
 
+    // ---- of borrowing ----
+    /// A reader has its last look at the version before it announces.
+    AnnounceLate,
+    /// A reader's announcement and its last look are not kept apart.
+    AnnounceUnfenced,
+    /// The end of a borrow is not told with release.
+    ClearRelaxed,
+    /// An upgrade ends the borrow first.
+    UpgradeUnannounced,
+    /// A freezer does not look at the announcements.
+    NoScan,
+    /// A freezer's odd version and its look at the announcements are not kept apart.
+    ScanUnfenced,
+    /// Whoever leaves takes all records above his own out of sight.
+    LeaveByNumber,
+    /// What is announced when it leaves its file is freed like the rest.
+    GoneAtOnce,
+
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
     /// A file without folios is given up by the first look at its handles.

@@ -22,6 +22,7 @@ mod mapping;
 mod models;
 mod options;
 mod read;
+mod readers;
 mod reclaim;
 pub mod source;
 mod stats;
@@ -31,7 +32,7 @@ pub mod testing;
 mod wait;
 
 #[cfg(not(loom))]
-pub use borrow::FolioRef;
+pub use borrow::{Borrowed, FolioRef};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, Result};
@@ -40,5 +41,6 @@ pub use file::File;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
+pub use readers::{Barrier, READERS_MAX, Reader};
 pub use source::Hint;
-pub use stats::{Fallbacks, READ_SIZE_BUCKETS, Stats};
+pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

@@ -119,15 +119,33 @@ impl<'a> FolioRef<'a> {
         }
         // The reference is the guard's from here on.
         std::mem::forget(held);
+        Some(FolioRef::adopt(handle, view))
+    }
+
+    /// Takes over a reference to the folio of `view`.
+    #[inline(always)]
+    pub(super) fn adopt(handle: &'a Handle, view: View) -> Self {
         // From the `Arc`, so that `into_owned` can make another of it.
-        let core =
-            NonNull::new(Arc::as_ptr(&handle.core).cast_mut()).expect("an `Arc` is not null");
-        Some(FolioRef { view, core, owner: None, life: PhantomData })
+        let core = Arc::as_ptr(&handle.core).cast_mut();
+        let core = NonNull::new(core).expect("an `Arc` is not null");
+        FolioRef { view, core, owner: None, life: PhantomData }
+    }
+
+    /// The view, with the reference; only of one that has no owner.
+    pub(super) fn into_view(self) -> View {
+        debug_assert!(self.owner.is_none(), "an owner would be lost");
+        std::mem::ManuallyDrop::new(self).view
     }
 
     fn core(&self) -> &Core {
         // SAFETY: the file that it came from, whose lifetime it has, keeps the core; or `owner` does.
         unsafe { self.core.as_ref() }
+    }
+
+    /// What the model's page says, now.
+    #[cfg(all(test, loom))]
+    pub(crate) fn word(&self) -> u64 {
+        self.view.word()
     }
 
     /// The same page, with a hold on the cache itself: it outlives the file it came from.

@@ -2,12 +2,15 @@
 //!
 //! | way | file | stores to shared memory | may it leave its thread? |
 //! |---|---|---|---|
+//! | announced, [`Borrowed`] | `slot.rs` | none: one store to a line of the thread's own, one at the end | no |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
 //!
 //! Here: what the guards have in common, which bytes they show. Not here: what happens on a miss
 //! (`fill`). Called by `file`.
 
 mod counted;
+mod slot;
 mod view;
 
 pub use counted::FolioRef;
+pub use slot::Borrowed;

@@ -66,6 +66,15 @@ impl View {
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.page_bytes) }
     }
 
+    /// The page's word; the checker fails if a store may race with this look.
+    #[cfg(all(test, loom))]
+    pub(super) fn word(&self) -> u64 {
+        let mut word = [0; 8];
+        // SAFETY: the word is the caller's, and a model's memory is the checker's.
+        unsafe { crate::frame::copy_still(word.as_mut_ptr(), self.bytes.as_ptr(), word.len()) };
+        u64::from_ne_bytes(word)
+    }
+
     /// The byte of the file that the folio begins with.
     ///
     /// Only for a folio that is not freed: its index and order stay as they are till then.
@@ -107,6 +116,9 @@ impl View {
 impl std::fmt::Debug for View {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (offset, bytes) = (self.folio_offset(), self.page_bytes);
-        f.debug_struct("View").field("folio_offset", &offset).field("bytes", &bytes).finish()
+        f.debug_struct("View")
+            .field("folio_offset", &offset)
+            .field("page_bytes", &bytes)
+            .finish_non_exhaustive()
     }
 }

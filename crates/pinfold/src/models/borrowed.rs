@@ -1,0 +1,161 @@
+//! The borrow: what is announced stays what it is, through whatever others want with its folio.
+//!
+//! loom has no membarrier; both sides have a full fence here. It treats accesses that are `SeqCst` as
+//! acquire and release, but knows fences for what they are, and the protocol has only those.
+
+use super::{Model, holds_and_catches, race};
+use crate::flaw::Flaw;
+use crate::freeze;
+
+/// The checker's words for bytes that somebody may change while they are read.
+const RACE: &str = "Concurrent atomic store and `unsync_load`";
+
+/// Borrows the page of the first file, if that can be had at once, and looks at it twice.
+fn borrow_page(model: &Model, page: u64) {
+    let reader = model.core.readers.register().expect("there are two records");
+    if let Ok(borrowed) = model.files[0].borrow_at_once(page, &reader) {
+        assert!(!borrowed.is_counted());
+        assert_eq!(borrowed.word(), model.sources[0].word(page), "wrong bytes");
+        assert_eq!(borrowed.word(), model.sources[0].word(page), "wrong bytes");
+    }
+}
+
+fn borrow_first(model: &Model) {
+    borrow_page(model, 0);
+}
+
+fn borrow_second(model: &Model) {
+    borrow_page(model, 1);
+}
+
+/// The only frame is freed, if it can be, and filled with a page of the other file.
+fn evict_and_reuse(model: &Model) {
+    model.evict();
+    reuse(model);
+}
+
+fn reuse(model: &Model) {
+    if model.core.frames.free_frames() > 0 {
+        model.check(1, 0, 1);
+    }
+}
+
+/// One page, in the only frame.
+fn only() -> std::sync::Arc<Model> {
+    let model = Model::new(1, 0);
+    model.check(0, 0, 1);
+    model
+}
+
+fn against_eviction() {
+    race(&only(), evict_and_reuse, borrow_first);
+}
+
+#[test]
+fn what_is_borrowed_is_not_evicted() {
+    let flaws = [
+        (Flaw::AnnounceLate, RACE),
+        (Flaw::AnnounceUnfenced, RACE),
+        (Flaw::ScanUnfenced, RACE),
+        (Flaw::NoScan, RACE),
+        (Flaw::ClearRelaxed, RACE),
+        (Flaw::FreezeStaysEven, RACE),
+    ];
+    holds_and_catches(against_eviction, &flaws);
+}
+
+fn against_invalidation() {
+    let drop_and_reuse = |model: &Model| {
+        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+        reuse(model);
+    };
+    race(&only(), drop_and_reuse, borrow_first);
+}
+
+#[test]
+fn what_is_borrowed_and_invalidated_is_freed_later() {
+    let flaws = [
+        (Flaw::GoneAtOnce, RACE),
+        (Flaw::AnnounceLate, RACE),
+        (Flaw::AnnounceUnfenced, RACE),
+        (Flaw::ScanUnfenced, RACE),
+        (Flaw::ClearRelaxed, RACE),
+    ];
+    holds_and_catches(against_invalidation, &flaws);
+}
+
+/// A folio of two pages is split, the second dropped, and its frame filled anew.
+fn against_split() {
+    race(&super::moved::pair(), super::moved::split_and_reuse, borrow_second);
+}
+
+#[test]
+fn what_is_borrowed_is_not_split() {
+    holds_and_catches(against_split, &[(Flaw::NoScan, RACE)]);
+}
+
+fn against_migration() {
+    race(&super::moved::single(), super::moved::migrate_and_reuse, borrow_second);
+}
+
+#[test]
+fn what_is_borrowed_is_not_moved() {
+    holds_and_catches(against_migration, &[(Flaw::NoScan, RACE), (Flaw::AnnounceUnfenced, RACE)]);
+}
+
+/// Borrows, upgrades, ends the borrow, and looks at the page under the reference.
+fn upgrade(model: &Model) {
+    let reader = model.core.readers.register().expect("there are two records");
+    let Ok(borrowed) = model.files[0].borrow_at_once(0, &reader) else { return };
+    let Ok(counted) = borrowed.upgrade() else { return };
+    drop((borrowed, reader));
+    assert_eq!(counted.word(), model.sources[0].word(0), "wrong bytes");
+}
+
+fn upgrade_against_eviction() {
+    race(&only(), evict_and_reuse, |model| {
+        upgrade(model);
+    });
+}
+
+fn upgrade_against_invalidation() {
+    let drop_and_reuse = |model: &Model| {
+        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+        reuse(model);
+    };
+    race(&only(), drop_and_reuse, upgrade);
+}
+
+#[test]
+fn an_upgrade_is_not_too_late() {
+    holds_and_catches(upgrade_against_eviction, &[(Flaw::UpgradeUnannounced, "wrong bytes")]);
+}
+
+#[test]
+fn an_upgrade_of_what_is_invalidated_is_not_too_late() {
+    holds_and_catches(upgrade_against_invalidation, &[(Flaw::UpgradeUnannounced, "wrong bytes")]);
+}
+
+/// A thread leaves the first record while it borrows by the second, and enters the first again.
+fn leave_and_enter(model: &Model) {
+    let first = model.core.readers.register().expect("there are two records");
+    let second = model.core.readers.register().expect("there are two records");
+    let borrowed = model.files[0].borrow_at_once(0, &second);
+    drop(first);
+    if let Ok(borrowed) = &borrowed {
+        assert_eq!(borrowed.word(), model.sources[0].word(0), "wrong bytes");
+    }
+    drop(borrowed);
+    drop(second);
+    borrow_page(model, 0);
+}
+
+fn leaving_against_eviction() {
+    race(&only(), evict_and_reuse, leave_and_enter);
+}
+
+#[test]
+fn a_reader_that_leaves_hides_no_other() {
+    let flaws = [(Flaw::LeaveByNumber, RACE), (Flaw::ClearRelaxed, RACE)];
+    holds_and_catches(leaving_against_eviction, &flaws);
+}

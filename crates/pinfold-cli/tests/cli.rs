@@ -151,7 +151,7 @@ fn bench_read_refuses_what_makes_no_sense() {
 
 /// The engines of this build.
 fn get_engines() -> BTreeSet<String> {
-    let ours = ["memcpy", "pinfold-get", "pinfold-cas"];
+    let ours = ["memcpy", "pinfold-borrow", "pinfold-get", "pinfold-cas"];
     let peers = ["moka", "quick_cache", "foyer", "hyperclock"];
     let there = ours.iter().chain(peers.iter().filter(|_| cfg!(feature = "peers")));
     there.map(|&name| name.to_owned()).collect()
@@ -169,7 +169,7 @@ fn bench_get_gives_a_row_for_everything() {
         assert_eq!(result["params"]["large_folios"], folios.is_some());
         assert_eq!(engines_of(&result, "ops_per_s"), get_engines());
         let left_out = result["params"]["not_in_this_build"].as_array().unwrap().len();
-        assert_eq!(left_out + get_engines().len(), 3 + 4);
+        assert_eq!(left_out + get_engines().len(), 4 + 4);
         let rows = result["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 2 * 2 * get_engines().len());
         let keys = BTreeSet::from([
@@ -227,7 +227,7 @@ fn bench_get_refuses_what_makes_no_sense() {
     refused(&["--cases", "scan"], "--cases scan: no such case; there are same-page, zipf");
     refused(&["--processes", "2"], "--processes: this benchmark has threads only");
     refused(&["--dir", "/no/such/dir"], "cannot find the file system of /no/such/dir");
-    refused(&["--only", "lru"], "--only lru: no such engine; there are memcpy, pinfold-get");
+    refused(&["--only", "lru"], "--only lru: no such engine; there are memcpy, pinfold-borrow");
     if !cfg!(feature = "peers") {
         refused(&["--only", "moka"], "--only moka: not in this build; try `cargo run --release");
     }

@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
 use super::by_engine::{ByEngine, distinct};
-use super::get_engines::{self, BLOCK_BYTES, OURS, Opened, Origin, PAGE_BYTES, PEERS, Spot, Walk};
+use super::get_engines::{self, BLOCK_BYTES, Opened, Origin, PAGE_BYTES, PEERS, Spot, Walk};
 use super::place::{self, Scratch};
 use super::ranks::{Ranks, check_skew};
 use super::report::{self, Object, Row};
@@ -25,7 +25,11 @@ const CASES: [&str; 2] = ["same-page", "zipf"];
 /// Blocks that each worker of the zipf case draws beforehand and then reads again and again: 4 MiB,
 /// read in order.
 const DRAWS: usize = 1 << 20;
-const RATIOS: [(&str, &str); 2] = [("memcpy", "pinfold-get"), ("pinfold-get", "pinfold-cas")];
+const RATIOS: [(&str, &str); 3] = [
+    ("memcpy", "pinfold-borrow"),
+    ("pinfold-borrow", "pinfold-get"),
+    ("pinfold-get", "pinfold-cas"),
+];
 /// How to have the engines that are not in every build.
 const WITH_PEERS: &str = "cargo run --release --features peers -- bench get";
 
@@ -39,12 +43,13 @@ Cases:
              the measured part
 
 Engines:
-  memcpy       a bare copy of the same 64 bytes out of private memory: the limit
-  pinfold-get  the cache, a counted reference for each get
-  pinfold-cas  the same, the count by a compare-and-swap loop
+  memcpy          a bare copy of the same 64 bytes out of private memory: the limit
+  pinfold-borrow  the cache; the page is announced in the worker's own slot, nothing shared is written
+  pinfold-get     the cache; a counted reference for each get
+  pinfold-cas     the same, the count by a compare-and-swap loop
   moka, quick_cache, foyer, hyperclock
-               other caches (the last is RocksDB's), with the same pages as values; only in a
-               program built with --features peers, which on Debian 12 needs librocksdb-dev
+                  other caches (the last is RocksDB's), with the same pages as values; only in a
+                  program built with --features peers, which on Debian 12 needs librocksdb-dev
 
 Every engine holds the whole file, and every page of it is compared with the file before anything is
 measured. A page that is missing later makes the benchmark fail. Each sample is preceded by a quarter
@@ -236,8 +241,10 @@ fn text(args: &GetArgs, cells: &[Cell], rows: &[Row], left_out: &[&str]) -> Stri
         };
         ByEngine::new(rows.iter().filter(|row| row.case == case))
             .ratios(&RATIOS)
-            .over_best(OURS[1], &PEERS, "best peer")
-            .scaling(OURS[1])
+            .over_best("pinfold-borrow", &PEERS, "best peer")
+            .over_best("pinfold-get", &PEERS, "best peer")
+            .scaling("pinfold-borrow")
+            .scaling("pinfold-get")
             .draw(&format!("{title}, gets per second"))
     });
     let crews: Vec<Crew> = cells.iter().map(|cell| cell.crew).collect();

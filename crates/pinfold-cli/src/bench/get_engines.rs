@@ -12,7 +12,7 @@ use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, Mmap, MmapMut};
-use pinfold::{Cache, Hint, Options};
+use pinfold::{Cache, Hint, Options, Reference};
 #[cfg(feature = "peers")]
 use pinfold_peers::{Foyer, HyperClock, Moka, Peer, QuickCache};
 
@@ -28,7 +28,7 @@ const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
 const WARM_UP_BATCHES: u64 = 1024;
 
 /// Engines of this workspace, the limit first.
-pub const OURS: [&str; 3] = ["memcpy", "pinfold-get", "pinfold-cas"];
+pub const OURS: [&str; 4] = ["memcpy", "pinfold-borrow", "pinfold-get", "pinfold-cas"];
 /// Other caches.
 pub const PEERS: [&str; 4] = ["moka", "quick_cache", "foyer", "hyperclock"];
 
@@ -93,6 +93,18 @@ impl Pages for Counted {
     }
 }
 
+struct Borrowed {
+    file: pinfold::File,
+    reader: pinfold::Reader,
+}
+
+impl Pages for Borrowed {
+    #[inline(always)]
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(read(&self.file.borrow(page, &self.reader)?))
+    }
+}
+
 #[cfg(feature = "peers")]
 struct Other<'a, P>(&'a P);
 
@@ -114,7 +126,9 @@ trait Visit {
 pub enum Opened {
     /// A copy of the file in private memory.
     Memcpy(MmapMut),
-    /// The cache, every worker on a handle of its own; a counted reference for each page.
+    /// The cache, every worker on a handle of its own; the page announced in the worker's own slot.
+    Borrow(Cache, pinfold::File),
+    /// The same, with a counted reference for each page.
     Get(Cache, pinfold::File),
     /// moka.
     #[cfg(feature = "peers")]
@@ -146,8 +160,9 @@ impl Opened {
     pub fn filled(engine: &str, origin: &Origin) -> Result<Self> {
         Ok(match engine {
             "memcpy" => Opened::Memcpy(copy_of(origin.bytes)?),
-            "pinfold-get" => cached(origin, pinfold::Reference::Add)?,
-            "pinfold-cas" => cached(origin, pinfold::Reference::CasLoop)?,
+            "pinfold-borrow" => cached(origin, Reference::Add, Opened::Borrow)?,
+            "pinfold-get" => cached(origin, Reference::Add, Opened::Get)?,
+            "pinfold-cas" => cached(origin, Reference::CasLoop, Opened::Get)?,
             #[cfg(feature = "peers")]
             "moka" => Opened::Moka(filled(origin)),
             #[cfg(feature = "peers")]
@@ -163,6 +178,9 @@ impl Opened {
     fn visit(&self, visit: &impl Visit) -> Result<()> {
         match self {
             Opened::Memcpy(copy) => visit.visit(&Copied(copy)),
+            Opened::Borrow(cache, file) => {
+                visit.visit(&Borrowed { file: file.clone(), reader: cache.reader()? })
+            }
             Opened::Get(_, file) => visit.visit(&Counted(file.clone())),
             #[cfg(feature = "peers")]
             Opened::Moka(peer) => visit.visit(&Other(peer)),
@@ -188,7 +206,7 @@ impl Opened {
     /// Misses so far, where that is known.
     pub fn misses(&self) -> Option<u64> {
         match self {
-            Opened::Get(cache, _) => Some(cache.stats().misses),
+            Opened::Borrow(cache, _) | Opened::Get(cache, _) => Some(cache.stats().misses),
             _ => None,
         }
     }
@@ -203,7 +221,11 @@ fn copy_of(bytes: &[u8]) -> Result<MmapMut> {
 }
 
 /// A cache that has the file in memory.
-fn cached(origin: &Origin, reference: pinfold::Reference) -> Result<Opened> {
+fn cached(
+    origin: &Origin,
+    reference: Reference,
+    opened: impl FnOnce(Cache, pinfold::File) -> Opened,
+) -> Result<Opened> {
     let bytes = origin.bytes.len();
     let options = Options::new(super::engines::resident_budget_bytes(bytes as u64));
     let cache = Cache::new(options.reference(reference))?;
@@ -220,7 +242,7 @@ fn cached(origin: &Origin, reference: pinfold::Reference) -> Result<Opened> {
         stats.evicted_bytes,
         stats.budget_bytes
     );
-    Ok(Opened::Get(cache, file))
+    Ok(opened(cache, file))
 }
 
 #[cfg(feature = "peers")]

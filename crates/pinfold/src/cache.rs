@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::borrow::Reader;
 use crate::core::Core;
 use crate::counters::{Counters, Event};
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::index::NodePool;
 use crate::mapping::Mappings;
 use crate::options::{FileOptions, Options};
-use crate::readers::{Deferred, Reader, Readers};
+use crate::readers::{Deferred, Readers};
 use crate::reclaim::{self, Reclaim};
 use crate::source::{self, Access, Backing, Engine, EngineOptions, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
@@ -143,7 +144,7 @@ impl Cache {
     /// # Errors
     /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them already.
     pub fn reader(&self) -> Result<Reader> {
-        self.core.readers.register()
+        self.core.readers.register().map(Reader::new)
     }
 
     /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::borrow::{Borrowed, FolioRef};
+use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::fill::{self, Stream};
@@ -11,7 +11,6 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::mapping::Mapping;
-use crate::readers::Reader;
 use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
@@ -85,15 +84,29 @@ impl File {
     /// let page = file.borrow(1, &reader)?;
     /// assert_eq!(page.len(), 5000 - 4096);
     /// let counted = page.upgrade()?;
-    /// drop((page, reader));
+    /// drop(page);
+    /// drop(reader);
     /// std::thread::scope(|scope| {
     ///     scope.spawn(move || assert_eq!(counted[0], 7));
     /// });
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     #[inline]
-    pub fn borrow<'a>(&'a self, page: u64, reader: &'a Reader) -> Result<Borrowed<'a>> {
+    pub fn borrow<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
         self.handle.borrow(page, reader)
+    }
+
+    /// The page number `page`, without holding it: its bytes can be copied, and then it is asked
+    /// whether they are to be believed, of several pages at once if need be. What is not cached is
+    /// read from the source first.
+    ///
+    /// Cost of a hit: a look-up. Nothing is written to.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
+        self.handle.optimistic(page)
     }
 
     /// The length in bytes, as it was when the file was opened, or at the last

@@ -49,7 +49,7 @@ pub(crate) enum Flaw {
     // ---- of counted references and freezing ----
     /// A counted look-up does not check what it got a reference to.
     CountedBlindly,
-    /// Freezing leaves the version even.
+    /// Freezing, or dropping, leaves the version even.
     FreezeStaysEven,
     /// Freezing takes whatever the count says for its own.
     FreezeAnyCount,
@@ -67,8 +67,14 @@ pub(crate) enum Flaw {
     NoScan,
     /// A freezer's odd version and its look at the announcements are not kept apart.
     ScanUnfenced,
+    /// Leaving ends forgotten borrows without release.
+    LeaveRelaxed,
     /// Whoever leaves takes all records above his own out of sight.
     LeaveByNumber,
+    /// A writer that finds nobody with a reference writes in place, announced or not.
+    WriteUnderBorrow,
+    /// A writer lets the new bytes be found before the old ones are gone.
+    OldGoesLate,
     /// What is announced when it leaves its file is freed like the rest.
     GoneAtOnce,
 

@@ -32,7 +32,7 @@ pub mod testing;
 mod wait;
 
 #[cfg(not(loom))]
-pub use borrow::{Borrowed, FolioRef};
+pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, Result};
@@ -41,6 +41,6 @@ pub use file::File;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
-pub use readers::{Barrier, READERS_MAX, Reader};
+pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

@@ -19,7 +19,7 @@ use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::frame::{Flags, PAGE_BYTES};
+use crate::frame::{Flags, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 
 /// A page of a file, in place, under a counted reference: derefs to its bytes.
@@ -108,9 +108,12 @@ impl<'a> FolioRef<'a> {
     #[inline(always)]
     pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
+        let start = page << PAGE_SHIFT;
         // As in `copy_held`: the length belongs to the folio only if that is still the file's.
         let stamp = frame.read_begin()?;
-        let view = View::of(handle, frame, head, page)?;
+        let bytes = handle.core.frames.address(head).wrapping_add((start - held.offset()) as usize);
+        // SAFETY: the reference is to the folio that has the page, and whose head this is.
+        let view = unsafe { View::of(handle, frame, bytes, start) }?;
         if handle.core.counters.shard().comes_to(head.0) {
             frame.note_use();
         }
@@ -223,7 +226,8 @@ impl Drop for FolioRef<'_> {
         }
         let frame = self.view.frame();
         if frame.count.put(1) {
-            self.core().destroy(self.view.head(), frame);
+            let core = self.core();
+            core.destroy(core.frames.number(frame), frame);
         }
     }
 }

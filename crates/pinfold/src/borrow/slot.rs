@@ -16,19 +16,21 @@
 //! which is given back if they succeed. With no slot free, or with the folio being frozen over and
 //! over, the guard keeps the reference.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::ptr::NonNull;
 
 use super::FolioRef;
+use super::reader::{Reader, State};
 use super::view::View;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_SHIFT};
 use crate::handle::Handle;
-use crate::readers::Reader;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::Ordering;
 
 /// A page of a file, in place, announced in the thread's own slot: derefs to its bytes.
 ///
@@ -49,13 +51,12 @@ use crate::sync::{AtomicU32, Ordering};
 /// to meanwhile; held for ever, it keeps just that folio. A guard that is
 /// [forgotten](std::mem::forget) keeps its slot until the reader goes.
 #[must_use = "the page is borrowed only as long as the guard lives"]
-pub struct Borrowed<'a> {
-    view: View,
-    /// Where it is announced; without, it has a reference.
-    slot: Option<&'a AtomicU32>,
-    handle: &'a Handle,
-    /// Neither `Send` nor `Sync`: the slot has one writer.
-    stays: PhantomData<*mut ()>,
+pub struct Borrowed<'f, 'r> {
+    /// A state of the reader's, or a boxed one. Being a pointer it makes the guard neither `Send` nor
+    /// `Sync`: the slot has one writer.
+    state: NonNull<State>,
+    file: PhantomData<&'f Handle>,
+    reader: PhantomData<&'r Reader>,
 }
 
 /// What stands in the way of a borrow without counting.
@@ -70,7 +71,11 @@ pub(crate) enum Trouble {
 impl Handle {
     /// The page number `page`, announced in a slot of `reader`'s.
     #[inline(always)]
-    pub(crate) fn borrow<'a>(&'a self, page: u64, reader: &'a Reader) -> Result<Borrowed<'a>> {
+    pub(crate) fn borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>> {
         match self.borrow_at_once(page, reader) {
             Ok(borrowed) => Ok(borrowed),
             Err(_) => self.borrow_slowly(page, reader),
@@ -79,41 +84,42 @@ impl Handle {
 
     /// Steps 1 to 5, if nothing is in the way.
     #[inline(always)]
-    pub(crate) fn borrow_at_once<'a>(
-        &'a self,
+    pub(crate) fn borrow_at_once<'f, 'r>(
+        &'f self,
         page: u64,
-        reader: &'a Reader,
-    ) -> Result<Borrowed<'a>, Trouble> {
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>, Trouble> {
         let core = &*self.core;
         // Its slots are looked at by those who freeze in its own cache only.
         if !reader.is_of(&core.readers) {
             return Err(Trouble::Folio);
         }
         let head = self.mapping.index.lookup(page).ok_or(Trouble::Folio)?;
-        let frame = core.frames.try_frame(head).ok_or(Trouble::Folio)?;
-        self.announce(page, frame, head, reader)
+        let both = core.frames.try_both(head).ok_or(Trouble::Folio)?;
+        self.announce(page, head, both, reader)
     }
 
     /// Steps 2 to 5.
     #[inline(always)]
-    fn announce<'a>(
-        &'a self,
+    fn announce<'f, 'r>(
+        &'f self,
         page: u64,
-        frame: &'a Frame,
         head: FrameNumber,
-        reader: &'a Reader,
-    ) -> Result<Borrowed<'a>, Trouble> {
+        (frame, from): (&Frame, *mut u8),
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>, Trouble> {
+        let (slot, state) = reader.free_slot().ok_or(Trouble::Slots)?;
         let stamp = frame.read_begin().ok_or(Trouble::Folio)?;
-        let identity = frame.identity();
-        let at = page.wrapping_sub(identity.index);
-        if identity.mapping != self.mapping.id
-            || at >= u64::from(identity.order.frames())
-            || frame.has_readahead_mark()
-        {
+        let (id, folio_start, span) = super::readable(frame);
+        let start = page << PAGE_SHIFT;
+        let at = start.wrapping_sub(folio_start);
+        if id != self.mapping.id || at >= span {
             return Err(Trouble::Folio);
         }
-        let view = View::of(self, frame, head, page).ok_or(Trouble::Folio)?;
-        let slot = reader.free_slot().ok_or(Trouble::Slots)?;
+        // SAFETY: `at` is inside the folio at this head, if both are of one time; and inside the
+        // arena if not, as orders of a head are of folios that began there.
+        let view = unsafe { View::of(self, frame, from.wrapping_add(at as usize), start) };
+        let view = view.ok_or(Trouble::Folio)?;
         if flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
             return Err(Trouble::Folio);
         }
@@ -129,13 +135,13 @@ impl Handle {
         if reader.comes_to(head) {
             frame.note_use();
         }
-        Ok(Borrowed { view, slot: Some(slot), handle: self, stays: PhantomData })
+        Ok(Borrowed::of(state, view, self))
     }
 
     /// By a reference: with a fill, with reading ahead, with errors.
     #[cold]
     #[inline(never)]
-    fn borrow_slowly<'a>(&'a self, page: u64, reader: &'a Reader) -> Result<Borrowed<'a>> {
+    fn borrow_slowly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
         if !reader.is_of(&self.core.readers) {
             return Err(Error::ForeignReader { path: self.mapping.path.clone() });
         }
@@ -149,48 +155,78 @@ impl Handle {
             if held.frame().flags().contains(Flags::READAHEAD) {
                 fill::read_further(self, &held);
             }
-            match self.announce(page, held.frame(), held.head(), reader) {
+            let both = (held.frame(), self.core.frames.address(held.head()));
+            match self.announce(page, held.head(), both, reader) {
                 Ok(borrowed) => return Ok(borrowed),
                 Err(Trouble::Slots) => self.core.counters.count(Event::BorrowCounted),
                 Err(Trouble::Folio) => {}
             }
             if let Some(folio) = FolioRef::of(self, held, page) {
-                let view = folio.into_view();
-                return Ok(Borrowed { view, slot: None, handle: self, stays: PhantomData });
+                let state = Box::leak(Box::new(State { slot: None, shows: Cell::new(None) }));
+                return Ok(Borrowed::of(state, folio.into_view(), self));
             }
             self.check_page(page)?;
         }
     }
 }
 
-impl<'a> Borrowed<'a> {
+impl<'f, 'r> Borrowed<'f, 'r> {
+    #[inline(always)]
+    fn of(state: &'r State, view: View, handle: &'f Handle) -> Self {
+        state.shows.set(Some((view, handle.into())));
+        Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
+    }
+
+    #[inline(always)]
+    fn state(&self) -> &State {
+        // SAFETY: the reader, whose lifetime the guard has, keeps its states where they are; a
+        // boxed one lives until the guard's drop.
+        unsafe { self.state.as_ref() }
+    }
+
+    /// What the guard shows.
+    #[inline(always)]
+    fn view(&self) -> &View {
+        let shows = self.state().shows.as_ptr();
+        // SAFETY: set by `of`, and not again before the guard's drop gives the state back, which
+        // takes the guard from all who have this.
+        unsafe { (*shows).as_ref().map(|(view, _)| view).unwrap_unchecked() }
+    }
+
+    fn handle(&self) -> &'f Handle {
+        let (_, handle) = self.state().shows.get().expect("set with the guard");
+        // SAFETY: it was made of a reference of this lifetime.
+        unsafe { handle.as_ref() }
+    }
+
     /// What the model's page says, now.
     #[cfg(all(test, loom))]
     pub(crate) fn word(&self) -> u64 {
-        self.view.word()
+        self.view().word()
     }
 
     /// The same page under a counted reference, which may leave the thread. Cost: one atomic add.
     ///
     /// # Errors
     /// [`Error::TooManyReferences`] if there are four million to its folio already.
-    pub fn upgrade(&self) -> Result<FolioRef<'a>> {
-        let count = &self.view.frame().count;
+    pub fn upgrade(&self) -> Result<FolioRef<'f>> {
+        let count = &self.view().frame().count;
         if flaw::on(Flaw::UpgradeUnannounced)
-            && let Some(slot) = self.slot
+            && let Some(slot) = self.state().slot
         {
-            slot.store(0, Ordering::Release);
+            // SAFETY: as in `drop`.
+            unsafe { slot.as_ref() }.store(0, Ordering::Release);
         }
         // Frozen: somebody has not seen yet that it is announced. Under the mutex that he holds
         // from before the freeze until he has put it back, it is not.
         let got = count.try_get(1).or_else(|_| {
-            let _changing = self.handle.mapping.change();
+            let _changing = self.handle().mapping.change();
             count.try_get(1)
         });
-        let (path, offset) = (&self.handle.mapping.path, self.view.folio_offset());
+        let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
         let page = offset / crate::frame::PAGE_BYTES as u64;
         got.map_err(|_| Error::TooManyReferences { path: path.clone(), page })?;
-        Ok(FolioRef::adopt(self.handle, self.view))
+        Ok(FolioRef::adopt(self.handle(), *self.view()))
     }
 
     /// All bytes of the folio that has the page, up to the end of the file: the page's neighbours
@@ -198,60 +234,67 @@ impl<'a> Borrowed<'a> {
     /// [`folio_offset`](Self::folio_offset).
     pub fn folio(&self) -> &[u8] {
         // SAFETY: announced, or referenced, it is not freed, and nobody writes to such a folio.
-        unsafe { self.view.folio() }
+        unsafe { self.view().folio() }
     }
 
     /// The byte of the file that [`folio`](Self::folio) begins with; a multiple of 4096.
     pub fn folio_offset(&self) -> u64 {
-        self.view.folio_offset()
+        self.view().folio_offset()
     }
 
     /// As [`FolioRef::is_current`].
     pub fn is_current(&self) -> bool {
-        self.view.is_current()
+        self.view().is_current()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_counted(&mut self) {
+        drop(FolioRef::adopt(self.handle(), *self.view()));
+        // SAFETY: a state without a slot was boxed for this guard, which ends here.
+        drop(unsafe { Box::from_raw(self.state.as_ptr()) });
     }
 
     /// Whether it has a reference because there was no slot.
     pub fn is_counted(&self) -> bool {
-        self.slot.is_none()
+        self.state().slot.is_none()
     }
 }
 
-impl Deref for Borrowed<'_> {
+impl Deref for Borrowed<'_, '_> {
     type Target = [u8];
 
     #[inline(always)]
     fn deref(&self) -> &[u8] {
         // SAFETY: as in `folio`.
-        unsafe { self.view.page() }
+        unsafe { self.view().page() }
     }
 }
 
-impl AsRef<[u8]> for Borrowed<'_> {
+impl AsRef<[u8]> for Borrowed<'_, '_> {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for Borrowed<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
         // A model that has failed has no atomics any more.
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        match self.slot {
-            // Release: pairs with the acquire in `Readers::look`: all that was read here comes
-            // before whatever is done to the folio next.
-            Some(slot) if flaw::on(Flaw::ClearRelaxed) => slot.store(0, Ordering::Relaxed),
-            Some(slot) => slot.store(0, Ordering::Release),
-            None => drop(FolioRef::adopt(self.handle, self.view)),
-        }
+        let Some(slot) = self.state().slot else { return self.drop_counted() };
+        // Release: pairs with the acquire in `Readers::look`: all that was read here comes before
+        // whatever is done to the folio next.
+        let order =
+            if flaw::on(Flaw::ClearRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+        // SAFETY: the slot is in the record of the reader, which the guard's lifetime keeps.
+        unsafe { slot.as_ref() }.store(0, order);
     }
 }
-
-impl std::fmt::Debug for Borrowed<'_> {
+impl std::fmt::Debug for Borrowed<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Borrowed").field(&self.view).finish()
+        f.debug_tuple("Borrowed").field(self.view()).finish()
     }
 }

@@ -3,43 +3,53 @@
 //! Here: which bytes these are, clipped at the end of the file. Not here: why they stay, which is
 //! each guard's own affair. Called by the guards of this room.
 
+use std::num::NonZero;
 use std::ptr::NonNull;
 
-use crate::frame::{Frame, FrameNumber, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::sync::{Ordering, fence};
 
 /// One page of a folio, and the file's length when it was found.
 ///
+/// Four words and no small ones: guards travel through registers, and a compiler that packs two
+/// halves into one store makes the load of both wait for it.
+///
 /// # Invariants
 ///
-/// `frame` is the entry of `head`, in a table that lives as long as whoever has the view. `page_bytes`
-/// is at least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before the end of
-/// the file as it was.
+/// `frame` is the entry of the folio's head, in a table that lives as long as whoever has the view.
+/// `page_bytes` is at least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before
+/// the end of the file as it was.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     frame: NonNull<Frame>,
     bytes: NonNull<u8>,
     page_bytes: usize,
     len_bytes: u64,
-    head: FrameNumber,
 }
 
 impl View {
-    /// Of `page`, which lies in the folio at `head` as long as its version stays what it is. `None`:
-    /// the page lies behind the end of the file.
+    /// Of the page that begins at byte `start` of the file and lies at `bytes`, as long as the
+    /// folio's version stays what it is. `None`: the page lies behind the end of the file.
+    ///
+    /// # Safety
+    /// `bytes` is the address of a whole page of the arena, of a folio that `frame` is the entry of.
     #[inline(always)]
-    pub(super) fn of(handle: &Handle, frame: &Frame, head: FrameNumber, page: u64) -> Option<Self> {
-        let start = page << PAGE_SHIFT;
+    pub(super) unsafe fn of(
+        handle: &Handle,
+        frame: &Frame,
+        bytes: *mut u8,
+        start: u64,
+    ) -> Option<Self> {
         let len_bytes = handle.mapping.len_bytes();
-        let page_bytes = len_bytes.checked_sub(start)?.min(PAGE_BYTES as u64) as usize;
-        if page_bytes == 0 {
-            return None;
-        }
-        let at = start.wrapping_sub(frame.identity().index << PAGE_SHIFT) as usize;
-        let bytes = handle.core.frames.address(head).wrapping_add(at);
-        let bytes = NonNull::new(bytes).expect("the arena is not at 0");
-        Some(View { frame: frame.into(), bytes, page_bytes, len_bytes, head })
+        let page_bytes = if start + PAGE_BYTES as u64 <= len_bytes {
+            PAGE_BYTES
+        } else {
+            last_page_bytes(len_bytes, start)?.get()
+        };
+        // SAFETY: the arena is not at address 0.
+        let bytes = unsafe { NonNull::new_unchecked(bytes) };
+        Some(View { frame: frame.into(), bytes, page_bytes, len_bytes })
     }
 
     /// The folio's entry.
@@ -49,10 +59,16 @@ impl View {
         unsafe { self.frame.as_ref() }
     }
 
-    /// The folio's first frame.
+    /// Where the page is.
     #[inline(always)]
-    pub(super) fn head(&self) -> FrameNumber {
-        self.head
+    pub(super) fn address(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    /// How many bytes of the page are the file's.
+    #[inline(always)]
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
     }
 
     /// The page's bytes.
@@ -111,6 +127,12 @@ impl View {
         // that can happen to it is that it leaves its file.
         self.frame().identity().mapping != MAPPING_NONE
     }
+}
+
+/// How many bytes a file has from `start` on, in its last page.
+#[cold]
+fn last_page_bytes(len_bytes: u64, start: u64) -> Option<NonZero<usize>> {
+    NonZero::new(len_bytes.checked_sub(start)? as usize)
 }
 
 impl std::fmt::Debug for View {

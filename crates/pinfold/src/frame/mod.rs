@@ -33,7 +33,7 @@ pub(crate) use buddy::{FrameStats, RunMap};
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
 pub(crate) use copy::{copy_racing, copy_still};
-pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE};
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 
 use std::ptr::NonNull;
 
@@ -226,6 +226,15 @@ impl Frames {
         // The table has an entry for each frame of the arena (see the invariants).
         let entry = self.table.try_frame(frame)?;
         Some((entry, self.arena.address_below(frame)))
+    }
+
+    /// Which frame `entry` is the entry of.
+    ///
+    /// # Panics
+    ///
+    /// If it is not one of this table's.
+    pub(crate) fn number(&self, entry: &Frame) -> FrameNumber {
+        self.table.number(entry)
     }
 
     /// Where the bytes of `frame` are. Cost: one compare.

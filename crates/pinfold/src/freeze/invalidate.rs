@@ -100,7 +100,7 @@ fn drop_range(
 /// Steps 1 to 3.
 fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
     let frame = core.frames.frame(head);
-    if !frame.is_changing() {
+    if !frame.is_changing() && !flaw::on(Flaw::FreezeStaysEven) {
         frame.change_begin();
     }
     core.reclaim.policy().remove(&mut Entries::of(core), head.0);
@@ -111,7 +111,7 @@ fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumb
 }
 
 /// Steps 4 and 5.
-fn let_go(core: &Core, gone: &[FrameNumber]) {
+pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     let announced = core.readers.announced(gone, &core.counters);
     for (n, &head) in gone.iter().enumerate() {
         core.waiters.wake(head.0);

@@ -22,6 +22,8 @@ use crate::mapping::Mapping;
 
 pub(crate) use batch::{BATCH_MAX, Candidate, Frozen, freeze_batch};
 pub(crate) use evict::evict;
+#[cfg(all(test, loom))]
+pub(crate) use invalidate::let_go;
 pub(crate) use invalidate::{invalidate, resize};
 pub(crate) use migrate::{migrate_range, move_frozen};
 pub(crate) use split::split_range;
@@ -60,7 +62,7 @@ fn freeze(frame: &Frame) -> Result<(), Outcome> {
 }
 
 /// Freezes one folio that nobody has announced either; under its mapping's `change` mutex.
-fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), Outcome> {
+pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), Outcome> {
     let frame = core.frames.frame(head);
     freeze(frame)?;
     if core.readers.announced(&[head], &core.counters).has(0) {
@@ -70,8 +72,14 @@ fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), Outcome> {
     Ok(())
 }
 
+/// Without the look at the announcements: for a model of a writer that is wrong.
+#[cfg(all(test, loom))]
+pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), Outcome> {
+    freeze(frame)
+}
+
 /// Puts a folio back whose bytes and identity are what they were: what was announced stays so.
-fn thaw(core: &Core, frame: &Frame) {
+pub(crate) fn thaw(core: &Core, frame: &Frame) {
     core.counters.count(Event::Announced);
     frame.change_end();
     frame.count.unfreeze(1);

@@ -15,6 +15,7 @@ mod length;
 mod moved;
 mod reopened;
 mod short;
+mod writer;
 
 use std::borrow::Cow;
 use std::cell::Cell;

@@ -85,7 +85,7 @@ fn a_counted_read_of_a_folio_that_is_split() {
         split_counted,
         &[
             (Flaw::CountedBlindly, "the page is not in the folio"),
-            (Flaw::FreezeAnyCount, "freed while readers believe it"),
+            (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
         ],
     );
 }

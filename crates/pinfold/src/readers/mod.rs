@@ -1,7 +1,7 @@
 //! Who borrows: a record for each thread, with slots for the folios that it reads in place.
 //!
 //! Here: registering and leaving, the slots, and the one look at all of them. Not here: the guard
-//! over a slot (`borrow/slot.rs`), who freezes what (`freeze`). Called by `cache`, by the borrowing
+//! over a slot (`borrow/`), who freezes what (`freeze`). Called by `cache`, by the borrowing
 //! door, and by everybody who freezes.
 //!
 //! | file | subject |
@@ -46,8 +46,7 @@
 mod barrier;
 mod deferred;
 
-use std::cell::Cell;
-use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 pub use barrier::Barrier;
@@ -76,7 +75,7 @@ const CHUNKS: usize = 64;
 #[cfg(loom)]
 const CHUNKS: usize = 1;
 
-/// The most [`Reader`]s that one cache can have at once.
+/// The most [`Reader`](crate::Reader)s that one cache can have at once.
 pub const READERS_MAX: usize = CHUNK * CHUNKS;
 
 /// The most folios that are looked for at once.
@@ -198,7 +197,7 @@ impl Readers {
     ///
     /// # Errors
     /// All are in use.
-    pub(crate) fn register(self: &Arc<Self>) -> Result<Reader> {
+    pub(crate) fn register(self: &Arc<Self>) -> Result<Seat> {
         let mut seats = self.seats();
         let number = seats.take().ok_or(Error::TooManyReaders { most: READERS_MAX })?;
         // Release: pairs with the acquire in `announced`.
@@ -212,21 +211,15 @@ impl Readers {
         // SeqCst: pairs with the first fence in `announced`. Either that freezer sees `high`, or the
         // first look at a version here sees that it is odd.
         fence(Ordering::SeqCst);
-        let record = std::ptr::from_ref(self.record(number));
-        Ok(Reader {
-            record,
-            readers: self.clone(),
-            barrier,
-            number,
-            last_head: Cell::new(u32::MAX),
-            stays: PhantomData,
-        })
+        let slots = NonNull::from(&self.record(number).slots);
+        Ok(Seat { slots, readers: self.clone(), barrier, number })
     }
 
     fn leave(&self, number: usize, barrier: Barrier) {
         for slot in &self.record(number).slots {
             // Release: pairs with the acquire in `look`, for a guard that was forgotten.
-            slot.store(0, Ordering::Release);
+            let relaxed = flaw::on(Flaw::LeaveRelaxed);
+            slot.store(0, if relaxed { Ordering::Relaxed } else { Ordering::Release });
         }
         let mut seats = self.seats();
         seats.leave(number);
@@ -308,52 +301,28 @@ impl Readers {
     }
 }
 
-/// A thread's right to borrow from one cache: see [`File::borrow`](crate::File::borrow).
-///
-/// Made by [`Cache::reader`](crate::Cache::reader), it belongs to the thread that made it and cannot
-/// leave it. Keep one a thread, for long: making one takes a mutex, and using one is what makes
-/// borrowing cheap. Dropping it leaves; it may live in a thread-local variable, whose destructors may
-/// run in any order. It does not keep the cache alive.
-///
-/// ```compile_fail,E0277
-/// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
-/// let reader = cache.reader().unwrap();
-/// std::thread::spawn(move || drop(reader)); // it cannot be sent
-/// ```
-/// ```compile_fail,E0277
-/// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
-/// let reader = cache.reader().unwrap();
-/// std::thread::scope(|scope| {
-///     scope.spawn(|| drop(&reader)); // nor shared
-/// });
-/// ```
+/// A record in use; left on drop.
 #[derive(Debug)]
-pub struct Reader {
+pub(crate) struct Seat {
     /// In `readers`, which keeps it where it is.
-    record: *const Record,
+    slots: NonNull<[AtomicU32; SLOTS]>,
     readers: Arc<Readers>,
     barrier: Barrier,
     number: usize,
-    /// The folio borrowed last: reading on in it is no further use of it.
-    last_head: Cell<u32>,
-    /// Neither `Send` nor `Sync`: the slots have one writer.
-    stays: PhantomData<*mut ()>,
 }
 
-impl Reader {
-    /// Whether it is one of `readers`' cache.
+impl Seat {
+    /// Whether it is one of `readers`.
     #[inline(always)]
     pub(crate) fn is_of(&self, readers: &Arc<Readers>) -> bool {
         Arc::ptr_eq(&self.readers, readers)
     }
 
-    /// A slot that announces nothing.
+    /// Its slots, which only its thread may store to.
     #[inline(always)]
-    pub(crate) fn free_slot(&self) -> Option<&AtomicU32> {
+    pub(crate) fn slots(&self) -> &[AtomicU32; SLOTS] {
         // SAFETY: records are neither freed nor moved while `readers` lives.
-        let record = unsafe { &*self.record };
-        // Relaxed: only this thread stores there.
-        record.slots.iter().find(|slot| slot.load(Ordering::Relaxed) == 0)
+        unsafe { self.slots.as_ref() }
     }
 
     /// The reader's half of the fence.
@@ -361,21 +330,14 @@ impl Reader {
     pub(crate) fn light_fence(&self) {
         self.barrier.light();
     }
-
-    /// Whether the thread comes to the folio `head` from another one.
-    #[inline(always)]
-    pub(crate) fn comes_to(&self, head: FrameNumber) -> bool {
-        self.last_head.replace(head.0) != head.0
-    }
 }
 
-impl Drop for Reader {
+impl Drop for Seat {
     fn drop(&mut self) {
         // A model that has failed has no atomics any more.
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        // No guard of this reader is left but forgotten ones: they borrow from it.
         self.readers.leave(self.number, self.barrier);
     }
 }

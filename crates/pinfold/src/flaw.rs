@@ -69,8 +69,12 @@ pub(crate) enum Flaw {
     ScanUnfenced,
     /// Leaving ends forgotten borrows without release.
     LeaveRelaxed,
+    /// A new record stays out of sight.
+    RegisterLate,
     /// Whoever leaves takes all records above his own out of sight.
     LeaveByNumber,
+    /// A guard takes its page for the file's whatever has become of it.
+    CurrentBlindly,
     /// A writer that finds nobody with a reference writes in place, announced or not.
     WriteUnderBorrow,
     /// A writer lets the new bytes be found before the old ones are gone.

@@ -94,6 +94,16 @@ fn hold_one(model: &Model) {
     assert_eq!(held.word(), first, "changed under the guard");
 }
 
+/// Whoever finds the new bytes finds the old ones gone.
+fn hold_both(model: &Model) {
+    let file = &model.files[0];
+    let Ok(one) = file.get(0) else { return };
+    let Ok(other) = file.get(0) else { return };
+    if one.word() != other.word() {
+        assert!(!one.is_current(), "two that are current");
+    }
+}
+
 fn write_one(model: &Model) {
     write(model, 0);
 }
@@ -109,6 +119,19 @@ fn borrowed() {
 
 fn held() {
     race(&one_page(), write_one, hold_one);
+}
+
+fn replaced() {
+    race(&one_page(), write_one, hold_both);
+}
+
+#[test]
+fn one_version_of_a_page_is_current() {
+    let flaws = [
+        (Flaw::OldGoesLate, "two that are current"),
+        (Flaw::CurrentBlindly, "two that are current"),
+    ];
+    holds_and_catches(replaced, &flaws);
 }
 
 #[test]
@@ -177,7 +200,7 @@ fn short_reads() {
 
 #[test]
 fn guards_that_are_current_are_of_one_moment() {
-    holds_and_catches(coupled_guards, &[(Flaw::OldGoesLate, "not of one moment")]);
+    holds_and_catches(coupled_guards, &[(Flaw::CurrentBlindly, "not of one moment")]);
 }
 
 #[test]

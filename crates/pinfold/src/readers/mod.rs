@@ -61,6 +61,7 @@ use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
 /// Folios that one thread can borrow at once without counting.
 #[cfg(not(loom))]
 pub(crate) const SLOTS: usize = 8;
+/// Two of one kind are enough for the checker, here and below.
 #[cfg(loom)]
 pub(crate) const SLOTS: usize = 1;
 
@@ -201,7 +202,9 @@ impl Readers {
         let mut seats = self.seats();
         let number = seats.take().ok_or(Error::TooManyReaders { most: READERS_MAX })?;
         // Release: pairs with the acquire in `announced`.
-        self.high.store(seats.end() as u32, Ordering::Release);
+        if !flaw::on(Flaw::RegisterLate) {
+            self.high.store(seats.end() as u32, Ordering::Release);
+        }
         let barrier = self.barrier();
         if barrier == Barrier::Membarrier {
             // Relaxed: see `heavy`.

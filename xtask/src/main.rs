@@ -58,13 +58,23 @@ fn models(sh: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// The other caches, which no other step builds, and the benchmark that has them.
-fn peers(sh: &Shell) -> Result<()> {
+/// What builds the other caches, and the benchmark that has them.
+const WITH_PEERS: [&str; 6] =
+    ["-p", "pinfold-peers", "-p", "pinfold-cli", "--features", "pinfold-cli/peers"];
+
+/// Sees to it that the other caches compile: code for them is in no other build.
+fn lint_peers(sh: &Shell) -> Result<()> {
     packages::need(sh, "g++", "g++")?;
     packages::need_header(sh, "rocksdb/cache.h", "librocksdb-dev")?;
-    let with = ["-p", "pinfold-peers", "-p", "pinfold-cli", "--features", "pinfold-cli/peers"];
-    cmd!(sh, "cargo clippy {with...} --all-targets -- -D warnings").run()?;
-    Ok(cmd!(sh, "cargo test {with...} --lib --test cli -- keeps_everything bench_get").run()?)
+    Ok(cmd!(sh, "cargo clippy {WITH_PEERS...} --all-targets -- -D warnings").run()?)
+}
+
+/// The other caches, and the benchmark that has them. Not in `test`, for the time it takes to build
+/// them: nothing else depends on them.
+fn peers(sh: &Shell) -> Result<()> {
+    lint_peers(sh)?;
+    let tests = ["keeps_everything", "bench_get"];
+    Ok(cmd!(sh, "cargo test {WITH_PEERS...} --lib --test cli -- {tests...}").run()?)
 }
 
 /// Runs the lab's own command.
@@ -77,6 +87,7 @@ fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
     cmd!(sh, "cargo clippy --workspace --all-targets -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
+    lint_peers(sh)?;
     cmd!(sh, "cargo test --workspace").run()?;
     // What misuse does without debug assertions.
     cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;

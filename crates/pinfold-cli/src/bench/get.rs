@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -52,8 +53,8 @@ Engines:
                   program built with --features peers, which on Debian 12 needs librocksdb-dev
 
 Every engine holds the whole file, and every page of it is compared with the file before anything is
-measured. A page that is missing later makes the benchmark fail. Each sample is preceded by a quarter
-of a million operations that are not measured. Workers are bound to one CPU each; more workers than
+measured. A page that is missing later makes the benchmark fail. Each sample is preceded by a
+quarter of its length that is not measured. Workers are bound to one CPU each; more workers than
 CPUs share them. Ratios are medians of those of neighbouring samples; the best of the peers is the
 one with the highest median in that column. Memory: the file's length once, and once more for each
 engine.";
@@ -152,6 +153,7 @@ struct Getting<'a> {
     case: &'static str,
     opened: &'a Opened,
     draws: &'a [Vec<Spot>],
+    warm_up: Duration,
 }
 
 impl Work for Getting<'_> {
@@ -160,7 +162,7 @@ impl Work for Getting<'_> {
             "same-page" => Walk::Same(Spot::in_page(0)),
             _ => Walk::Drawn(&self.draws[worker]),
         };
-        self.opened.get_pages(walk, board, worker)
+        self.opened.get_pages(walk, self.warm_up, board, worker)
     }
 }
 
@@ -179,7 +181,7 @@ pub fn run(args: &GetArgs) -> Result<()> {
     let board = SharedBoard::new()?;
     let samples = common.interleave(&cells, |cell| {
         let opened = &opened[cell.engine];
-        let work = Getting { case: cell.case, opened, draws: &draws };
+        let work = Getting { case: cell.case, opened, draws: &draws, warm_up: length / 4 };
         Ok(workers::sample_threads(cell.crew.workers(), &work, board.board(), length)?.ops_per_s)
     })?;
     let after = misses(&opened);

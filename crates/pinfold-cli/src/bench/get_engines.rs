@@ -9,6 +9,7 @@
 //! zipf case four bytes of an array drawn beforehand, read in order.
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, Mmap, MmapMut};
@@ -24,8 +25,6 @@ pub const PAGE_BYTES: usize = 4096;
 /// What is copied out of a page.
 pub const BLOCK_BYTES: usize = 64;
 const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
-/// What each worker does before it is timed: a quarter of a million operations.
-const WARM_UP_BATCHES: u64 = 1024;
 
 /// Engines of this workspace, the limit first.
 pub const OURS: [&str; 4] = ["memcpy", "pinfold-borrow", "pinfold-get", "pinfold-cas"];
@@ -198,9 +197,15 @@ impl Opened {
         self.visit(&Check(bytes))
     }
 
-    /// One worker's life.
-    pub fn get_pages(&self, walk: Walk, board: &Board, worker: usize) -> Result<()> {
-        self.visit(&Timed { walk, board, worker })
+    /// One worker's life: warms up, then works.
+    pub fn get_pages(
+        &self,
+        walk: Walk,
+        warm_up: Duration,
+        board: &Board,
+        worker: usize,
+    ) -> Result<()> {
+        self.visit(&Timed { walk, warm_up, board, worker })
     }
 
     /// Misses so far, where that is known.
@@ -268,6 +273,7 @@ impl Visit for Check<'_> {
 
 struct Timed<'a> {
     walk: Walk<'a>,
+    warm_up: Duration,
     board: &'a Board,
     worker: usize,
 }
@@ -303,7 +309,10 @@ impl Timed<'_> {
             Ok(())
         };
         // The engine before this one has left nothing of ours in the CPU's caches.
-        (0..WARM_UP_BATCHES).try_for_each(|_| batch())?;
+        let begun = Instant::now();
+        while begun.elapsed() < self.warm_up {
+            batch()?;
+        }
         workers::work(self.board, self.worker, BATCH, batch)
     }
 }

@@ -212,7 +212,11 @@ impl Opened {
     pub fn misses(&self) -> Option<u64> {
         match self {
             Opened::Borrow(cache, _) | Opened::Get(cache, _) => Some(cache.stats().misses),
-            _ => None,
+            Opened::Memcpy(_) => None,
+            #[cfg(feature = "peers")]
+            Opened::Moka(_) | Opened::QuickCache(_) | Opened::Foyer(_) | Opened::HyperClock(_) => {
+                None
+            }
         }
     }
 }

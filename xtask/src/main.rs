@@ -25,6 +25,8 @@ enum Command {
     /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts
     #[command(disable_help_flag = true)]
     Litmus(LabArgs),
+    /// Lint and test what `bench get` compares with: other caches, one of them RocksDB's
+    Peers,
     /// Build the counted reference with tracepoints and see each of them fire in a debugger
     Probes,
 }
@@ -44,6 +46,7 @@ fn main() -> Result<()> {
         Command::Test => test(&sh),
         Command::Kernel(args) => lab(&sh, "kernel", &args.rest),
         Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
+        Command::Peers => peers(&sh),
         Command::Probes => probes::run(&sh),
     }
 }
@@ -53,6 +56,25 @@ fn models(sh: &Shell) -> Result<()> {
     let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
     cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
     Ok(())
+}
+
+/// What builds the other caches, and the benchmark that has them.
+const WITH_PEERS: [&str; 6] =
+    ["-p", "pinfold-peers", "-p", "pinfold-cli", "--features", "pinfold-cli/peers"];
+
+/// Sees to it that the other caches compile: code for them is in no other build.
+fn lint_peers(sh: &Shell) -> Result<()> {
+    packages::need(sh, "g++", "g++")?;
+    packages::need_header(sh, "rocksdb/cache.h", "librocksdb-dev")?;
+    Ok(cmd!(sh, "cargo clippy {WITH_PEERS...} --all-targets -- -D warnings").run()?)
+}
+
+/// The other caches, and the benchmark that has them. Not in `test`, for the time it takes to build
+/// them: nothing else depends on them.
+fn peers(sh: &Shell) -> Result<()> {
+    lint_peers(sh)?;
+    let tests = ["keeps_everything", "bench_get"];
+    Ok(cmd!(sh, "cargo test {WITH_PEERS...} --lib --test cli -- {tests...}").run()?)
 }
 
 /// Runs the lab's own command.
@@ -65,6 +87,7 @@ fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
     cmd!(sh, "cargo clippy --workspace --all-targets -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
+    lint_peers(sh)?;
     cmd!(sh, "cargo test --workspace").run()?;
     // What misuse does without debug assertions.
     cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;

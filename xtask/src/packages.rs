@@ -5,15 +5,23 @@ use xshell::{Shell, cmd};
 
 /// Sees to it that `program` is there, which Debian's `package` brings.
 pub(crate) fn need(sh: &Shell, program: &str, package: &str) -> Result<()> {
-    if cmd!(sh, "which {program}").quiet().ignore_stdout().ignore_stderr().run().is_ok() {
-        return Ok(());
-    }
+    let found = cmd!(sh, "which {program}").quiet().ignore_stdout().ignore_stderr().run().is_ok();
+    if found { Ok(()) } else { install(sh, program, package) }
+}
+
+/// Sees to it that the C or C++ header `header` is there, which Debian's `package` brings.
+pub(crate) fn need_header(sh: &Shell, header: &str, package: &str) -> Result<()> {
+    let found = sh.path_exists(format!("/usr/include/{header}"));
+    if found { Ok(()) } else { install(sh, header, package) }
+}
+
+fn install(sh: &Shell, what: &str, package: &str) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("{program} is missing: run `sudo apt-get install {package}`, then this again");
+        bail!("{what} is missing: run `sudo apt-get install {package}`, then this again");
     }
     let _quiet = sh.push_env("DEBIAN_FRONTEND", "noninteractive");
     cmd!(sh, "apt-get update -q").run()?;
     cmd!(sh, "apt-get install -q -y --no-install-recommends {package}")
         .run()
-        .with_context(|| format!("cannot install {package}, which brings {program}"))
+        .with_context(|| format!("cannot install {package}, which brings {what}"))
 }

@@ -149,6 +149,90 @@ fn bench_read_refuses_what_makes_no_sense() {
     refused(&["--random-file-bytes", "8000G"], "and their copies need");
 }
 
+/// The engines of this build.
+fn get_engines() -> BTreeSet<String> {
+    let ours = ["memcpy", "pinfold-borrow", "pinfold-get", "pinfold-cas"];
+    let peers = ["moka", "quick_cache", "foyer", "hyperclock"];
+    let there = ours.iter().chain(peers.iter().filter(|_| cfg!(feature = "peers")));
+    there.map(|&name| name.to_owned()).collect()
+}
+
+#[test]
+fn bench_get_gives_a_row_for_everything() {
+    let quick = ["--file-bytes", "4M", "--threads", "1,3", "--seconds", "0.01", "--runs", "2"];
+    for folios in [None, Some("--large-folios")] {
+        let args: Vec<&str> =
+            ["bench", "get", "--json", "-"].into_iter().chain(quick).chain(folios).collect();
+        let result = json(&args);
+        assert_eq!(result["bench"], "get");
+        assert_eq!(result["params"]["skew"], 0.9);
+        assert_eq!(result["params"]["large_folios"], folios.is_some());
+        assert_eq!(engines_of(&result, "ops_per_s"), get_engines());
+        let left_out = result["params"]["not_in_this_build"].as_array().unwrap().len();
+        assert_eq!(left_out + get_engines().len(), 4 + 4);
+        let rows = result["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2 * 2 * get_engines().len());
+        let keys = BTreeSet::from([
+            "engine",
+            "case",
+            "threads",
+            "block_bytes",
+            "file_bytes",
+            "metric",
+            "samples",
+            "median",
+            "mean",
+            "stddev",
+        ]);
+        for row in rows {
+            assert_eq!(
+                row.as_object().unwrap().keys().map(String::as_str).collect::<BTreeSet<_>>(),
+                keys
+            );
+            assert!(["same-page", "zipf"].contains(&row["case"].as_str().unwrap()));
+            assert!([1, 3].contains(&row["threads"].as_u64().unwrap()));
+            assert_eq!((&row["block_bytes"], &row["file_bytes"]), (&64.into(), &(4 << 20).into()));
+            assert_eq!(row["samples"].as_array().unwrap().len(), 2);
+            assert!(row["median"].as_f64() > Some(1000.0), "{row}");
+        }
+    }
+}
+
+#[test]
+fn bench_get_fits_a_terminal_and_says_what_it_lacks() {
+    let args = ["bench", "get", "--file-bytes", "1M", "--seconds", "0.002", "--runs", "1"];
+    let shown = pinfold(&args).args(["--threads", "1,2,3,4,5,6"]).assert().success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    let tables = shown.lines().filter(|line| !line.starts_with("Not in this build"));
+    for line in tables {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    assert!(shown.contains("zipf: a page of 1 MiB, skew 0.9"), "{shown}");
+    assert!(shown.contains("pinfold-get/pinfold-cas"), "{shown}");
+    assert_eq!(shown.contains("pinfold-get/best peer"), cfg!(feature = "peers"), "{shown}");
+    let lacks = "Not in this build: moka, quick_cache, foyer, hyperclock; \
+                 try `cargo run --release --features peers -- bench get`";
+    assert_eq!(shown.contains(lacks), !cfg!(feature = "peers"), "{shown}");
+}
+
+#[test]
+fn bench_get_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["bench", "get"]).args(args).assert().failure().stderr(contains(why));
+    };
+    refused(&["--file-bytes", "5000"], "--file-bytes 4.9 KiB: must be a multiple of 4 KiB");
+    refused(&["--file-bytes", "512G"], "--file-bytes 512 GiB: at most 256 GiB");
+    refused(&["--file-bytes", "200G"], "choose a smaller --file-bytes, or engines with --only");
+    refused(&["--skew", "NaN"], "--skew NaN: must be a number from 0 up");
+    refused(&["--cases", "scan"], "--cases scan: no such case; there are same-page, zipf");
+    refused(&["--processes", "2"], "--processes: this benchmark has threads only");
+    refused(&["--dir", "/no/such/dir"], "cannot find the file system of /no/such/dir");
+    refused(&["--only", "lru"], "--only lru: no such engine; there are memcpy, pinfold-borrow");
+    if !cfg!(feature = "peers") {
+        refused(&["--only", "moka"], "--only moka: not in this build; try `cargo run --release");
+    }
+}
+
 /// A directory on a disk for test files: the build's own, as the one for temporary files may be in
 /// memory.
 fn on_disk() -> &'static str {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::borrow::Reader;
 use crate::core::Core;
 use crate::counters::{Counters, Event};
 use crate::error::{Error, Result};
@@ -12,9 +13,10 @@ use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::index::NodePool;
 use crate::mapping::Mappings;
 use crate::options::{FileOptions, Options};
+use crate::readers::{Deferred, Readers};
 use crate::reclaim::{self, Reclaim};
 use crate::source::{self, Access, Backing, Engine, EngineOptions, Source};
-use crate::stats::{Fallbacks, Stats};
+use crate::stats::{BorrowStats, Fallbacks, Stats};
 use crate::wait::Waiters;
 
 /// The smallest budget, in bytes: 1 MiB, with room for the frame table, some index nodes, and the
@@ -79,6 +81,8 @@ impl Cache {
             mappings: Mappings::new(),
             reclaim: Reclaim::new(frames.frames(), frames.free_frames()),
             waiters: Waiters::new(),
+            readers: Arc::new(Readers::new(options.barrier)),
+            deferred: Deferred::new(),
             failures: Failures::new(),
             engine: Arc::new(Engine::new(EngineOptions::default())),
             options,
@@ -135,6 +139,14 @@ impl Cache {
         Ok(File::new(self.core.clone(), mapping))
     }
 
+    /// A right to borrow pages, [`File::borrow`], for the calling thread alone. Keep it for long.
+    ///
+    /// # Errors
+    /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them already.
+    pub fn reader(&self) -> Result<Reader> {
+        self.core.readers.register().map(Reader::new)
+    }
+
     /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.
     pub fn compact(&self) -> bool {
         reclaim::compact(&self.core)
@@ -184,6 +196,7 @@ impl Cache {
             direct_reclaims: sum(Event::DirectReclaim),
             splits: sum(Event::Split),
             migrations: sum(Event::Migration),
+            borrow: borrow_stats(core),
             budget_bytes,
             resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
             dirty_bytes: 0,
@@ -197,5 +210,19 @@ impl Cache {
                 .map(|mapping| (mapping.path.display().to_string(), mapping.backing.stats()))
                 .collect(),
         }
+    }
+}
+
+fn borrow_stats(core: &Core) -> BorrowStats {
+    let (deferred_folios, deferred_pages) = core.deferred.outstanding(core);
+    BorrowStats {
+        barrier: core.readers.barrier(),
+        readers: core.readers.registered(),
+        counted: core.counters.sum(Event::BorrowCounted),
+        put_back: core.counters.sum(Event::Announced),
+        deferred: core.counters.sum(Event::Deferred),
+        deferred_folios,
+        deferred_bytes: deferred_pages * PAGE_BYTES as u64,
+        membarriers: core.counters.sum(Event::Membarrier),
     }
 }

@@ -12,6 +12,7 @@ use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
 use crate::options::{Options, Reference};
+use crate::readers::{Deferred, Readers};
 use crate::reclaim::Reclaim;
 use crate::source::Engine;
 use crate::wait::Waiters;
@@ -24,6 +25,9 @@ pub(crate) struct Core {
     pub(crate) mappings: Mappings,
     pub(crate) reclaim: Reclaim,
     pub(crate) waiters: Waiters,
+    /// Shared with those who borrow: a reader does not keep the cache.
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) deferred: Deferred,
     pub(crate) failures: Failures,
     pub(crate) engine: Arc<Engine>,
     /// After all that points into the arena.
@@ -51,11 +55,12 @@ impl Core {
         (held.is(mapping.id, page) || flaw::on(Flaw::CountedBlindly)).then_some(held)
     }
 
-    /// A reference to a folio that the caller found under its mapping's `change` mutex.
-    pub(crate) fn hold_under_change(&self, head: FrameNumber) -> Held<'_> {
+    /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
+    /// is frozen. `None`: there are as many as can be counted.
+    pub(crate) fn hold_under_change(&self, head: FrameNumber) -> Option<Held<'_>> {
         let frame = self.frames.frame(head);
-        frame.count.get(1);
-        Held { core: self, frame, head }
+        frame.count.try_get(1).ok()?;
+        Some(Held { core: self, frame, head })
     }
 
     /// Gives the mapping up, if nobody has it open and none of its pages are left.
@@ -79,7 +84,7 @@ impl Core {
 
     /// Frees a folio that is frozen for good: by what its entry says it is.
     #[cold]
-    fn destroy(&self, head: FrameNumber, frame: &Frame) {
+    pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());

@@ -44,6 +44,10 @@ pub(crate) enum Event {
     Refault,
     DirectReclaim,
     Split,
+    BorrowCounted,
+    Announced,
+    Deferred,
+    Membarrier,
     Migration,
 }
 

@@ -39,6 +39,36 @@ pub enum Error {
         /// How long it is.
         bytes: u64,
     },
+    /// A page that begins at or behind the end of the file.
+    #[error("no page {page} in {}: it has {len_bytes} bytes", path.display())]
+    BeyondEnd {
+        /// Which file.
+        path: PathBuf,
+        /// The page asked for.
+        page: u64,
+        /// The file's length.
+        len_bytes: u64,
+    },
+    /// A folio has as many references as can be counted: somebody keeps them and never lets go.
+    #[error("too many references to the folio of page {page} of {}", path.display())]
+    TooManyReferences {
+        /// Which file.
+        path: PathBuf,
+        /// The page asked for.
+        page: u64,
+    },
+    /// There are as many [`Reader`](crate::Reader)s of this cache as there can be.
+    #[error("there are {most} readers of this cache already, and there can be no more")]
+    TooManyReaders {
+        /// How many there can be at once.
+        most: usize,
+    },
+    /// A [`Reader`](crate::Reader) of another cache than the file's.
+    #[error("cannot borrow from {}: the reader belongs to another cache", path.display())]
+    ForeignReader {
+        /// Which file.
+        path: PathBuf,
+    },
     /// The source failed.
     #[error("cannot read {} at {offset}: {cause}", path.display())]
     Read {

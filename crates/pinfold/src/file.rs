@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::fill::{self, Stream};
@@ -47,6 +48,65 @@ impl File {
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.handle.read_at(buf, offset)
+    }
+
+    /// The page number `page` (bytes `page * 4096` on), in place and under a counted reference: it
+    /// derefs to the page's bytes, fewer than 4096 only at the end of the file. What is not cached is
+    /// read from the source first.
+    ///
+    /// Cost of a hit: a look-up and one atomic add on the folio's line; one subtraction when the
+    /// guard is dropped. Nothing is copied.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
+    /// there are four million to its folio already; else as [`read_at`](Self::read_at).
+    #[inline]
+    pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
+        self.handle.get(page)
+    }
+
+    /// The page number `page` (bytes `page * 4096` on), in place and announced in a slot of
+    /// `reader`'s, which is the calling thread's: it derefs to the page's bytes, fewer than 4096 only
+    /// at the end of the file. What is not cached is read from the source first.
+    ///
+    /// Cost of a hit: a look-up, and a store to a cache line of the thread's own; nothing shared is
+    /// written to, and nothing copied. A thread has slots for eight borrows at once. With all of them
+    /// in use the guard takes a counted reference, as [`get`](Self::get) does.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+    /// let reader = cache.reader()?;
+    /// let page = file.borrow(1, &reader)?;
+    /// assert_eq!(page.len(), 5000 - 4096);
+    /// let counted = page.upgrade()?;
+    /// drop(page);
+    /// drop(reader);
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || assert_eq!(counted[0], 7));
+    /// });
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    #[inline]
+    pub fn borrow<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
+        self.handle.borrow(page, reader)
+    }
+
+    /// The page number `page`, without holding it: its bytes can be copied, and then it is asked
+    /// whether they are to be believed, of several pages at once if need be. What is not cached is
+    /// read from the source first.
+    ///
+    /// Cost of a hit: a look-up. Nothing is written to.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
+        self.handle.optimistic(page)
     }
 
     /// The length in bytes, as it was when the file was opened, or at the last

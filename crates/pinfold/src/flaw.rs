@@ -51,10 +51,38 @@ pub(crate) enum Flaw {
     // ---- of counted references and freezing ----
     /// A counted look-up does not check what it got a reference to.
     CountedBlindly,
-    /// Freezing leaves the version even.
+    /// Freezing, or dropping, leaves the version even.
     FreezeStaysEven,
     /// Freezing takes whatever the count says for its own.
     FreezeAnyCount,
+
+    // ---- of borrowing ----
+    /// A reader has its last look at the version before it announces.
+    AnnounceLate,
+    /// A reader's announcement and its last look are not kept apart.
+    AnnounceUnfenced,
+    /// The end of a borrow is not told with release.
+    ClearRelaxed,
+    /// An upgrade ends the borrow first.
+    UpgradeUnannounced,
+    /// A freezer does not look at the announcements.
+    NoScan,
+    /// A freezer's odd version and its look at the announcements are not kept apart.
+    ScanUnfenced,
+    /// Leaving ends forgotten borrows without release.
+    LeaveRelaxed,
+    /// A new record stays out of sight.
+    RegisterLate,
+    /// Whoever leaves takes all records above his own out of sight.
+    LeaveByNumber,
+    /// A guard takes its page for the file's whatever has become of it.
+    CurrentBlindly,
+    /// A writer that finds nobody with a reference writes in place, announced or not.
+    WriteUnderBorrow,
+    /// A writer lets the new bytes be found before the old ones are gone.
+    OldGoesLate,
+    /// What is announced when it leaves its file is freed like the rest.
+    GoneAtOnce,
 
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,

@@ -3,6 +3,7 @@
 // The model checker runs the rooms, not the house: without the front door much of them is unused.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]
 
+mod borrow;
 #[cfg(not(loom))]
 mod cache;
 mod core;
@@ -21,6 +22,7 @@ mod mapping;
 mod models;
 mod options;
 mod read;
+mod readers;
 mod reclaim;
 pub mod source;
 mod stats;
@@ -30,6 +32,8 @@ pub mod testing;
 mod wait;
 
 #[cfg(not(loom))]
+pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
+#[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, Result};
 #[cfg(not(loom))]
@@ -37,5 +41,6 @@ pub use file::File;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
+pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
-pub use stats::{Fallbacks, READ_SIZE_BUCKETS, Stats};
+pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

@@ -1,5 +1,6 @@
 //! What a program may choose when it opens a cache or a file.
 
+use crate::readers::Barrier;
 use crate::source::Preference;
 
 /// How a cache is made. Start from [`Options::new`] and change what matters.
@@ -9,6 +10,7 @@ pub struct Options {
     pub(crate) short_read_max_bytes: usize,
     pub(crate) readahead_max_bytes: usize,
     pub(crate) reference: Reference,
+    pub(crate) barrier: Barrier,
 }
 
 /// How a reader takes a counted reference; for comparisons only.
@@ -30,6 +32,7 @@ impl Options {
             short_read_max_bytes: 64 << 10,
             readahead_max_bytes: 2 << 20,
             reference: Reference::Add,
+            barrier: Barrier::Membarrier,
         }
     }
 
@@ -46,6 +49,16 @@ impl Options {
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
+        self
+    }
+
+    /// How borrowing readers and those who evict are kept apart: by membarrier(2), which is the
+    /// default and makes borrowing cheap, or by a fence in each borrow, which is also what one gets
+    /// where the system refuses the call. [`BorrowStats::barrier`](crate::BorrowStats::barrier)
+    /// tells which it is.
+    #[must_use]
+    pub fn barrier(mut self, barrier: Barrier) -> Self {
+        self.barrier = barrier;
         self
     }
 

@@ -2,6 +2,7 @@
 //!
 //! A reader counts in a shard of its own thread, so that counting writes nothing shared.
 
+use crate::readers::Barrier;
 use crate::source::SourceStats;
 
 /// How many sizes of reads are told apart: powers of two.
@@ -44,6 +45,8 @@ pub struct Stats {
     pub splits: u64,
     /// Folios moved to another place.
     pub migrations: u64,
+    /// Of those who borrow, and of what that costs those who evict.
+    pub borrow: BorrowStats,
     /// The budget.
     pub budget_bytes: u64,
     /// Bytes of file pages in memory.
@@ -63,6 +66,28 @@ pub struct Stats {
     pub files: u64,
     /// Calls of each file's source, with latencies.
     pub sources: Vec<(String, SourceStats)>,
+}
+
+/// Borrowing: [`File::borrow`](crate::File::borrow).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BorrowStats {
+    /// What keeps borrowing and evicting apart.
+    pub barrier: Barrier,
+    /// Readers registered now.
+    pub readers: u64,
+    /// Borrows that took a reference because all slots of their reader were in use.
+    pub counted: u64,
+    /// Times a folio was frozen, found to be borrowed, and put back.
+    pub put_back: u64,
+    /// Folios that were dropped while somebody borrowed them, so that their memory had to wait.
+    pub deferred: u64,
+    /// Of these, how many wait now (or until somebody looks).
+    pub deferred_folios: u64,
+    /// And their bytes.
+    pub deferred_bytes: u64,
+    /// Calls of membarrier(2).
+    pub membarriers: u64,
 }
 
 /// Why reads fell back from the short path to the counted one.

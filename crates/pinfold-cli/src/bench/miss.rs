@@ -10,16 +10,20 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
+use super::by_engine::{ByEngine, distinct};
 use super::cgroup::Group;
 use super::miss_child::{Job, Order, Outcome};
 use super::place::{self, Scratch};
-use super::report::{self, Object, Row, rate};
+use super::ranks::check_skew;
+use super::report::{self, Object, Row};
 use super::workers::{self, Crew};
 use super::{Common, chosen};
 use crate::size::Size;
 
 const ENGINES: [&str; 4] = ["pread-direct", "pread", "mmap", "pinfold"];
 const CASES: [&str; 3] = ["random", "zipf", "scan"];
+const RATIOS: [(&str, &str); 3] =
+    [("pinfold", "pread-direct"), ("pinfold", "pread"), ("pinfold", "mmap")];
 const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// How long a read of the random and zipf cases is.
@@ -123,13 +127,8 @@ impl MissArgs {
         ensure!(block.0 <= file.0, "--scan-block {block}: longer than the file");
         let lasts = |seconds: f64| (0.0..=3600.0).contains(&seconds);
         ensure!(lasts(self.warm_up), "--warm-up {}: must be from 0 to 3600", self.warm_up);
-        ensure!(
-            self.skew.is_finite() && self.skew >= 0.0,
-            "--skew {}: must be a number from 0 up",
-            self.skew
-        );
-        let processes = &self.common.processes;
-        ensure!(processes.is_empty(), "--processes: this benchmark has threads only");
+        check_skew(self.skew)?;
+        self.common.threads_only()?;
         Ok(())
     }
 
@@ -280,56 +279,31 @@ fn rows(args: &MissArgs, cells: &[Cell], outcomes: &[Vec<Outcome>], limit: &str)
     cells.iter().zip(outcomes).map(of_cell).collect()
 }
 
-/// A table for each case: threads down, engines across.
+/// A table for each case: engines down, threads across.
 fn table(args: &MissArgs, cells: &[Cell], rows: &[Vec<Row>]) -> String {
-    let mut text = String::new();
-    let mut begin = 0;
-    for of_case in cells.chunk_by(|a, b| a.case == b.case) {
-        let rows = &rows[begin..][..of_case.len()];
-        begin += of_case.len();
-        let (case, metric) =
-            (of_case[0].case, if of_case[0].case == "scan" { "mib_per_s" } else { "ops_per_s" });
-        let mut header = vec!["threads".to_owned()];
-        let mut lines: Vec<Vec<String>> = Vec::new();
-        let mut at = 0;
-        for line in of_case.chunk_by(|a, b| a.threads == b.threads) {
-            let rows = &rows[at..][..line.len()];
-            at += line.len();
-            let (names, texts) = columns(line, rows, metric);
-            header.truncate(1);
-            header.extend(names);
-            let mut texts = texts;
-            texts.insert(0, Crew::Threads(line[0].threads).label());
-            lines.push(texts);
-        }
-        let block = args.block_bytes(Cell { engine: "pinfold", ..of_case[0] });
-        let unit = if case == "scan" { "MiB/s" } else { "reads per second" };
+    let tables = distinct(cells.iter().map(|cell| cell.case)).into_iter().map(|case| {
+        let here: Vec<&Row> = cells
+            .iter()
+            .zip(rows)
+            .filter(|(cell, _)| cell.case == case)
+            .flat_map(|(_, rows)| rows)
+            .collect();
+        let of = |metric| here.iter().copied().filter(move |row| row.metric == metric);
+        let (metric, unit) =
+            if case == "scan" { ("mib_per_s", "MiB/s") } else { ("ops_per_s", "reads per second") };
+        let block = args.block_bytes(Cell { case, threads: 1, engine: "pinfold" });
         let title = format!("{case}, {} at once, {unit}", Size(block));
-        text += &[&title, "\n", &report::table(header, lines), "\n\n"].concat();
-    }
+        let table = ByEngine::new(of(metric)).ratios(&RATIOS);
+        let engines = distinct(of("hit_ratio").map(|row| row.engine.as_str()));
+        let hits = engines.into_iter().fold(table, |table, engine| {
+            table.line(&format!("hits {engine}"), |_, crew| {
+                let mut hits = of("hit_ratio").filter(|row| row.engine == engine);
+                let hits = hits.find(|row| row.crew == crew).expect("it was measured");
+                format!("{:.1}%", 100.0 * hits.median)
+            })
+        });
+        hits.draw(&title)
+    });
     let crews: Vec<Crew> = cells.iter().map(|cell| Crew::Threads(cell.threads)).collect();
-    text.trim_end().to_owned() + &report::footnote(&crews)
-}
-
-/// The columns of one line, with their names.
-fn columns(line: &[Cell], rows: &[Vec<Row>], metric: &str) -> (Vec<String>, Vec<String>) {
-    let row = |at: usize, metric: &str| rows[at].iter().find(|row| row.metric == metric);
-    let of = |engine| line.iter().position(|cell| cell.engine == engine);
-    let mut columns: Vec<(String, String)> = Vec::new();
-    for (at, cell) in line.iter().enumerate() {
-        columns.push((cell.engine.to_owned(), rate(row(at, metric).expect("it was measured"))));
-    }
-    for under in ["pread-direct", "pread", "mmap"] {
-        if let (Some(over_at), Some(under_at)) = (of("pinfold"), of(under)) {
-            let (over, under_row) = (row(over_at, metric), row(under_at, metric));
-            let ratio = over.expect("it was measured").ratio(under_row.expect("it was measured"));
-            columns.push((format!("pinfold/{under}"), format!("{ratio:.2}")));
-        }
-    }
-    for (at, cell) in line.iter().enumerate() {
-        if let Some(hits) = row(at, "hit_ratio") {
-            columns.push((format!("hits {}", cell.engine), format!("{:.1}%", 100.0 * hits.median)));
-        }
-    }
-    columns.into_iter().unzip()
+    tables.collect::<Vec<_>>().join("\n\n") + &report::footnote(&crews)
 }

@@ -13,7 +13,6 @@ use clap::Args;
 use memmap2::{Advice, Mmap};
 use pinfold::{Cache, Hint, Options};
 use rand::{Rng, RngExt, SeedableRng};
-use rand_distr::Zipf;
 use rand_pcg::Pcg64Mcg;
 use rustix::fs::Advice as FileAdvice;
 use serde::{Deserialize, Serialize};
@@ -21,14 +20,12 @@ use serde::{Deserialize, Serialize};
 use super::cgroup;
 use super::engines::{Bytes, Reader, mapping_of};
 use super::place::{Aligned, open_direct, open_plain};
+use super::ranks::Ranks;
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Work};
 
 /// Workers that fill memory before a sample: enough to keep any device busy.
 const WARM_UP_WORKERS: usize = 32;
-
-/// A prime, so that the popular blocks of the zipf case lie scattered in the file.
-const SCATTER: u64 = 2_654_435_761;
 
 /// `pinfold bench miss-child`: what it is told.
 #[derive(Debug, Args)]
@@ -254,12 +251,8 @@ impl Walk<'_> {
                 ((u128::from(random.next_u64()) * u128::from(blocks)) >> 64) as u64
             }),
             Order::Zipf => {
-                let ranks = Zipf::new(blocks as f64, job.skew).context("--skew")?;
-                // Ranks are whole numbers from 1 to the number of blocks.
-                #[expect(clippy::cast_sign_loss)]
-                self.turn(reader, board, worker, || {
-                    (random.sample(ranks) as u64 - 1).wrapping_mul(SCATTER) % blocks
-                })
+                let ranks = Ranks::new(blocks, job.skew)?;
+                self.turn(reader, board, worker, || ranks.draw(&mut random))
             }
             Order::Scan => {
                 let part = (blocks / self.threads as u64).max(1);

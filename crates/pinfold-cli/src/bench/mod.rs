@@ -7,11 +7,15 @@
 //! benchmarks of reads compare, [`place`] is where their files live, [`cgroup`] limits the
 //! kernel's share of memory.
 
+mod by_engine;
 mod cgroup;
 pub mod engines;
+mod get;
+mod get_engines;
 mod miss;
 mod miss_child;
 pub mod place;
+mod ranks;
 mod read;
 mod read_tables;
 mod refs;
@@ -44,6 +48,9 @@ enum Bench {
     /// Read what is in memory: a cache beside pread, mmap and a bare copy
     #[command(after_help = read::HELP)]
     Read(read::ReadArgs),
+    /// Get a page in place: a cache's guards beside other caches and a bare copy
+    #[command(after_help = get::HELP)]
+    Get(get::GetArgs),
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
@@ -60,6 +67,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Ref(args) => refs::run(&args),
         Bench::Read(args) => read::run(&args),
+        Bench::Get(args) => get::run(&args),
         Bench::Miss(args) => miss::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),
@@ -112,6 +120,12 @@ impl Common {
         }
         ensure!(self.runs > 0, "--runs 0: at least one sample is needed");
         Ok(crews)
+    }
+
+    /// Refuses `--processes`.
+    pub fn threads_only(&self) -> Result<()> {
+        ensure!(self.processes.is_empty(), "--processes: this benchmark has threads only");
+        Ok(())
     }
 
     /// The length of one sample.

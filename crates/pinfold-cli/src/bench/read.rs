@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::engines::{self, Blocks, Opened};
 use super::place::{self, Scratch};
-use super::report::{Object, Row};
+use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
 use super::{Common, chosen, read_tables};
@@ -230,15 +230,7 @@ fn ensure_memory(groups: &BTreeMap<Group, usize>, cells: &[Cell]) -> Result<()> 
     };
     let needed: u64 =
         groups.iter().map(|(group, files)| group.file_bytes * *files as u64 * copies(group)).sum();
-    let available = super::report::memory_available_bytes();
-    ensure!(
-        needed < available / 10 * 9,
-        "the files and their copies need {} of memory, and {} are available: choose a smaller \
-         --random-file-bytes, or engines with --only",
-        Size(needed),
-        Size(available)
-    );
-    Ok(())
+    report::ensure_memory(needed, "--random-file-bytes")
 }
 
 /// Engines with their files, and the misses it took to bring those in.

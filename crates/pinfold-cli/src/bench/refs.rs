@@ -9,7 +9,8 @@ use pinfold_refcount::rivals::{AssumeOne, CasLoop, Counter, Frozen32};
 use serde::{Deserialize, Serialize};
 
 use super::Common;
-use super::report::{self, Object, Row, rate};
+use super::by_engine::ByEngine;
+use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, BATCH, Crew, Work};
 
@@ -125,37 +126,15 @@ pub fn run(args: &RefArgs) -> Result<()> {
         .zip(samples)
         .map(|(&(crew, engine), samples)| Row::new(engine, "get-put", crew, "ops_per_s", samples))
         .collect();
-    let table = table(&crews, &engines, &rows);
+    let table = table(&crews, &rows);
     let params = serde_json::json!({ "seconds": common.seconds, "runs": common.runs });
     common.publish(&table, &Object::new("ref", params, rows))
 }
 
-fn table(crews: &[Crew], engines: &[&str], rows: &[Row]) -> String {
-    let both = |a: &str, b: &str| engines.contains(&a) && engines.contains(&b);
-    let mut header = vec![crews.first().map_or("threads", |crew| crew.kind()).to_owned()];
-    header.extend(engines.iter().map(|&engine| engine.to_owned()));
-    if both("cas", "frozen") {
-        header.push("boost %".to_owned());
-    }
-    if both("add", "frozen") {
-        header.push("of the limit".to_owned());
-    }
-    let mut lines = Vec::new();
-    for (crew, rows) in crews.iter().zip(rows.chunks(engines.len())) {
-        let of = |engine| rows.iter().find(|row| row.engine == engine);
-        let mut line = vec![crew.label()];
-        line.extend(rows.iter().map(rate));
-        if let (Some(frozen), Some(cas)) = (of("frozen"), of("cas")) {
-            line.push(format!("{:+.1}", 100.0 * (frozen.ratio(cas) - 1.0)));
-        }
-        if let (Some(frozen), Some(add)) = (of("frozen"), of("add")) {
-            line.push(format!("{:.3}", frozen.ratio(add)));
-        }
-        lines.push(line);
-    }
-    let table = report::table(header, lines);
-    let mut text =
-        format!("Get and put of one shared reference count, operations per second\n{table}");
-    text += &report::footnote(crews);
-    text
+fn table(crews: &[Crew], rows: &[Row]) -> String {
+    let table = ByEngine::new(rows)
+        .pair("boost %", ("frozen", "cas"), |ratio| format!("{:+.1}", 100.0 * (ratio - 1.0)))
+        .pair("of the limit", ("frozen", "add"), |ratio| format!("{ratio:.3}"))
+        .draw("Get and put of one shared reference count, operations per second");
+    table + &report::footnote(crews)
 }

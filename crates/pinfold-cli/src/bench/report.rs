@@ -1,10 +1,14 @@
 //! What a benchmark gives: rows of samples, and the machine they were taken on.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::Crew;
+use crate::size::Size;
 
 /// The JSON object of one benchmark.
 #[derive(Debug, Serialize)]
@@ -56,8 +60,21 @@ fn kib(name: &str) -> u64 {
 }
 
 /// Memory that programs can have without swapping.
-pub fn memory_available_bytes() -> u64 {
+fn memory_available_bytes() -> u64 {
     kib("MemAvailable") << 10
+}
+
+/// Refuses what would not fit in the machine's memory: it would measure swapping, or be killed.
+pub fn ensure_memory(needed_bytes: u64, smaller: &str) -> Result<()> {
+    let available_bytes = memory_available_bytes();
+    ensure!(
+        needed_bytes < available_bytes / 10 * 9,
+        "the files and their copies need {} of memory, and {} are available: choose a smaller \
+         {smaller}, or engines with --only",
+        Size(needed_bytes),
+        Size(available_bytes)
+    );
+    Ok(())
 }
 
 /// One engine in one case: its samples and what they come to.
@@ -67,6 +84,9 @@ pub struct Row {
     pub engine: String,
     /// Doing what.
     pub case: &'static str,
+    /// With how many workers; in the JSON under the crew's own key.
+    #[serde(skip)]
+    pub crew: Crew,
     #[serde(flatten)]
     more: Map<String, Value>,
     /// What the samples are of.
@@ -95,7 +115,7 @@ impl Row {
         more.insert(crew.kind().to_owned(), crew.workers().into());
         let median = median(&samples);
         let engine = engine.to_owned();
-        Row { engine, case, more, metric, samples, median, mean, stddev: variance.sqrt() }
+        Row { engine, case, crew, more, metric, samples, median, mean, stddev: variance.sqrt() }
     }
 
     /// With one more dimension.
@@ -125,17 +145,62 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// A table with a line under its header, numbers to the right.
+/// How wide a table may be: a terminal as it opens.
+const WIDTH: usize = 80;
+
+/// A table with a line under its header, numbers to the right. Columns that do not fit beside the
+/// others go into a further table below, with the first column again.
 pub fn table(header: Vec<String>, lines: Vec<Vec<String>>) -> String {
+    let lines: Vec<Vec<String>> = std::iter::once(header).chain(lines).collect();
+    let pieces = pieces(&widths(&lines));
+    let drawn = pieces.into_iter().map(|columns| {
+        let of_piece = lines.iter().map(|line| {
+            std::iter::once(&line[0]).chain(&line[columns.clone()]).map(String::as_str).collect()
+        });
+        draw(of_piece.collect())
+    });
+    drawn.collect::<Vec<_>>().join("\n")
+}
+
+/// What each column takes, with its padding and the gap before the next.
+fn widths(lines: &[Vec<String>]) -> Vec<usize> {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+    (0..lines[0].len()).map(|column| width(column).unwrap_or(0) + 3).collect()
+}
+
+/// The columns that stand beside the first, table by table; at least one in each.
+fn pieces(widths: &[usize]) -> Vec<Range<usize>> {
+    let (mut pieces, mut begin) = (Vec::new(), 1);
+    // Ends: each turn takes a column at least.
+    while begin < widths.len() {
+        let mut room = WIDTH.saturating_sub(widths[0]);
+        let fits = widths[begin..].iter().take_while(|&&width| {
+            let left = room.checked_sub(width);
+            room = left.unwrap_or(0);
+            left.is_some()
+        });
+        let end = begin + fits.count().max(1);
+        pieces.push(begin..end);
+        begin = end;
+    }
+    pieces
+}
+
+/// The first line is the header, the first column has labels.
+fn draw(lines: Vec<Vec<&str>>) -> String {
+    let rule = LineStyle::none().fill('─').junction('─');
     let mut table = Table::new();
     table
-        .load_style(presets::UTF8_HORIZONTAL_ONLY)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header);
+        .load_style(TableStyle::new().header_separator(rule).bottom_border(rule))
+        .set_content_arrangement(ContentArrangement::Disabled);
+    let mut lines = lines.into_iter();
+    if let Some(header) = lines.next() {
+        table.set_header(header);
+    }
     for line in lines {
         table.add_row(line);
     }
-    for column in table.column_iter_mut() {
+    for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
@@ -162,4 +227,32 @@ pub fn rate(row: &Row) -> String {
     let value = row.median / scale;
     let digits = if value >= 100.0 { 0 } else { usize::from(value < 10.0) + 1 };
     format!("{value:.digits$}{unit} ±{:.0}%", 100.0 * row.stddev / row.median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cells(columns: usize, text: &str) -> Vec<String> {
+        vec![text.to_owned(); columns]
+    }
+
+    #[test]
+    fn a_wide_table_goes_on_below() {
+        let narrow = table(cells(4, "four"), vec![cells(4, "4")]);
+        assert_eq!(narrow.matches('4').count(), 4);
+        assert_eq!(narrow.lines().count(), 4, "{narrow}");
+        let wide = table(cells(12, "ten digits"), vec![cells(12, "±0123456789")]);
+        assert!(wide.lines().all(|line| line.chars().count() <= WIDTH), "{wide}");
+        // Eleven columns, five beside the first at a time.
+        assert_eq!(wide.matches("±0123456789").count(), 11 + 3, "{wide}");
+    }
+
+    #[test]
+    fn a_column_that_is_too_wide_for_any_table_has_one_to_itself() {
+        let long = "x".repeat(100);
+        let drawn = table(cells(3, &long), vec![cells(3, "1")]);
+        assert_eq!(drawn.matches(&long).count(), 4);
+        assert_eq!(pieces(&[102, 102, 102]), [1..2, 2..3]);
+    }
 }

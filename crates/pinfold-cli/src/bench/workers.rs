@@ -79,7 +79,8 @@ pub fn pin_to_cpu(worker: usize, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot bind a worker to CPU {cpu}"))
 }
 
-/// Works until the phase says stop, or until `batch` fails. `batch` does `operations` operations.
+/// Works until the phase says stop, or until `batch` fails: one batch at least, of `operations`
+/// operations each.
 pub fn work(
     board: &Board,
     worker: usize,
@@ -95,10 +96,14 @@ pub fn work(
     }
     let begun = Instant::now();
     let mut done = 0;
-    // Relaxed: only to stop.
-    while board.phase.0.load(Relaxed) == WORK {
+    // Once at least: a worker that was not let run before the end of the sample is slow, not at rest.
+    loop {
         batch()?;
         done += operations;
+        // Relaxed: only to stop.
+        if board.phase.0.load(Relaxed) != WORK {
+            break;
+        }
     }
     // Relaxed: read after the worker was joined.
     board.worked_ns[worker].0.store(begun.elapsed().as_nanos() as u64, Relaxed);

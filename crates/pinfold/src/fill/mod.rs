@@ -105,7 +105,7 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
     // being frozen and then waited for that under the mapping's mutex.
     loop {
-        if let Some(held) = find(reader, page) {
+        if let Some(held) = find(reader, page)? {
             if let Some(held) = arrive(&reader.core, held)? {
                 return Ok(held);
             }
@@ -119,13 +119,16 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
 }
 
 /// The folio of `page`, if there is one, up to date or not.
-fn find(reader: &Handle, page: u64) -> Option<Held<'_>> {
-    reader.core.hold(&reader.mapping, page).or_else(|| {
-        // Exact now: a look-up through a recycled node misses, and a freezer holds this mutex.
-        let changing = reader.mapping.change();
-        let head = changing.head(page)?;
-        Some(reader.core.hold_under_change(head))
-    })
+fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
+    if let Some(held) = reader.core.hold(&reader.mapping, page) {
+        return Ok(Some(held));
+    }
+    // Exact now: a look-up through a recycled node misses, and a freezer holds this mutex.
+    let changing = reader.mapping.change();
+    let Some(head) = changing.head(page) else { return Ok(None) };
+    let held = reader.core.hold_under_change(head);
+    let too_many = || Error::TooManyReferences { path: reader.mapping.path.clone(), page };
+    held.map(Some).ok_or_else(too_many)
 }
 
 /// Waits for a folio that is on its way. `None`: it was dropped meanwhile.

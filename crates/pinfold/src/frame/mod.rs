@@ -33,7 +33,7 @@ pub(crate) use buddy::{FrameStats, RunMap};
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
 pub(crate) use copy::{copy_racing, copy_still};
-pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE};
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 
 use std::ptr::NonNull;
 
@@ -231,6 +231,15 @@ impl Frames {
         let base = self.arena.base().as_ptr();
         // The arena has a frame for each entry of the table (see the invariants).
         Some((entry, base.wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
+    }
+
+    /// Which frame `entry` is the entry of.
+    ///
+    /// # Panics
+    ///
+    /// If it is not one of this table's.
+    pub(crate) fn number(&self, entry: &Frame) -> FrameNumber {
+        self.table.number(entry)
     }
 
     /// Where the bytes of `frame` are. Cost: one compare.

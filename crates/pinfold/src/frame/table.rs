@@ -97,6 +97,14 @@ impl Table {
         }
     }
 
+    pub(super) fn number(&self, entry: &Frame) -> FrameNumber {
+        let entries = self.entries();
+        let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(entries.as_ptr().addr());
+        let number = bytes / size_of::<Frame>();
+        assert!(std::ptr::eq(entry, &raw const entries[number]), "an entry of another table");
+        FrameNumber(number as u32)
+    }
+
     #[inline]
     pub(super) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
         self.entries().get(frame.0 as usize)

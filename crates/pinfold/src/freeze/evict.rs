@@ -1,32 +1,45 @@
-//! Eviction: a folio that nobody uses makes room.
+//! Eviction: folios that nobody uses make room.
 //!
-//! 1. find its mapping by what its entry says, and take the `change` mutex;
-//! 2. check, under it, that the index has this folio there: the policy's offer may be old;
-//! 3. freeze, version odd: no reference can be had from here on, no short read succeeds;
-//! 4. tell the policy, which gives the shadow entry;
-//! 5. store the shadow over the folio's slots: nobody finds it any more;
-//! 6. forget the identity, free the frames. They stay frozen and odd until they are handed out.
+//! 1. freeze them, as a batch: no reference can be had from here on, no read without one succeeds,
+//!    and nobody borrows them;
+//! 2. of each, tell the policy, which gives the shadow entry;
+//! 3. store the shadow over the folio's slots: nobody finds it any more;
+//! 4. forget the identity;
+//! 5. without the mutexes, free the frames. They stay frozen and odd until they are handed out.
 
 use pinfold_policy::Sweep;
 
-use super::{Outcome, freeze};
+use super::Outcome;
+use super::batch::{Candidate, Frozen, freeze_batch};
 use crate::core::Core;
 use crate::frame::FrameNumber;
 use crate::reclaim;
 
-/// Evicts the folio `head`, which the policy offered to `sweep`. Unless it is done, the caller
-/// answers the policy.
-pub(crate) fn evict(core: &Core, head: FrameNumber, sweep: &mut Sweep) -> Outcome {
-    let frame = core.frames.frame(head);
-    let identity = frame.identity();
-    let Some(mapping) = core.mappings.get(identity.mapping) else { return Outcome::Busy };
-    let mut changing = mapping.change();
-    if changing.head(identity.index) != Some(head) || frame.identity() != identity {
-        return Outcome::Busy;
+/// Evicts the folios at `heads`, which the policy offered to `sweep`, and calls `done` for each,
+/// without a mutex held. Of those that are not evicted the caller tells the policy.
+pub(crate) fn evict(
+    core: &Core,
+    heads: &[FrameNumber],
+    sweep: &mut Sweep,
+    mut done: impl FnMut(FrameNumber, Outcome, &mut Sweep),
+) {
+    let candidates: Vec<_> = heads.iter().map(|&head| Candidate::of(core, head)).collect();
+    let mut outcomes = Vec::with_capacity(heads.len());
+    freeze_batch(core, &candidates, |n, frozen| {
+        outcomes.push((n, frozen.map_or_else(|why| why, |frozen| take_out(core, frozen, sweep))));
+    });
+    for (n, outcome) in outcomes {
+        let Candidate { head, identity } = candidates[n];
+        if let Outcome::Done { .. } = outcome {
+            core.frames.free(head, identity.order);
+        }
+        done(head, outcome, sweep);
     }
-    if let Err(why) = freeze(frame) {
-        return why;
-    }
+}
+
+/// Steps 2 to 4.
+fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) -> Outcome {
+    let Frozen { folio: Candidate { head, identity }, mapping, changing } = frozen;
     let shadow = reclaim::answer_evicted(core, sweep, head);
     let mut writer = changing.writer(&core.nodes);
     let removed = match shadow {
@@ -36,8 +49,6 @@ pub(crate) fn evict(core: &Core, head: FrameNumber, sweep: &mut Sweep) -> Outcom
     assert_eq!(removed.map(|folio| folio.frame), Some(head), "evicted another folio");
     drop(writer);
     changing.folio_removed();
-    frame.forget_identity();
-    drop(changing);
-    core.frames.free(head, identity.order);
-    Outcome::Done { mapping, bytes: identity.order.bytes() as u64 }
+    core.frames.frame(head).forget_identity();
+    Outcome::Done { mapping: mapping.clone(), bytes: identity.order.bytes() as u64 }
 }

@@ -1,26 +1,32 @@
-//! Invalidation: cached bytes are not to be believed any more. The one user of freeze that does
-//! not need it: a folio that others hold is taken from the index all the same.
+//! Invalidation: cached bytes are not to be believed any more. No user of freeze: a folio that others
+//! hold is taken from the index all the same.
 //!
 //! For each folio of the range, under the `change` mutex:
-//! 1. freeze; if that fails because somebody holds it, go on without. Version odd either way
-//!    (it is already, if the folio is on its way: its filler will find out in its step 4);
+//! 1. version odd (it is already, if the folio is on its way: its filler will find out in its step 4);
 //! 2. tell the policy that it is gone;
-//! 3. take it out of the index; forget its identity;
-//! 4. frozen: free it. Held: give up the index's reference; holders go on with the bytes they
-//!    have, and the last of them frees it. Those who wait for it look again.
+//! 3. take it out of the index; forget its identity: nobody finds, holds or announces it anew.
+//!
+//! Then, without the mutex, for a whole batch:
+//! 4. wake those who wait for it: they look again;
+//! 5. look who has announced it. Nobody: give up the index's reference. Holders go on with the bytes
+//!    they have, and the last of them frees it. Somebody: the list of deferred folios takes that
+//!    reference over.
+//!
+//! So a folio's last reference is never given up while somebody borrows it: the index's goes last.
 
 use std::ops::Range;
 
-use super::freeze;
 use crate::core::Core;
+use crate::counters::Event;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Order, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::mapping::{Changing, Mapping};
+use crate::readers::LOOK_MAX;
 use crate::reclaim::Entries;
 
-/// Folios dropped in one go with the mutex held.
-const BATCH: usize = 64;
+/// Folios dropped in one go with the mutex held, and looked for at once.
+const BATCH: usize = LOOK_MAX;
 
 /// Drops every folio that has a page of `pages`; gives the bytes dropped.
 pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
@@ -61,9 +67,9 @@ fn drop_range(
     // Ends: each turn begins behind the last folio of the one before. With `when_empty`, it begins
     // again for what was put there meanwhile, which takes others a read of the source.
     while from < pages.end {
-        let mut freed = Vec::with_capacity(BATCH);
+        let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
-        while freed.len() < BATCH {
+        while gone.len() < BATCH {
             let next = changing.writer(&core.nodes).next_present(from..pages.end);
             let Some(folio) = next else {
                 from = pages.end;
@@ -72,8 +78,8 @@ fn drop_range(
             from = folio.end();
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;
-            let frozen = drop_one(core, &mut changing, folio.page, folio.frame);
-            freed.push((folio.frame, order, frozen));
+            drop_one(core, &mut changing, folio.page, folio.frame);
+            gone.push(folio.frame);
         }
         if let Some(when_empty) = when_empty
             && from >= pages.end
@@ -84,24 +90,17 @@ fn drop_range(
             }
         }
         drop(changing);
-        for (head, order, frozen) in freed {
-            if frozen {
-                core.frames.free(head, order);
-            } else {
-                core.waiters.wake(head.0);
-                core.put(head);
-            }
-        }
+        let_go(core, &gone);
     }
+    core.deferred.collect(core);
     core.reclaim.progress();
     dropped
 }
 
-/// Steps 1 to 3; whether the folio was frozen.
-fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) -> bool {
+/// Steps 1 to 3.
+fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
     let frame = core.frames.frame(head);
-    let frozen = freeze(frame).is_ok();
-    if !frozen && !frame.is_changing() {
+    if !frame.is_changing() && !flaw::on(Flaw::FreezeStaysEven) {
         frame.change_begin();
     }
     core.reclaim.policy().remove(&mut Entries::of(core), head.0);
@@ -109,5 +108,18 @@ fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumb
     assert_eq!(removed.map(|folio| folio.frame), Some(head), "dropped another folio");
     changing.folio_removed();
     frame.forget_identity();
-    frozen
+}
+
+/// Steps 4 and 5.
+pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
+    let announced = core.readers.announced(gone, &core.counters);
+    for (n, &head) in gone.iter().enumerate() {
+        core.waiters.wake(head.0);
+        if announced.has(n) && !flaw::on(Flaw::GoneAtOnce) {
+            core.counters.count(Event::Deferred);
+            core.deferred.push(head);
+        } else {
+            core.put(head);
+        }
+    }
 }

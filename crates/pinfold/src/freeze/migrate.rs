@@ -1,8 +1,9 @@
 //! Migration: a folio's bytes move to other frames.
 //!
+//! [`migrate`] does all of it for one folio, [`move_frozen`] steps 2 to 7 for one of a frozen batch.
 //! The caller has allocated the new folio (count 1, version odd, no mapping). Under the `change`
 //! mutex:
-//! 1. freeze the old folio, version odd: nobody reads or changes it from here on;
+//! 1. freeze the old folio, version odd, not announced: nobody reads or changes it from here on;
 //! 2. copy the bytes, and the uses;
 //! 3. give the new folio the old one's identity; its version is still odd;
 //! 4. put the new head over the old one's slots: a racing look-up finds the one or the other. Who
@@ -14,7 +15,7 @@
 
 use std::ops::Range;
 
-use super::{Outcome, freeze};
+use super::{Outcome, freeze_alone};
 use crate::core::Core;
 use crate::counters::Event;
 use crate::flaw::{self, Flaw};
@@ -51,20 +52,31 @@ pub(crate) fn migrate_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -
 /// Steps 1 to 7 but for the freeing of the old frames, which is the caller's, without the mutex.
 ///
 /// # Errors
-/// Somebody holds the folio; nothing was changed.
-pub(crate) fn migrate(
+/// Somebody holds or borrows the folio; nothing was changed.
+fn migrate(
     core: &Core,
     changing: &mut Changing<'_>,
     folio: FolioAt,
     new_head: FrameNumber,
 ) -> Result<(), Outcome> {
-    let old = core.frames.frame(folio.frame);
-    let new = core.frames.frame(new_head);
     // On its way: its filler has a reference, and its version is odd.
-    if old.is_changing() {
+    if core.frames.frame(folio.frame).is_changing() {
         return Err(Outcome::Busy);
     }
-    freeze(old)?;
+    freeze_alone(core, folio.frame)?;
+    move_frozen(core, changing, folio, new_head);
+    Ok(())
+}
+
+/// Steps 2 to 7, likewise.
+pub(crate) fn move_frozen(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: FolioAt,
+    new_head: FrameNumber,
+) {
+    let old = core.frames.frame(folio.frame);
+    let new = core.frames.frame(new_head);
     let identity = old.identity();
     assert_eq!(identity.order, new.order(), "moved to a folio of another size");
     let (from, to) = (core.frames.address(folio.frame), core.frames.address(new_head));
@@ -85,5 +97,4 @@ pub(crate) fn migrate(
     }
     old.forget_identity();
     core.counters.count(Event::Migration);
-    Ok(())
 }

@@ -2,17 +2,17 @@
 //!
 //! Under the `change` mutex:
 //! 1. make sure of the index nodes that the pieces need: nothing may fail half way;
-//! 2. freeze, version of the head odd;
+//! 2. freeze, version of the head odd; nobody has announced it;
 //! 3. hand out each piece in its own frames (count 1, the index's), with its identity. The tails'
 //!    versions were odd all along; the head is a smaller folio of the same frame now;
-//! 4. put the pieces over the folio's slots: a racing look-up finds the old head or the piece,
+//! 4. tell the policy, under one hold of its lock with step 3;
+//! 5. put the pieces over the folio's slots: a racing look-up finds the old head or the piece,
 //!    and the old head's identity sends it back if its page is no longer there;
-//! 5. tell the policy;
 //! 6. make the versions even: from here on the pieces are read.
 
 use std::ops::Range;
 
-use super::{Outcome, freeze};
+use super::{Outcome, freeze_alone};
 use crate::core::Core;
 use crate::counters::Event;
 use crate::flaw::{self, Flaw};
@@ -65,25 +65,16 @@ pub(crate) fn split(
     if head.is_changing() {
         return Ok(Err(Outcome::Busy));
     }
-    if let Err(why) = freeze(head) {
+    if let Err(why) = freeze_alone(core, folio.frame) {
         return Ok(Err(why));
     }
-    let uses = head.uses();
     let pieces = 1 << (folio.order - u32::from(order.get()));
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
-    for n in 0..pieces {
-        let frame = core.frames.frame(piece(n));
-        let index = folio.page + u64::from(n * order.frames());
-        frame.hand_out(order);
-        frame.set_uses(uses);
-        frame.set_identity(Identity { mapping, index, order });
-    }
+    hand_out_pieces(core, mapping, folio, order, pieces);
     let split = writer.split(folio.page, folio.order, u32::from(order.get()), piece);
     split.expect("the nodes were reserved, and the folio is there");
     drop(writer);
     changing.folios_added(u64::from(pieces - 1));
-    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
-    core.reclaim.policy().split(&mut Entries::of(core), folio.frame.0, 1 << folio.order, &rest);
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
         // A reader may have got a reference to a piece since step 3, and wait for this.
@@ -93,4 +84,20 @@ pub(crate) fn split(
     }
     core.counters.count(Event::Split);
     Ok(Ok(()))
+}
+
+/// Steps 3 and 4, under the policy's lock: it must not see a folio that is lighter than it was told.
+fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
+    let uses = core.frames.frame(folio.frame).uses();
+    let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
+    let mut policy = core.reclaim.policy();
+    for n in 0..pieces {
+        let frame = core.frames.frame(piece(n));
+        let index = folio.page + u64::from(n * order.frames());
+        frame.hand_out(order);
+        frame.set_uses(uses);
+        frame.set_identity(Identity { mapping, index, order });
+    }
+    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
+    policy.split(&mut Entries::of(core), folio.frame.0, 1 << folio.order, &rest);
 }

@@ -8,12 +8,14 @@
 //! Here: the cache of a model, its files, and what holds for all of them in the end. The bytes of a
 //! page are one word that says which page of which file it is, see `frame::bytes`.
 
+mod borrowed;
 mod counted;
 mod fillers;
 mod length;
 mod moved;
 mod reopened;
 mod short;
+mod writer;
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -34,6 +36,7 @@ use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
 use crate::mapping::Mappings;
 use crate::options::Options;
+use crate::readers::{Barrier, Deferred, Readers};
 use crate::reclaim::{self, Reclaim};
 use crate::source::{Backing, Engine, EngineOptions, Extent, Source};
 use crate::wait::Waiters;
@@ -157,6 +160,8 @@ impl Model {
             mappings: Mappings::new(),
             reclaim: Reclaim::model(fresh.free_frames, order_max),
             waiters: Waiters::new(),
+            readers: Arc::new(Readers::new(Barrier::FullFence)),
+            deferred: Deferred::new(),
             failures: Failures::new(),
             engine: Arc::new(Engine::new(engine)),
             nodes,
@@ -196,6 +201,7 @@ impl Model {
 
     /// Nobody is left: everything can be dropped, and then all is free. Nothing leaked.
     fn ends(&self) {
+        self.core.deferred.collect(&self.core);
         for file in &self.files {
             freeze::invalidate(&self.core, &file.mapping, 0..PAGES_END);
             assert_eq!(file.mapping.change().folios(), 0, "folios are left");

@@ -34,7 +34,7 @@ fn read_second(model: &Model) {
 }
 
 /// A folio of two pages, as the only thing in a cache of two frames.
-fn pair() -> std::sync::Arc<Model> {
+pub(super) fn pair() -> std::sync::Arc<Model> {
     // The frame behind the table is not aligned to two.
     let model = Model::new(3, 1);
     let alone = model.core.frames.alloc(crate::frame::Order::MIN).expect("a frame");
@@ -46,7 +46,7 @@ fn pair() -> std::sync::Arc<Model> {
 
 /// The pair is split, its second page dropped, and that page's frame filled with one of the other
 /// file's.
-fn split_and_reuse(model: &Model) {
+pub(super) fn split_and_reuse(model: &Model) {
     let file = &model.files[0];
     if freeze::split_range(&model.core, &file.mapping, 0..2) == 0 {
         return;
@@ -85,7 +85,7 @@ fn a_counted_read_of_a_folio_that_is_split() {
         split_counted,
         &[
             (Flaw::CountedBlindly, "the page is not in the folio"),
-            (Flaw::FreezeAnyCount, "freed while readers believe it"),
+            (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
         ],
     );
 }
@@ -96,13 +96,13 @@ fn a_reader_who_finds_a_folio_being_split_gets_it() {
 }
 
 /// One page, and a free frame for it to move to.
-fn single() -> std::sync::Arc<Model> {
+pub(super) fn single() -> std::sync::Arc<Model> {
     let model = Model::new(2, 0);
     model.check(0, 1, 1);
     model
 }
 
-fn migrate_and_reuse(model: &Model) {
+pub(super) fn migrate_and_reuse(model: &Model) {
     freeze::migrate_range(&model.core, &model.files[0].mapping, 1..2);
     if model.core.frames.free_frames() > 0 {
         model.check(1, 0, 1);

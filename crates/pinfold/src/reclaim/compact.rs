@@ -2,12 +2,12 @@
 //!
 //! 1. pick the run with most free frames that are not all of it;
 //! 2. take its free frames out of everybody's reach;
-//! 3. move each folio that is in it elsewhere; what is freed joins the held frames by itself;
+//! 3. move the folios that are in it elsewhere, a batch at a time; what is freed joins the held frames by itself;
 //! 4. let go of the run: if all of it is free by then, it is whole again.
 
 use crate::core::Core;
-use crate::frame::{FrameNumber, MAPPING_NONE, Order};
-use crate::freeze;
+use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Order, RunMap};
+use crate::freeze::{self, BATCH_MAX, Candidate, Frozen};
 use crate::index::FolioAt;
 
 /// Makes one free run of 2 MiB, if there is none; false if that cannot be had.
@@ -30,8 +30,7 @@ pub(crate) fn compact(core: &Core) -> bool {
     let mut at = 0;
     // Ends: each turn goes on by at least a frame.
     while at < Order::MAX.frames() {
-        let head = FrameNumber(run.0 + at);
-        at += if map.contains(at) { 1 } else { empty(core, head) };
+        at = empty_some(core, run, at, &map);
     }
     held.into_folio().is_ok_and(|folio| {
         core.put(folio);
@@ -39,31 +38,41 @@ pub(crate) fn compact(core: &Core) -> bool {
     })
 }
 
-/// Moves the folio at `head` elsewhere, if it is one and can be; gives how many frames to go on by.
-fn empty(core: &Core, head: FrameNumber) -> u32 {
-    let frame = core.frames.frame(head);
-    let identity = frame.identity();
-    if identity.mapping == MAPPING_NONE || frame.is_changing() {
-        return 1;
+/// Moves folios of `run` elsewhere that begin `at` frames into it or later, as many as are one batch
+/// and can be; gives where to go on.
+fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
+    let mut folios = Vec::with_capacity(BATCH_MAX);
+    let mut places = Vec::with_capacity(BATCH_MAX);
+    while at < Order::MAX.frames() && folios.len() < BATCH_MAX {
+        let head = FrameNumber(run.0 + at);
+        let folio = Candidate::of(core, head);
+        let there =
+            folio.identity.mapping != MAPPING_NONE && !core.frames.frame(head).is_changing();
+        if map.contains(at) || !there {
+            at += 1;
+            continue;
+        }
+        at += folio.identity.order.frames();
+        if let Some(place) = core.frames.alloc(folio.identity.order) {
+            folios.push(folio);
+            places.push(place);
+        }
     }
-    let Some(mapping) = core.mappings.get(identity.mapping) else { return 1 };
-    let Some(new) = core.frames.alloc(identity.order) else { return identity.order.frames() };
-    let mut changing = mapping.change();
-    let there = changing.writer(&core.nodes).folio(identity.index);
-    // Looked at again, now that it cannot change: it may have been split in its place, and the
-    // frames behind the first be those of others.
-    let same = |folio: &FolioAt| {
-        let order = u32::from(identity.order.get());
-        folio.frame == head && folio.page == identity.index && folio.order == order
-    };
-    let moved = there
-        .filter(same)
-        .is_some_and(|folio| freeze::migrate(core, &mut changing, folio, new).is_ok());
-    drop(changing);
-    if moved {
-        core.frames.free(head, identity.order);
-    } else {
-        core.put(new);
+    let mut moved = Vec::with_capacity(folios.len());
+    freeze::freeze_batch(core, &folios, |n, frozen| {
+        if let Ok(Frozen { folio, changing, .. }) = frozen {
+            let Identity { index: page, order, .. } = folio.identity;
+            let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
+            freeze::move_frozen(core, changing, folio, places[n]);
+            moved.push(n);
+        }
+    });
+    for (n, (folio, place)) in folios.iter().zip(places).enumerate() {
+        if moved.contains(&n) {
+            core.frames.free(folio.head, folio.identity.order);
+        } else {
+            core.put(place);
+        }
     }
-    identity.order.frames()
+    at
 }

@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
-use crate::freeze::{self, Outcome};
+use crate::freeze::{self, BATCH_MAX, Outcome};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
@@ -195,7 +195,7 @@ fn no_memory(core: &Core, wish: Order, counts: &SweepCounts) -> Error {
         wanted_bytes: wish.bytes() as u64,
         budget_bytes: u64::from(core.frames.frames()) * page,
         pinned_bytes: counts.pinned_pages * page,
-        held_bytes: counts.busy_pages * page,
+        held_bytes: (counts.busy_pages + core.deferred.outstanding(core).1) * page,
         filling_bytes: filling * page,
         metadata_bytes: metadata_bytes(core),
     }
@@ -222,34 +222,52 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
     failed.map_or(Ok(()), Err)
 }
 
-/// Evicts until `pages` are gone or the effort is spent.
+/// Evicts until `pages` are gone or the effort is spent, in batches.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
+    let collected = core.deferred.collect(core);
     let mut sweep = Sweep::new(effort_max);
     // Ends: the sweep's effort is bounded.
     while sweep.counts().evicted_pages < u64::from(pages) {
-        let victim = core.reclaim.policy().next_victim(&mut Entries::of(core), &mut sweep);
-        let Ok(victim) = victim else { break };
-        match freeze::evict(core, FrameNumber(victim), &mut sweep) {
+        let victims = victims(core, &mut sweep, pages);
+        if victims.is_empty() {
+            break;
+        }
+        freeze::evict(core, &victims, &mut sweep, |victim, outcome, sweep| match outcome {
             Outcome::Done { mapping, bytes } => {
                 core.counters.count(Event::Eviction);
                 core.counters.add(Event::EvictedBytes, bytes);
                 bound_shadows(core, &mapping);
                 core.retire(&mapping);
             }
-            Outcome::Busy => answer(core, &mut sweep, victim, Answer::Busy),
-            Outcome::Pinned => answer(core, &mut sweep, victim, Answer::Pinned),
-        }
+            Outcome::Busy | Outcome::Borrowed => answer(core, sweep, victim, Answer::Busy),
+            Outcome::Pinned => answer(core, sweep, victim, Answer::Pinned),
+        });
     }
     let counts = sweep.counts();
-    if counts.evicted > 0 {
+    if counts.evicted > 0 || collected > 0 {
         // A reader who evicts for himself may free more than he takes: others wait for it.
         core.reclaim.progress();
     }
     counts
 }
 
-fn answer(core: &Core, sweep: &mut Sweep, victim: u32, answer: Answer) {
-    core.reclaim.policy().answer(&mut Entries::of(core), sweep, victim, answer);
+/// What the policy offers next: as many folios as have the pages that are still wanted of `pages`,
+/// or as fit in a batch.
+fn victims(core: &Core, sweep: &mut Sweep, pages: u32) -> Vec<FrameNumber> {
+    let mut victims = Vec::with_capacity(BATCH_MAX);
+    let mut offered = sweep.counts().evicted_pages;
+    let mut policy = core.reclaim.policy();
+    while victims.len() < BATCH_MAX && offered < u64::from(pages) {
+        let Ok(victim) = policy.next_victim(&mut Entries::of(core), sweep) else { break };
+        let victim = FrameNumber(victim);
+        offered += u64::from(core.frames.frame(victim).order().frames());
+        victims.push(victim);
+    }
+    victims
+}
+
+fn answer(core: &Core, sweep: &mut Sweep, victim: FrameNumber, answer: Answer) {
+    core.reclaim.policy().answer(&mut Entries::of(core), sweep, victim.0, answer);
 }
 
 /// The answer for a folio that is frozen: what to leave in its place. Under the `change` mutex.

@@ -1,0 +1,358 @@
+//! Ways to a page in place: the limit, the cache's guards, and other caches.
+//!
+//! Here: filling each with the pages of one file, checking what it gives, and the loop that is timed.
+//! Not here: which engines, cases and workers (`get.rs`). The other caches are in a crate of their own
+//! (`pinfold-peers`), which is compiled in with the feature `peers` only.
+//!
+//! An operation is the same for all: get the page by its number, copy 64 bytes out of it, give it up.
+//! The loop is compiled once for each engine. Beside that operation it costs a counter, and in the
+//! zipf case four bytes of an array drawn beforehand, read in order.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use memmap2::{Advice, Mmap, MmapMut};
+use pinfold::{Cache, Hint, Options, Reference};
+#[cfg(feature = "peers")]
+use pinfold_peers::{Foyer, HyperClock, Moka, Peer, QuickCache};
+
+use super::shared::Board;
+use super::workers::{self, BATCH};
+
+/// What an engine holds pages of.
+pub const PAGE_BYTES: usize = 4096;
+/// What is copied out of a page.
+pub const BLOCK_BYTES: usize = 64;
+const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
+
+/// Engines of this workspace, the limit first.
+pub const OURS: [&str; 4] = ["memcpy", "pinfold-borrow", "pinfold-get", "pinfold-cas"];
+/// Other caches.
+pub const PEERS: [&str; 4] = ["moka", "quick_cache", "foyer", "hyperclock"];
+
+/// The engines of this build.
+pub fn names() -> Vec<&'static str> {
+    let peers: &[&str] = if cfg!(feature = "peers") { &PEERS } else { &[] };
+    OURS.iter().chain(peers).copied().collect()
+}
+
+/// A block of a page, as four bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spot(u32);
+
+impl Spot {
+    /// The most pages whose blocks can be told apart.
+    pub const PAGES_MAX: u64 = 1 << (u32::BITS - BLOCKS.ilog2());
+
+    /// Some block of `page`. Which one is the page's own affair: if it were always the first, all
+    /// would compete for the same few sets of the CPU's caches.
+    pub fn in_page(page: u64) -> Self {
+        assert!(page < Self::PAGES_MAX, "page {page} does not fit");
+        let block = (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as u32;
+        Spot((page as u32) << BLOCKS.ilog2() | block)
+    }
+
+    /// The page's number, and where in it the block begins.
+    fn of(self) -> (u64, usize) {
+        (u64::from(self.0 >> BLOCKS.ilog2()), (self.0 as usize % BLOCKS) * BLOCK_BYTES)
+    }
+}
+
+/// Which blocks a worker reads.
+#[derive(Debug, Clone, Copy)]
+pub enum Walk<'a> {
+    /// The same one, over and over.
+    Same(Spot),
+    /// One after the other, and from the front again. As many as a power of two.
+    Drawn(&'a [Spot]),
+}
+
+/// Something that has pages, as one worker uses it.
+trait Pages {
+    /// Gets a page, lets `read` look at it in place, and gives it up.
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R>;
+}
+
+struct Copied<'a>(&'a [u8]);
+
+impl Pages for Copied<'_> {
+    #[inline(always)]
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(read(&self.0[page as usize * PAGE_BYTES..][..PAGE_BYTES]))
+    }
+}
+
+struct Counted(pinfold::File);
+
+impl Pages for Counted {
+    #[inline(always)]
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(read(&self.0.get(page)?))
+    }
+}
+
+struct Borrowed {
+    file: pinfold::File,
+    reader: pinfold::Reader,
+}
+
+impl Pages for Borrowed {
+    #[inline(always)]
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(read(&self.file.borrow(page, &self.reader)?))
+    }
+}
+
+#[cfg(feature = "peers")]
+struct Other<'a, P>(&'a P);
+
+#[cfg(feature = "peers")]
+impl<P: Peer> Pages for Other<'_, P> {
+    #[inline(always)]
+    fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.0.get(page, read).with_context(|| format!("page {page} is not there any more"))
+    }
+}
+
+/// Something to be done with any engine.
+trait Visit {
+    fn visit<P: Pages>(&self, pages: &P) -> Result<()>;
+}
+
+/// An engine that has all pages of a file.
+#[derive(Debug)]
+pub enum Opened {
+    /// A copy of the file in private memory.
+    Memcpy(MmapMut),
+    /// The cache, every worker on a handle of its own; the page announced in the worker's own slot.
+    Borrow(Cache, pinfold::File),
+    /// The same, with a counted reference for each page.
+    Get(Cache, pinfold::File),
+    /// moka.
+    #[cfg(feature = "peers")]
+    Moka(Moka),
+    /// `quick_cache`.
+    #[cfg(feature = "peers")]
+    QuickCache(QuickCache),
+    /// foyer.
+    #[cfg(feature = "peers")]
+    Foyer(Foyer),
+    /// RocksDB's HyperClockCache.
+    #[cfg(feature = "peers")]
+    HyperClock(HyperClock),
+}
+
+/// The file whose pages the engines hold.
+#[derive(Debug)]
+pub struct Origin<'a> {
+    /// For engines that read it themselves.
+    pub path: &'a std::path::Path,
+    /// All its bytes; whole pages.
+    pub bytes: &'a Mmap,
+    /// Whether the cache may have it in folios of many pages.
+    pub large_folios: bool,
+}
+
+impl Opened {
+    /// The engine of that name, with all pages.
+    pub fn filled(engine: &str, origin: &Origin) -> Result<Self> {
+        Ok(match engine {
+            "memcpy" => Opened::Memcpy(copy_of(origin.bytes)?),
+            "pinfold-borrow" => cached(origin, Reference::Add, Opened::Borrow)?,
+            "pinfold-get" => cached(origin, Reference::Add, Opened::Get)?,
+            "pinfold-cas" => cached(origin, Reference::CasLoop, Opened::Get)?,
+            #[cfg(feature = "peers")]
+            "moka" => Opened::Moka(filled(origin)),
+            #[cfg(feature = "peers")]
+            "quick_cache" => Opened::QuickCache(filled(origin)),
+            #[cfg(feature = "peers")]
+            "foyer" => Opened::Foyer(filled(origin)),
+            #[cfg(feature = "peers")]
+            "hyperclock" => Opened::HyperClock(filled(origin)),
+            other => anyhow::bail!("no engine {other}"),
+        })
+    }
+
+    fn visit(&self, visit: &impl Visit) -> Result<()> {
+        match self {
+            Opened::Memcpy(copy) => visit.visit(&Copied(copy)),
+            Opened::Borrow(cache, file) => {
+                visit.visit(&Borrowed { file: file.clone(), reader: cache.reader()? })
+            }
+            Opened::Get(_, file) => visit.visit(&Counted(file.clone())),
+            #[cfg(feature = "peers")]
+            Opened::Moka(peer) => visit.visit(&Other(peer)),
+            #[cfg(feature = "peers")]
+            Opened::QuickCache(peer) => visit.visit(&Other(peer)),
+            #[cfg(feature = "peers")]
+            Opened::Foyer(peer) => visit.visit(&Other(peer)),
+            #[cfg(feature = "peers")]
+            Opened::HyperClock(peer) => visit.visit(&Other(peer)),
+        }
+    }
+
+    /// Gets every page once and compares all its bytes.
+    pub fn check(&self, bytes: &[u8]) -> Result<()> {
+        self.visit(&Check(bytes))
+    }
+
+    /// One worker's life: warms up, then works.
+    pub fn get_pages(
+        &self,
+        walk: Walk,
+        warm_up: Duration,
+        board: &Board,
+        worker: usize,
+    ) -> Result<()> {
+        self.visit(&Timed { walk, warm_up, board, worker })
+    }
+
+    /// Misses so far, where that is known.
+    pub fn misses(&self) -> Option<u64> {
+        match self {
+            Opened::Borrow(cache, _) | Opened::Get(cache, _) => Some(cache.stats().misses),
+            Opened::Memcpy(_) => None,
+            #[cfg(feature = "peers")]
+            Opened::Moka(_) | Opened::QuickCache(_) | Opened::Foyer(_) | Opened::HyperClock(_) => {
+                None
+            }
+        }
+    }
+}
+
+fn copy_of(bytes: &[u8]) -> Result<MmapMut> {
+    let mut copy = MmapMut::map_anon(bytes.len()).context("no memory for a copy of the file")?;
+    // The cache asks for huge pages too. Where there are none the advice is refused: no matter.
+    let _ = copy.advise(Advice::HugePage);
+    copy.copy_from_slice(bytes);
+    Ok(copy)
+}
+
+/// A cache that has the file in memory.
+fn cached(
+    origin: &Origin,
+    reference: Reference,
+    opened: impl FnOnce(Cache, pinfold::File) -> Opened,
+) -> Result<Opened> {
+    let bytes = origin.bytes.len();
+    let options = Options::new(super::engines::resident_budget_bytes(bytes as u64));
+    let cache = Cache::new(options.reference(reference))?;
+    let file = cache.open(origin.path)?;
+    let hint = if origin.large_folios { Hint::Sequential } else { Hint::Random };
+    file.advise(0..bytes as u64, hint)?;
+    for page in 0..bytes / PAGE_BYTES {
+        file.get(page as u64)?;
+    }
+    let stats = cache.stats();
+    ensure!(
+        stats.evictions == 0,
+        "{} bytes were evicted from a budget of {} that was to hold the file",
+        stats.evicted_bytes,
+        stats.budget_bytes
+    );
+    Ok(opened(cache, file))
+}
+
+#[cfg(feature = "peers")]
+fn filled<P: Peer>(origin: &Origin) -> P {
+    let peer = P::new(origin.bytes.len() / PAGE_BYTES, PAGE_BYTES);
+    for (page, bytes) in origin.bytes.chunks_exact(PAGE_BYTES).enumerate() {
+        peer.insert(page as u64, bytes);
+    }
+    peer
+}
+
+struct Check<'a>(&'a [u8]);
+
+impl Visit for Check<'_> {
+    fn visit<P: Pages>(&self, pages: &P) -> Result<()> {
+        for (page, right) in self.0.chunks_exact(PAGE_BYTES).enumerate() {
+            let same = pages.with(page as u64, |bytes| bytes == right)?;
+            ensure!(same, "page {page} has other bytes than the file");
+        }
+        Ok(())
+    }
+}
+
+struct Timed<'a> {
+    walk: Walk<'a>,
+    warm_up: Duration,
+    board: &'a Board,
+    worker: usize,
+}
+
+impl Visit for Timed<'_> {
+    fn visit<P: Pages>(&self, pages: &P) -> Result<()> {
+        match self.walk {
+            Walk::Same(spot) => self.turn(pages, || black_box(spot)),
+            Walk::Drawn(spots) => {
+                assert!(spots.len().is_power_of_two(), "so that a mask brings back to the front");
+                let (mask, mut next) = (spots.len() - 1, 0);
+                self.turn(pages, || {
+                    let spot = spots[next & mask];
+                    next += 1;
+                    spot
+                })
+            }
+        }
+    }
+}
+
+impl Timed<'_> {
+    #[inline(always)]
+    fn turn<P: Pages>(&self, pages: &P, mut spot: impl FnMut() -> Spot) -> Result<()> {
+        let mut block = [0; BLOCK_BYTES];
+        let mut batch = || {
+            for _ in 0..BATCH {
+                let (page, at) = spot().of();
+                pages.with(page, |bytes| block.copy_from_slice(&bytes[at..][..BLOCK_BYTES]))?;
+                // The compiler must take it that somebody looks at the bytes.
+                black_box(block.as_mut_ptr());
+            }
+            Ok(())
+        };
+        // The engine before this one has left nothing of ours in the CPU's caches.
+        let begun = Instant::now();
+        while begun.elapsed() < self.warm_up {
+            batch()?;
+        }
+        workers::work(self.board, self.worker, BATCH, batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spot_is_a_block_of_its_page() {
+        let mut blocks = std::collections::BTreeSet::new();
+        for page in (0..1000).chain(Spot::PAGES_MAX - 10..Spot::PAGES_MAX) {
+            let (of, at) = Spot::in_page(page).of();
+            assert_eq!(of, page);
+            assert!(at.is_multiple_of(BLOCK_BYTES) && at + BLOCK_BYTES <= PAGE_BYTES, "{at}");
+            blocks.insert(at);
+        }
+        assert_eq!(blocks.len(), BLOCKS, "all blocks are used");
+    }
+
+    /// Pages whose bytes say which page they are, but one.
+    struct Wrong(u64);
+
+    impl Pages for Wrong {
+        fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+            let mut bytes = [page as u8; PAGE_BYTES];
+            bytes[PAGE_BYTES - 1] ^= u8::from(page == self.0);
+            Ok(read(&bytes))
+        }
+    }
+
+    #[test]
+    fn the_check_sees_one_wrong_byte() {
+        let right: Vec<u8> = (0_u8..8).flat_map(|page| [page; PAGE_BYTES]).collect();
+        Check(&right).visit(&Wrong(100)).unwrap();
+        let error = Check(&right).visit(&Wrong(5)).unwrap_err();
+        assert_eq!(error.to_string(), "page 5 has other bytes than the file");
+    }
+}

@@ -1,0 +1,147 @@
+//! What a guard shows: the bytes of one page, and of the folio around it.
+//!
+//! Here: which bytes these are, clipped at the end of the file. Not here: why they stay, which is
+//! each guard's own affair. Called by the guards of this room.
+
+use std::num::NonZero;
+use std::ptr::NonNull;
+
+use crate::flaw::{self, Flaw};
+use crate::frame::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
+use crate::handle::Handle;
+use crate::sync::{Ordering, fence};
+
+/// One page of a folio, and the file's length when it was found.
+///
+/// Four words and no small ones: guards travel through registers, and a compiler that packs two
+/// halves into one store makes the load of both wait for it.
+///
+/// # Invariants
+///
+/// `frame` is the entry of the folio's head, in a table that lives as long as whoever has the view.
+/// `page_bytes` is at least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before
+/// the end of the file as it was.
+#[derive(Clone, Copy)]
+pub(super) struct View {
+    frame: NonNull<Frame>,
+    bytes: NonNull<u8>,
+    page_bytes: usize,
+    len_bytes: u64,
+}
+
+impl View {
+    /// Of the page that begins at byte `start` of the file and lies at `bytes`, as long as the
+    /// folio's version stays what it is. `None`: the page lies behind the end of the file.
+    ///
+    /// # Safety
+    /// `bytes` is the address of a whole page of the arena, of a folio that `frame` is the entry of.
+    #[inline(always)]
+    pub(super) unsafe fn of(
+        handle: &Handle,
+        frame: &Frame,
+        bytes: *mut u8,
+        start: u64,
+    ) -> Option<Self> {
+        let len_bytes = handle.mapping.len_bytes();
+        let page_bytes = if start + PAGE_BYTES as u64 <= len_bytes {
+            PAGE_BYTES
+        } else {
+            last_page_bytes(len_bytes, start)?.get()
+        };
+        // SAFETY: the arena is not at address 0.
+        let bytes = unsafe { NonNull::new_unchecked(bytes) };
+        Some(View { frame: frame.into(), bytes, page_bytes, len_bytes })
+    }
+
+    /// The folio's entry.
+    #[inline(always)]
+    pub(super) fn frame(&self) -> &Frame {
+        // SAFETY: see the invariants; entries change through their atomics only.
+        unsafe { self.frame.as_ref() }
+    }
+
+    /// Where the page is.
+    #[inline(always)]
+    pub(super) fn address(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    /// How many bytes of the page are the file's.
+    #[inline(always)]
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// The page's bytes.
+    ///
+    /// # Safety
+    /// For as long as the slice is used, the folio is neither freed nor written to.
+    #[inline(always)]
+    pub(super) unsafe fn page(&self) -> &[u8] {
+        // SAFETY: initialised and in one page of the arena by the invariants; the caller says that
+        // nobody writes.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.page_bytes) }
+    }
+
+    /// The page's word; the checker fails if a store may race with this look.
+    #[cfg(all(test, loom))]
+    pub(super) fn word(&self) -> u64 {
+        let mut word = [0; 8];
+        // SAFETY: the word is the caller's, and a model's memory is the checker's.
+        unsafe { crate::frame::copy_still(word.as_mut_ptr(), self.bytes.as_ptr(), word.len()) };
+        u64::from_ne_bytes(word)
+    }
+
+    /// The byte of the file that the folio begins with.
+    ///
+    /// Only for a folio that is not freed: its index and order stay as they are till then.
+    #[inline]
+    pub(super) fn folio_offset(&self) -> u64 {
+        self.frame().identity().index << PAGE_SHIFT
+    }
+
+    /// All of the folio's bytes, up to the end of the file.
+    ///
+    /// # Safety
+    /// As of [`Self::page`].
+    #[inline]
+    pub(super) unsafe fn folio(&self) -> &[u8] {
+        let identity = self.frame().identity();
+        let offset = identity.index << PAGE_SHIFT;
+        let bytes = (self.len_bytes - offset).min(identity.order.bytes() as u64) as usize;
+        // The page in the folio: the frames of a folio are neighbours, and its head is aligned.
+        let at = self.bytes.addr().get() & (identity.order.bytes() - 1) & !(PAGE_BYTES - 1);
+        let start = self.bytes.as_ptr().wrapping_sub(at);
+        // SAFETY: the folio's `order` frames begin at `start`, as the arena and each head are
+        // aligned to the order; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+
+    /// Whether the folio is still what a look-up in its file finds, or will find again when
+    /// whoever holds it for a moment has put it back.
+    #[inline]
+    pub(super) fn is_current(&self) -> bool {
+        // Acquire: as in `Frame::read_retry`. Whoever read, by whatever loads, something that was
+        // stored after this folio left its file, finds it gone.
+        fence(Ordering::Acquire);
+        // The bytes of a folio that has a guard never change, and it is never split or moved: all
+        // that can happen to it is that it leaves its file.
+        self.frame().identity().mapping != MAPPING_NONE || flaw::on(Flaw::CurrentBlindly)
+    }
+}
+
+/// How many bytes a file has from `start` on, in its last page.
+#[cold]
+fn last_page_bytes(len_bytes: u64, start: u64) -> Option<NonZero<usize>> {
+    NonZero::new(len_bytes.checked_sub(start)? as usize)
+}
+
+impl std::fmt::Debug for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (offset, bytes) = (self.folio_offset(), self.page_bytes);
+        f.debug_struct("View")
+            .field("folio_offset", &offset)
+            .field("page_bytes", &bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,214 @@
+//! A writer against those who read in place: what writing through the cache will have to keep to.
+//!
+//! There is no such door yet. The writer here is its protocol, made of the shipped steps; the readers
+//! are the shipped ones. See `docs/borrow.md` for why it is like this.
+
+use super::borrowed::reader;
+use super::{Model, PAGE, holds_and_catches, race, word};
+use crate::core::Core;
+use crate::flaw::{self, Flaw};
+use crate::frame::{FrameNumber, Identity, Order, bytes};
+use crate::freeze;
+use crate::reclaim::Entries;
+
+/// What a page says after it was written to.
+fn written(page: u64) -> u64 {
+    9_000_000 + page
+}
+
+/// Writes a page of the first file that is cached as a folio of its own. Alone with it, in place and
+/// under an odd version; else to a copy that takes its place, while others keep what they have.
+fn write(model: &Model, page: u64) {
+    let (core, mapping) = (&*model.core, &*model.files[0].mapping);
+    let copy = core.frames.alloc(Order::MIN).expect("room for a copy");
+    let mut changing = mapping.change();
+    let folio = changing.writer(&core.nodes).folio(page).expect("nobody evicts it");
+    let frame = core.frames.frame(folio.frame);
+    let alone = if flaw::on(Flaw::WriteUnderBorrow) {
+        freeze::freeze_blindly(frame).is_ok()
+    } else {
+        freeze::freeze_alone(core, folio.frame).is_ok()
+    };
+    if alone {
+        fill(core, folio.frame, page);
+        frame.change_end();
+        frame.count.unfreeze(1);
+        drop(changing);
+        core.put(copy);
+        return;
+    }
+    let new = core.frames.frame(copy);
+    fill(core, copy, page);
+    new.set_identity(Identity { mapping: mapping.id, index: page, order: Order::MIN });
+    let replaced = changing.writer(&core.nodes).replace(page, copy);
+    assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame));
+    core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, copy.0);
+    let late = flaw::on(Flaw::OldGoesLate);
+    if late {
+        new.change_end();
+        // So that others may come in between.
+        loom::thread::yield_now();
+    }
+    frame.change_begin();
+    frame.forget_identity();
+    if !late {
+        new.change_end();
+    }
+    core.waiters.wake(copy.0);
+    drop(changing);
+    freeze::let_go(core, &[folio.frame]);
+}
+
+fn fill(core: &Core, head: FrameNumber, page: u64) {
+    let address = std::ptr::NonNull::new(core.frames.address(head)).expect("not at 0");
+    bytes::fill(address, written(page));
+}
+
+/// Two pages of the first file, and two frames more.
+fn two_pages() -> std::sync::Arc<Model> {
+    let model = Model::new(4, 0);
+    model.check(0, 0, 1);
+    model.check(0, 1, 1);
+    model
+}
+
+fn one_page() -> std::sync::Arc<Model> {
+    let model = Model::new(2, 0);
+    model.check(0, 0, 1);
+    model
+}
+
+/// The page under a guard is what it was at first, whatever it was.
+fn borrow_one(model: &Model) {
+    let reader = reader(model);
+    let Ok(borrowed) = model.files[0].borrow_at_once(0, &reader) else { return };
+    let first = borrowed.word();
+    assert!(first == model.sources[0].word(0) || first == written(0), "half of it");
+    assert_eq!(borrowed.word(), first, "changed under the guard");
+}
+
+fn hold_one(model: &Model) {
+    let Ok(held) = model.files[0].get(0) else { return };
+    let first = held.word();
+    assert!(first == model.sources[0].word(0) || first == written(0), "half of it");
+    assert_eq!(held.word(), first, "changed under the guard");
+}
+
+/// Whoever finds the new bytes finds the old ones gone.
+fn hold_both(model: &Model) {
+    let file = &model.files[0];
+    let Ok(one) = file.get(0) else { return };
+    let Ok(other) = file.get(0) else { return };
+    if one.word() != other.word() {
+        assert!(!one.is_current(), "two that are current");
+    }
+}
+
+fn write_one(model: &Model) {
+    write(model, 0);
+}
+
+fn write_both(model: &Model) {
+    write(model, 0);
+    write(model, 1);
+}
+
+fn borrowed() {
+    race(&one_page(), write_one, borrow_one);
+}
+
+fn held() {
+    race(&one_page(), write_one, hold_one);
+}
+
+fn replaced() {
+    race(&one_page(), write_one, hold_both);
+}
+
+#[test]
+fn one_version_of_a_page_is_current() {
+    let flaws = [
+        (Flaw::OldGoesLate, "two that are current"),
+        (Flaw::CurrentBlindly, "two that are current"),
+    ];
+    holds_and_catches(replaced, &flaws);
+}
+
+#[test]
+fn bytes_do_not_change_under_a_borrow() {
+    let flaws = [
+        (Flaw::WriteUnderBorrow, "Causality violation: Concurrent"),
+        (Flaw::NoScan, "Causality violation: Concurrent"),
+        (Flaw::AnnounceUnfenced, "Causality violation: Concurrent"),
+    ];
+    holds_and_catches(borrowed, &flaws);
+}
+
+#[test]
+fn bytes_do_not_change_under_a_reference() {
+    let flaws = [(Flaw::FreezeAnyCount, "Causality violation: Concurrent")];
+    holds_and_catches(held, &flaws);
+}
+
+/// The first page is written before the second. Whoever finds both guards current has not the old
+/// first page and the new second one.
+fn couple_guards(model: &Model) {
+    let file = &model.files[0];
+    let Ok(first) = file.get(0) else { return };
+    let Ok(second) = file.get(1) else { return };
+    let (one, two) = (first.word(), second.word());
+    if first.is_current() && second.is_current() {
+        assert!(one == written(0) || two != written(1), "not of one moment");
+    }
+}
+
+fn couple_stamps(model: &Model) {
+    let file = &model.files[0];
+    let (Some(first), Some(second)) = (file.stamped(0), file.stamped(1)) else { return };
+    let (mut one, mut two) = ([0; 8], [0; 8]);
+    second.read(0, &mut two);
+    first.read(0, &mut one);
+    if crate::borrow::Optimistic::validate_all(&[first, second]) {
+        let (one, two) = (word(&one), word(&two));
+        assert!(one == written(0) || one == model.sources[0].word(0), "half of it");
+        assert!(one == written(0) || two != written(1), "not of one moment");
+    }
+}
+
+/// As `couple_stamps`, but each page is believed by itself.
+fn read_both(model: &Model) {
+    let mut buf = [0; 8];
+    for page in 0..2 {
+        if model.files[0].short(&model.core, &mut buf, page * PAGE).is_ok() {
+            let word = word(&buf);
+            assert!(word == written(page) || word == model.sources[0].word(page), "half of it");
+        }
+    }
+}
+
+fn coupled_guards() {
+    race(&two_pages(), write_both, couple_guards);
+}
+
+fn coupled_stamps() {
+    race(&two_pages(), write_both, couple_stamps);
+}
+
+fn short_reads() {
+    race(&two_pages(), write_both, read_both);
+}
+
+#[test]
+fn guards_that_are_current_are_of_one_moment() {
+    holds_and_catches(coupled_guards, &[(Flaw::CurrentBlindly, "not of one moment")]);
+}
+
+#[test]
+fn stamps_that_are_valid_are_of_one_moment() {
+    holds_and_catches(coupled_stamps, &[(Flaw::NoLastLook, "not of one moment")]);
+}
+
+#[test]
+fn short_reads_see_no_half_of_a_write() {
+    holds_and_catches(short_reads, &[]);
+}

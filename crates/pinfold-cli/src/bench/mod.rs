@@ -9,6 +9,7 @@
 
 mod cgroup;
 pub mod engines;
+mod evict;
 mod miss;
 mod miss_child;
 pub mod place;
@@ -47,6 +48,9 @@ enum Bench {
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
+    /// Evict beside somebody who reads in place
+    #[command(after_help = evict::HELP)]
+    Evict(evict::EvictArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -61,6 +65,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Ref(args) => refs::run(&args),
         Bench::Read(args) => read::run(&args),
         Bench::Miss(args) => miss::run(&args),
+        Bench::Evict(args) => evict::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),
     }

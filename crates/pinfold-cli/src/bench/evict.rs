@@ -20,11 +20,11 @@ use super::{Common, Crew};
 /// The engines, what the others are compared with first.
 const ENGINES: [&str; 4] = ["read", "borrow", "borrow-fenced", "get"];
 
-/// Of the cache: 64 MiB, an eighth of it read by those who stay.
-const BUDGET_BYTES: u64 = 64 << 20;
+/// Of the cache: 256 MiB, a 32nd of it read by those who stay.
+const BUDGET_BYTES: u64 = 256 << 20;
 const HOT_PAGES: u64 = 2048;
 /// Four times the budget.
-const COLD_PAGES: u64 = 65536;
+const COLD_PAGES: u64 = 262_144;
 
 /// What the engines are.
 pub const HELP: &str = "\

@@ -37,6 +37,10 @@ pub struct StressArgs {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 
+    /// Threads that borrow and hold pages; one per core by default
+    #[arg(long, value_name = "N")]
+    holders: Option<usize>,
+
     /// Threads that disturb them
     #[arg(long, value_name = "N", default_value_t = 2)]
     shakers: usize,
@@ -115,6 +119,8 @@ impl StressArgs {
             "--budget {}: at most 16 GiB, as the files are ten times as large",
             self.budget
         );
+        options.holders = self.holders.unwrap_or(options.holders);
+        ensure!(options.holders <= 1024, "--holders {}: must be at most 1024", options.holders);
         options.shakers = self.shakers;
         options.time = Duration::from_secs_f64(seconds);
         options.reads = self.reads;

@@ -10,6 +10,7 @@
 mod by_engine;
 mod cgroup;
 pub mod engines;
+mod evict;
 mod get;
 mod get_engines;
 mod miss;
@@ -54,6 +55,9 @@ enum Bench {
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
+    /// Evict beside somebody who reads in place
+    #[command(after_help = evict::HELP)]
+    Evict(evict::EvictArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -69,6 +73,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Read(args) => read::run(&args),
         Bench::Get(args) => get::run(&args),
         Bench::Miss(args) => miss::run(&args),
+        Bench::Evict(args) => evict::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),
     }

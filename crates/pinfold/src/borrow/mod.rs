@@ -19,14 +19,3 @@ pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub use reader::Reader;
 pub use slot::Borrowed;
-
-use crate::frame::{Frame, PAGE_SHIFT};
-
-/// The file, the byte of it that the folio begins with, and how many bytes from there on may be
-/// borrowed: none while a read should have more read ahead.
-#[inline(always)]
-fn readable(frame: &Frame) -> (u32, u64, u64) {
-    let identity = frame.identity();
-    let span = if frame.has_readahead_mark() { 0 } else { identity.order.bytes() as u64 };
-    (identity.mapping, identity.index << PAGE_SHIFT, span)
-}

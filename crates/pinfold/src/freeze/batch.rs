@@ -19,9 +19,11 @@ use super::{Outcome, freeze, thaw};
 use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE};
 use crate::mapping::{Changing, Mapping};
+use crate::readers::LOOK_MAX;
 
-/// The most folios of one batch.
-pub(crate) const BATCH_MAX: usize = 32;
+/// The most folios of one batch. A membarrier takes some ten times as long as what else there is to
+/// the eviction of one folio; and as long as a batch takes, others wait for the mutex.
+pub(crate) const BATCH_MAX: usize = LOOK_MAX;
 
 /// A folio that may be frozen, and what it was when it was chosen.
 #[derive(Clone, Copy, Debug)]

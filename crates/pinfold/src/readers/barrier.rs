@@ -10,10 +10,6 @@
 //!
 //! Here: choosing the kind, and both halves. Not here: what is announced (`readers`). Called by
 //! `readers` (the heavy half) and by the borrowing door (the light half).
-//!
-//! Formally neither Rust's nor C11's model knows membarrier. In the kernel's model it is
-//! `smp_mb()` on one side against `barrier()` on the other, see
-//! `kernel/litmus/announce-freeze.litmus`. The loom models have a real fence in both places.
 
 use crate::flaw::{self, Flaw};
 use crate::sync::{Ordering, fence};

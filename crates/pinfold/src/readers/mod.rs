@@ -80,7 +80,7 @@ const CHUNKS: usize = 1;
 pub const READERS_MAX: usize = CHUNK * CHUNKS;
 
 /// The most folios that are looked for at once.
-pub(crate) const LOOK_MAX: usize = 64;
+pub(crate) const LOOK_MAX: usize = 256;
 
 /// One thread's slots, on lines of their own: x86 fetches them in pairs.
 #[derive(Debug)]
@@ -141,12 +141,19 @@ impl Seats {
 
 /// What a look at all announcements found: a bit for each folio that was looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Announced(u64);
+pub(crate) struct Announced([u64; LOOK_MAX / 64]);
 
 impl Announced {
+    const NONE: Self = Announced([0; LOOK_MAX / 64]);
+    const ALL: Self = Announced([u64::MAX; LOOK_MAX / 64]);
+
     /// Whether the `n`th of them is announced.
     pub(crate) fn has(self, n: usize) -> bool {
-        self.0 >> n & 1 == 1
+        self.0[n / 64] >> (n % 64) & 1 == 1
+    }
+
+    fn add(&mut self, n: usize) {
+        self.0[n / 64] |= 1 << (n % 64);
     }
 }
 
@@ -248,11 +255,11 @@ impl Readers {
         }
         // Acquire: pairs with the release in `register` and `leave`.
         if heads.is_empty() || self.high.load(Ordering::Acquire) == 0 || flaw::on(Flaw::NoScan) {
-            return Announced(0);
+            return Announced::NONE;
         }
         if !self.heavy(counters) {
             // It cannot be known: whoever looked before may borrow anything.
-            return Announced(u64::MAX);
+            return Announced::ALL;
         }
         self.look(heads)
     }
@@ -284,17 +291,17 @@ impl Readers {
         assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");
         // Acquire: as in `announced`.
         let high = self.high.load(Ordering::Acquire) as usize;
-        let mut found = 0;
+        let mut found = Announced::NONE;
         for slot in (0..high).flat_map(|number| &self.record(number).slots) {
             // Acquire: pairs with the release that cleared the slot, or announced another folio.
             let head = slot.load(Ordering::Acquire);
             if head != 0
                 && let Some(n) = heads.iter().position(|wanted| wanted.0 == head)
             {
-                found |= 1 << n;
+                found.add(n);
             }
         }
-        Announced(found)
+        found
     }
 
     /// From now on the system refuses the membarrier.

@@ -7,8 +7,8 @@ use super::{EFFORT_MAX, evict};
 use crate::core::Core;
 use crate::sync::{Condvar, Mutex};
 
-/// Pages evicted between two looks at the watermark.
-const BATCH_PAGES: u32 = 64;
+/// Pages evicted between two looks at the watermark, at most.
+const BATCH_PAGES: u32 = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
@@ -78,8 +78,9 @@ fn life(bell: &(Mutex<Order>, Condvar), core: &Weak<Core>) {
         }
         let Some(core) = core.upgrade() else { return };
         // Ends: each turn evicts something, or the sweep found nothing to evict.
-        while core.frames.free_frames() < core.reclaim.high_frames {
-            if evict(&core, BATCH_PAGES, EFFORT_MAX).evicted == 0 {
+        loop {
+            let wanted = core.reclaim.high_frames.saturating_sub(core.frames.free_frames());
+            if wanted == 0 || evict(&core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
                 break;
             }
         }

@@ -32,8 +32,8 @@ pub(crate) use residents::Entries;
 /// Folios that one sweep looks at, at most.
 const EFFORT_MAX: u32 = 4096;
 
-/// Pages that a reader who finds nothing free evicts for itself at a time.
-const DIRECT_PAGES: u32 = 32;
+/// Pages that a reader who finds nothing free evicts for itself at a time, at least and at most.
+const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
 /// How long a reader waits for others to let go of something before it gets an error.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -51,6 +51,7 @@ pub(crate) struct Reclaim {
     low_frames: u32,
     high_frames: u32,
     order_max: Order,
+    direct_pages: u32,
     /// Moves when something is freed or arrives; readers out of memory wait for it.
     moved: Mutex<u64>,
     moved_wake: Condvar,
@@ -82,6 +83,7 @@ impl Reclaim {
             low_frames,
             high_frames,
             order_max: Order::new(order as u8).expect("at most the largest"),
+            direct_pages: low_frames.clamp(*DIRECT_PAGES.start(), *DIRECT_PAGES.end()),
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
@@ -97,6 +99,7 @@ impl Reclaim {
             low_frames: 0,
             high_frames: 0,
             order_max,
+            direct_pages: *DIRECT_PAGES.start(),
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
@@ -166,7 +169,7 @@ pub(crate) fn allocate(
     }
     core.reclaim.daemon.kick();
     core.counters.count(Event::DirectReclaim);
-    let mut last = evict(core, wish.frames().max(DIRECT_PAGES), EFFORT_MAX);
+    let mut last = evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
     let since = Instant::now();
     // Ends: when memory comes, or patience does.
     loop {
@@ -180,7 +183,7 @@ pub(crate) fn allocate(
         if since.elapsed() > PATIENCE {
             return Err(no_memory(core, wish, &last));
         }
-        last = evict(core, DIRECT_PAGES, EFFORT_MAX);
+        last = evict(core, core.reclaim.direct_pages, EFFORT_MAX);
         if last.evicted == 0 {
             core.reclaim.wait_for_progress(seen);
         }

@@ -2,7 +2,7 @@
 //!
 //! Belongs here: what a run is asked for, how its threads are started and stopped, how it ends.
 //! Each other file has one part: `files` what there is to read, `reader` those who read and
-//! check, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
+//! check, `holder` those who read in place, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
 //! what is said in the end. Called by `tests/stress.rs` and `pinfold stress`.
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
@@ -12,6 +12,7 @@
 #![allow(clippy::unnecessary_box_returns, reason = "failures are large, and made once")]
 
 mod files;
+mod holder;
 mod reader;
 mod report;
 mod shaker;
@@ -39,6 +40,8 @@ pub struct Options {
     pub reads: Option<u64>,
     /// Threads that read.
     pub readers: usize,
+    /// Threads that borrow and hold pages.
+    pub holders: usize,
     /// Threads that split, migrate, invalidate, compact, advise and reopen.
     pub shakers: usize,
     /// Decides which files, ranges and faults there are.
@@ -69,13 +72,14 @@ pub enum Sabotage {
 }
 
 impl Options {
-    /// Two readers per core and two shakers, for 5 seconds, on files of ten times 8 MiB in `dir`.
+    /// Two readers and a holder per core, and two shakers, for 5 seconds, on files of ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {
             time: Duration::from_secs(5),
             reads: None,
             readers: 2 * cores,
+            holders: cores,
             shakers: 2,
             seed: 1,
             budget_bytes: 8 << 20,
@@ -103,6 +107,7 @@ struct Shared {
     cache: Cache,
     subjects: Subjects,
     watch: Watch,
+    shelf: holder::Shelf,
     stop: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
@@ -152,6 +157,7 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
         Subjects::new(&cache, &options).map_err(|error| setup("cannot make the files", &error))?;
     let shared = Arc::new(Shared {
         watch: Watch::new(&subjects),
+        shelf: holder::Shelf::new(),
         options,
         cache,
         subjects,
@@ -182,6 +188,7 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     let options = &shared.options;
     let mut works: Vec<(String, Work)> = Vec::new();
     works.extend((0..options.readers).map(|n| (format!("reader {n}"), reader::run as Work)));
+    works.extend((0..options.holders).map(|n| (format!("holder {n}"), holder::run as Work)));
     works.extend((0..options.shakers).map(|n| (format!("shaker {n}"), shaker::run as Work)));
     works.push(("injector".into(), shaker::inject));
     works.push(("rewriter".into(), shaker::rewrite));

@@ -43,6 +43,17 @@ pub enum Failure {
         /// How much should have.
         expected_bytes: usize,
     },
+    /// A page changed while somebody held it.
+    Changed {
+        /// Who.
+        thread: String,
+        /// Doing what.
+        doing: String,
+        /// Of which file.
+        file: String,
+        /// Which byte of the page.
+        at: usize,
+    },
     /// An error that nobody injected, or that should not have been kept.
     Unexpected {
         /// Who met it.
@@ -94,6 +105,9 @@ impl fmt::Display for Failure {
                     "{thread} read {asked_bytes} bytes at {offset} of {file} and got {got_bytes}, not \
                  {expected_bytes}"
                 )
+            }
+            Failure::Changed { thread, doing, file, at } => {
+                write!(f, "{thread} ({doing}) held a page of {file}, and its byte {at} changed")
             }
             Failure::Unexpected { thread, doing, error } => {
                 write!(f, "{thread} ({doing}) met an error that it should not have: {error}")
@@ -175,6 +189,10 @@ impl fmt::Display for Report {
             (stats.refaults, "refaults"),
             (stats.splits, "folios split"),
             (stats.migrations, "folios moved"),
+            (stats.borrow.counted, "borrows that found no slot"),
+            (stats.borrow.put_back, "folios put back: somebody borrowed them"),
+            (stats.borrow.deferred, "folios dropped while somebody borrowed them"),
+            (stats.borrow.membarriers, "membarriers"),
             (stats.fallbacks.changed, "copies thrown away: the folio had changed"),
             (stats.fallbacks.identity, "lookups thrown away: another folio by then"),
         ];

@@ -44,6 +44,8 @@ pub(super) enum Doing {
     ReadLarge,
     Scan,
     ReadEdge,
+    Borrow,
+    Hold,
     Invalidate,
     Split,
     Migrate,
@@ -58,7 +60,7 @@ pub(super) enum Doing {
     Audit,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 19] = [
+pub(super) const DOINGS: [(Doing, &str); 21] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -66,6 +68,8 @@ pub(super) const DOINGS: [(Doing, &str); 19] = [
     (Doing::ReadLarge, "reads of up to 4 MiB"),
     (Doing::Scan, "sequential reads"),
     (Doing::ReadEdge, "reads around the end of the file"),
+    (Doing::Borrow, "pages borrowed"),
+    (Doing::Hold, "pages held by a count"),
     (Doing::Invalidate, "invalidate"),
     (Doing::Split, "split"),
     (Doing::Migrate, "migrate"),

@@ -1,0 +1,259 @@
+//! Those who read in place and keep what they read.
+//!
+//! Belongs here: borrows and counted guards of all ways of keeping, and the look, as long as they are
+//! kept, whether a byte has changed. Called by `stress`.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+
+use fastrand::Rng;
+
+use crate::sync::Mutex;
+use crate::{Borrowed, Error, File, FolioRef, Reader};
+
+use super::files::{Nature, Subject};
+use super::watch::{Desk, Doing};
+use super::{Failure, Shared};
+
+const PAGE: u64 = 4096;
+/// Guards that one thread keeps at once, of pages beside each other: more than it has slots.
+const GUARDS_MAX: usize = 11;
+/// Pages that they are of: few folios, as what is held cannot be evicted.
+const PAGES_MAX: u64 = 4;
+/// Guards that are kept from one burst to the next, and dropped by another thread.
+const KEPT_MAX: usize = 6;
+
+type Checked = Result<(), Box<Failure>>;
+
+/// A guard of either kind.
+enum Guard<'f, 'r> {
+    Borrowed(Borrowed<'f, 'r>),
+    Counted(FolioRef<'f>),
+}
+
+impl Deref for Guard<'_, '_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Guard::Borrowed(guard) => guard,
+            Guard::Counted(guard) => guard,
+        }
+    }
+}
+
+/// A guard that goes from thread to thread, and what it showed at first.
+#[derive(Debug)]
+struct Kept {
+    guard: FolioRef<'static>,
+    copy: Vec<u8>,
+    name: String,
+}
+
+/// Where threads leave guards for each other.
+#[derive(Debug)]
+pub(super) struct Shelf(Mutex<VecDeque<Kept>>);
+
+impl Shelf {
+    pub(super) fn new() -> Self {
+        Shelf(Mutex::new(VecDeque::new()))
+    }
+}
+
+/// A thread that holds pages until the run is over.
+pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
+    let mut holder = Holder { shared, desk, rng: Rng::with_seed(seed) };
+    while shared.goes_on() {
+        if let Err(failure) = holder.visit() {
+            shared.fail(*failure);
+        }
+    }
+    let left = std::mem::take(&mut *shared.shelf.0.lock());
+    for kept in left {
+        if let Err(failure) = holder.unchanged(&kept.name, &kept.guard, &kept.copy) {
+            shared.fail(*failure);
+        }
+    }
+}
+
+struct Holder<'a> {
+    shared: &'a Shared,
+    desk: &'a Desk,
+    rng: Rng,
+}
+
+impl Holder<'_> {
+    /// Some bursts as one reader, which then leaves.
+    fn visit(&mut self) -> Checked {
+        let reader = self.shared.cache.reader().map_err(|error| self.unexpected("", &error))?;
+        for _ in 0..self.rng.u32(1..50) {
+            if !self.shared.goes_on() {
+                break;
+            }
+            let number = match self.rng.u32(0..3) {
+                0 => self.rng.usize(0..self.shared.subjects.all.len()),
+                _ => self.shared.watch.latest(),
+            };
+            let subject = &self.shared.subjects.all[number];
+            if subject.bytes > 0 {
+                let file = subject.file(&self.shared.cache);
+                let file = file.map_err(|error| self.unexpected(&subject.name, &error))?;
+                (0..20).try_for_each(|_| self.burst(subject, &file, &reader))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes guards, looks at each, and at all of them again before they go.
+    fn burst(&mut self, subject: &Subject, file: &File, reader: &Reader) -> Checked {
+        let borrows = self.rng.bool();
+        let doing = if borrows { Doing::Borrow } else { Doing::Hold };
+        let near = self.shared.watch.spot(subject.number).min(subject.bytes - 1) / PAGE;
+        let first =
+            if self.rng.bool() { near } else { self.rng.u64(0..subject.bytes.div_ceil(PAGE)) };
+        self.desk.begin(doing, subject.number, first * PAGE, PAGES_MAX * PAGE);
+        let mut guards = Vec::new();
+        for _ in 0..self.rng.usize(1..=GUARDS_MAX) {
+            let page = first + self.rng.u64(0..PAGES_MAX);
+            if page * PAGE >= subject.bytes {
+                continue;
+            }
+            let before = (subject.phase.now(), subject.oldest_epoch());
+            let guard = if borrows {
+                file.borrow(page, reader).map(Guard::Borrowed)
+            } else {
+                file.get(page).map(Guard::Counted)
+            };
+            match guard {
+                Ok(guard) => {
+                    self.judge(subject, before, page, &guard)?;
+                    let copy = guard.to_vec();
+                    guards.push((guard, copy));
+                }
+                Err(error) => self.forgive(subject, &error)?,
+            }
+        }
+        if self.rng.u32(0..8) == 0 {
+            std::thread::yield_now();
+        }
+        self.shared.watch.count(doing, guards.len() as u64);
+        for (guard, copy) in guards {
+            self.unchanged(&subject.name, &guard, &copy)?;
+            self.end(subject, guard, copy)?;
+        }
+        Ok(())
+    }
+
+    /// Drops a guard; or makes another of it first, or forgets it, or leaves it to somebody else.
+    fn end(&mut self, subject: &Subject, guard: Guard<'_, '_>, copy: Vec<u8>) -> Checked {
+        let counted = match (guard, self.rng.u32(0..1000)) {
+            // It keeps a slot until this reader leaves.
+            (Guard::Borrowed(guard), 0) if !guard.is_counted() => {
+                std::mem::forget(guard);
+                return Ok(());
+            }
+            (Guard::Borrowed(guard), 0..200) => {
+                guard.upgrade().map_err(|error| self.unexpected(&subject.name, &error))?
+            }
+            (Guard::Borrowed(_), _) => return Ok(()),
+            (Guard::Counted(guard), 0..500) => guard,
+            (Guard::Counted(guard), 500..700) => {
+                let clone = guard.clone();
+                drop(guard);
+                clone
+            }
+            (Guard::Counted(_), _) => return Ok(()),
+        };
+        self.unchanged(&subject.name, &counted, &copy)?;
+        if self.rng.u32(0..16) == 0 {
+            let kept = Kept { guard: counted.into_owned(), copy, name: subject.name.clone() };
+            return self.exchange(kept);
+        }
+        Ok(())
+    }
+
+    /// Leaves one on the shelf, and takes the oldest from there.
+    fn exchange(&self, kept: Kept) -> Checked {
+        let oldest = {
+            let mut shelf = self.shared.shelf.0.lock();
+            shelf.push_back(kept);
+            if shelf.len() > KEPT_MAX { shelf.pop_front() } else { None }
+        };
+        match oldest {
+            Some(Kept { guard, copy, name }) => self.unchanged(&name, &guard, &copy),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether these are bytes of the page that was asked for, and all of them.
+    fn judge(&self, subject: &Subject, before: (u64, u32), page: u64, bytes: &[u8]) -> Checked {
+        let (phase, oldest) = before;
+        let offset = page * PAGE;
+        let expected = (subject.bytes - offset).min(PAGE) as usize;
+        let may_be_short =
+            matches!(subject.nature, Nature::Cut(_)) && subject.phase.troubled_since(phase);
+        if bytes.len() > expected || (bytes.len() < expected && !may_be_short) {
+            return Err(Box::new(Failure::Length {
+                thread: self.desk.name.clone(),
+                file: subject.name.clone(),
+                offset,
+                asked_bytes: PAGE as usize,
+                got_bytes: bytes.len(),
+                expected_bytes: expected,
+            }));
+        }
+        let checked = match subject.nature {
+            Nature::Rewritten { .. } => {
+                subject.pattern.check_epochs(offset, bytes, oldest..=subject.newest_epoch())
+            }
+            _ => subject.pattern.check(offset, bytes),
+        };
+        checked.map_err(|wrong| {
+            Box::new(Failure::Wrong {
+                thread: self.desk.name.clone(),
+                file: subject.name.clone(),
+                wrong,
+                names: self.shared.subjects.names(),
+            })
+        })?;
+        self.desk.read(bytes.len());
+        Ok(())
+    }
+
+    /// Whether a guard still shows what it did.
+    fn unchanged(&self, name: &str, bytes: &[u8], copy: &[u8]) -> Checked {
+        let Some(at) = bytes.iter().zip(copy).position(|(now, then)| now != then) else {
+            return Ok(());
+        };
+        Err(Box::new(Failure::Changed {
+            thread: self.desk.name.clone(),
+            doing: self.desk.describe(&self.shared.subjects),
+            file: name.to_owned(),
+            at,
+        }))
+    }
+
+    /// Errors may only come from files that have any; that they do not last is the readers' to see.
+    fn forgive(&self, subject: &Subject, error: &Error) -> Checked {
+        let may = match error {
+            Error::Read { .. } | Error::Truncated { .. } => {
+                matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
+            }
+            Error::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
+            _ => false,
+        };
+        if !may {
+            return Err(self.unexpected(&subject.name, error));
+        }
+        self.desk.excuse();
+        Ok(())
+    }
+
+    fn unexpected(&self, name: &str, error: &Error) -> Box<Failure> {
+        Box::new(Failure::Unexpected {
+            thread: self.desk.name.clone(),
+            doing: self.desk.describe(&self.shared.subjects),
+            error: format!("{name}: {error} ({error:?})"),
+        })
+    }
+}

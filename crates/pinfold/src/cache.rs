@@ -114,7 +114,7 @@ impl Cache {
     /// path would. Each call makes a file of its own, whose pages go when its last handle does.
     ///
     /// # Errors
-    /// [`Error::Read`] if the source cannot tell its length.
+    /// [`Error::Length`] if the source cannot tell its length.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         self.file(PathBuf::from(name), None, source)
     }
@@ -126,11 +126,9 @@ impl Cache {
         source: Arc<dyn Source>,
     ) -> Result<File> {
         let backing = Backing::new(source, self.core.engine.clone());
-        let len_bytes = backing.len_bytes().map_err(|cause| Error::Read {
-            path: path.clone(),
-            offset: 0,
-            cause: Arc::new(cause),
-        })?;
+        let len_bytes = backing
+            .len_bytes()
+            .map_err(|cause| Error::Length { path: path.clone(), cause: Arc::new(cause) })?;
         let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
         Ok(File::new(self.core.clone(), mapping))
     }

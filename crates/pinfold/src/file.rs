@@ -85,13 +85,12 @@ impl File {
     /// Asks the source for its length again. Gives the number of bytes dropped.
     ///
     /// # Errors
-    /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Read`] if the source cannot tell
+    /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Length`] if the source cannot tell
     /// its length.
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
-        self.refresh_len().map_err(|cause| Error::Read {
+        self.refresh_len().map_err(|cause| Error::Length {
             path: self.handle.mapping.path.clone(),
-            offset: range.start,
             cause: Arc::new(cause),
         })?;
         Ok(freeze::invalidate(&self.handle.core, &self.handle.mapping, pages))

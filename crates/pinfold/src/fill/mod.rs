@@ -163,7 +163,7 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
         Err(panic) => (Err(std::io::Error::other("the source panicked")), Some(panic)),
     };
     let held = Held::adopt(core, first.head);
-    finish(core, &reader.mapping, batch, offset, &read, Some(held.head()));
+    finish(core, &reader.mapping, batch, offset, read, Some(held.head()));
     if let Some(panic) = panic {
         resume_unwind(panic);
     }
@@ -339,7 +339,7 @@ fn request(reader: &Handle, batch: Vec<Filling>) -> ReadRequest {
         .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
         .collect();
     let completion = move |read: std::io::Result<usize>| {
-        finish(&core, &mapping, batch, offset, &read, None);
+        finish(&core, &mapping, batch, offset, read, None);
     };
     // SAFETY: the same, until the completion is called.
     unsafe { ReadRequest::new(offset, extents, Box::new(completion)) }
@@ -353,13 +353,15 @@ fn finish(
     mapping: &Mapping,
     batch: Vec<Filling>,
     offset: u64,
-    read: &std::io::Result<usize>,
+    read: std::io::Result<usize>,
     kept: Option<FrameNumber>,
 ) {
-    let asked: usize = batch.iter().map(|filling| filling.order.bytes()).sum();
+    let asked_bytes: usize = batch.iter().map(|filling| filling.order.bytes()).sum();
+    // One cause for all who are told of it: an `io::Error` cannot be cloned.
+    let read = read.map_err(Arc::new);
     for filling in batch {
         let at = (filling.page << PAGE_SHIFT) - offset;
-        let judged = match read {
+        let judged = match &read {
             Ok(got) => {
                 let got = got.saturating_sub(at as usize).min(filling.order.bytes());
                 mapping
@@ -369,10 +371,8 @@ fn finish(
             Err(cause) => Err(Error::Read {
                 path: mapping.path.clone(),
                 offset,
-                cause: Arc::new(std::io::Error::new(
-                    cause.kind(),
-                    format!("{cause} ({asked} bytes wanted)"),
-                )),
+                asked_bytes: asked_bytes as u64,
+                cause: cause.clone(),
             }),
         };
         land(core, mapping, &filling, judged, kept.is_some());

@@ -285,8 +285,7 @@ fn edge(rng: &mut Rng, bytes: u64) -> (u64, usize) {
 fn injected(subject: &Subject, error: &Error) -> bool {
     match (&subject.nature, error) {
         (Nature::Faulty(_), Error::Read { cause, .. }) => {
-            cause.kind() == std::io::ErrorKind::InvalidData
-                || cause.to_string().contains("(os error 5)")
+            cause.kind() == std::io::ErrorKind::InvalidData || cause.raw_os_error() == Some(5)
         }
         (Nature::Faulty(_) | Nature::Cut(_), Error::Truncated { .. }) => true,
         _ => false,

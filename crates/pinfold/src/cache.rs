@@ -90,11 +90,12 @@ impl Cache {
     }
 
     /// Opens the file or block device at `path` for reading. The same file opened twice (by device
-    /// and inode) is cached once. Direct I/O where the file system can, else through the kernel's
-    /// cache; [`Stats::sources`] tells.
+    /// and inode) is cached once; if its length has changed meanwhile, all its handles have the new
+    /// one. Bytes that somebody else changed are not noticed: see [`File::invalidate`]. Direct I/O
+    /// where the file system can, else through the kernel's cache; [`Stats::sources`] tells.
     ///
     /// # Errors
-    /// [`Error::Open`] with the path and the cause.
+    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -130,7 +131,12 @@ impl Cache {
             .len_bytes()
             .map_err(|cause| Error::Length { path: path.clone(), cause: Arc::new(cause) })?;
         let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
-        Ok(File::new(self.core.clone(), mapping))
+        let file = File::new(self.core.clone(), mapping);
+        if identity.is_some() {
+            // It may have been cached already, with the length that it had then.
+            file.refresh_len()?;
+        }
+        Ok(file)
     }
 
     /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.

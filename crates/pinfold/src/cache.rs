@@ -139,6 +139,12 @@ impl Cache {
         Ok(file)
     }
 
+    /// For tests inside the crate.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.
     pub fn compact(&self) -> bool {
         reclaim::compact(&self.core)

@@ -37,6 +37,8 @@ pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE};
 
 use std::ptr::NonNull;
 
+use crate::flaw;
+
 use arena::Arena;
 use buddy::Buddy;
 use table::Table;
@@ -223,6 +225,7 @@ impl Frames {
     /// for one comparison.
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        flaw::pause();
         // The table has an entry for each frame of the arena (see the invariants).
         let entry = self.table.try_frame(frame)?;
         Some((entry, self.arena.address_below(frame)))

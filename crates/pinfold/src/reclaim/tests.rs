@@ -40,7 +40,9 @@ fn from_release_to_memory() -> Duration {
         let released = Instant::now();
         let (head, had) = waiter.join().unwrap();
         core.put(head);
-        free.into_iter().for_each(|head| core.put(head));
+        for head in free {
+            core.put(head);
+        }
         had.saturating_duration_since(released)
     })
 }

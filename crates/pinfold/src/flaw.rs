@@ -8,7 +8,7 @@
 //! |---|---|
 //! | any other | the constant `false`, and nobody is held up |
 //! | this crate's own tests and models | a flaw may be on for one thread |
-//! | feature `flaws` | a flaw may be on for the process: the stress's twins (`testing::twin`) |
+//! | feature `flaws` | a flaw may be on for the process: the stress's twins (`testing::twin`), and any test with `PINFOLD_FLAW=NoLastLook` |
 
 /// Makes the list, and from it the names.
 macro_rules! flaws {
@@ -25,7 +25,7 @@ macro_rules! flaws {
 
         /// All of them.
         #[cfg(all(feature = "flaws", not(test)))]
-        pub(crate) const ALL: &[Flaw] = &[$(Flaw::$name,)*];
+        pub(crate) const ALL: &[(Flaw, &str)] = &[$((Flaw::$name, stringify!($name)),)*];
     };
 }
 
@@ -73,6 +73,12 @@ flaws! {
     /// Freezing takes whatever the count says for its own.
     FreezeAnyCount,
 
+    /// A page is readable from the moment it is in the index.
+    EvenBeforeRead,
+    /// Nothing is dropped.
+    InvalidateNothing,
+    /// The folio with the old end stays when a file's length changes.
+    KeepOldEnd,
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
     /// A file without folios is given up by the first look at its handles.
@@ -100,19 +106,44 @@ mod everywhere {
     use std::sync::atomic::{AtomicU8, Ordering};
     use std::time::Duration;
 
-    use super::Flaw;
+    use super::{ALL, Flaw};
 
-    /// 0: no pauses; 1: pauses; from 2 on, pauses and a flaw.
-    static ON: AtomicU8 = AtomicU8::new(0);
+    /// Nobody has asked the environment yet.
+    const UNKNOWN: u8 = 255;
+    /// No pauses. 1: pauses; from 2 on, pauses and a flaw.
+    const OFF: u8 = 0;
+
+    static ON: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     /// From now on, in the whole process, threads are held up, and `flaw` is on.
     pub(crate) fn switch_on(flaw: Option<Flaw>) {
         // Relaxed, here and below: it is there before the threads that ask.
-        ON.store(flaw.map_or(1, |flaw| flaw as u8 + 2), Ordering::Relaxed);
+        ON.store(flaw.map_or(OFF + 1, |flaw| flaw as u8 + 2), Ordering::Relaxed);
+    }
+
+    fn state() -> u8 {
+        match ON.load(Ordering::Relaxed) {
+            UNKNOWN => from_environment(),
+            known => known,
+        }
+    }
+
+    #[cold]
+    fn from_environment() -> u8 {
+        match std::env::var("PINFOLD_FLAW") {
+            Ok(wanted) => {
+                let found = ALL.iter().find(|(_, name)| *name == wanted);
+                switch_on(Some(
+                    found.unwrap_or_else(|| panic!("PINFOLD_FLAW={wanted}: no such flaw")).0,
+                ));
+            }
+            Err(_) => ON.store(OFF, Ordering::Relaxed),
+        }
+        ON.load(Ordering::Relaxed)
     }
 
     pub(crate) fn on(flaw: Flaw) -> bool {
-        ON.load(Ordering::Relaxed) == flaw as u8 + 2
+        state() == flaw as u8 + 2
     }
 
     /// One pause in so many is a short one; one in so many of these a long one.
@@ -125,7 +156,7 @@ mod everywhere {
         std::thread_local! {
             static STATE: Cell<u64> = const { Cell::new(0) };
         }
-        if ON.load(Ordering::Relaxed) == 0 {
+        if state() == OFF {
             return;
         }
         let chance = STATE.with(|state| {

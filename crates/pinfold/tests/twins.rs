@@ -32,6 +32,9 @@ const CAUGHT: &[(&str, Schedule, &[&str])] = &[
     ("wake-first", Schedule::Resizing, ASLEEP),
     ("wake-unlocked", Schedule::Moving, ASLEEP),
     ("move-wakes-nobody", Schedule::Moving, ASLEEP),
+    ("even-before-read", Schedule::Mixed, WRONG),
+    ("invalidate-nothing", Schedule::Mixed, WRONG),
+    ("keep-old-end", Schedule::Resizing, WRONG),
     ("keep-old-slots", Schedule::Mixed, CONFUSED),
     ("insert-blindly", Schedule::Mixed, CONFUSED),
 ];

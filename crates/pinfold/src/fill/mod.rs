@@ -312,6 +312,9 @@ fn insert(
         frame.forget_identity();
     }
     let shadow = outcome?;
+    if flaw::on(Flaw::EvenBeforeRead) {
+        frame.change_end();
+    }
     core.counters.count(Event::FillStarted);
     core.reclaim.fill_begins(order);
     Ok(Filling { head, page, order, shadow })
@@ -393,7 +396,9 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let wanted = frame.identity().mapping == mapping.id || flaw::on(Flaw::LandBlindly);
     match judged {
         Ok(()) if wanted => {
-            frame.change_end();
+            if !flaw::on(Flaw::EvenBeforeRead) {
+                frame.change_end();
+            }
             if filling.shadow.is_some() {
                 core.counters.count(Event::Refault);
             }

@@ -12,7 +12,7 @@ pub struct Twin(Flaw);
 impl Twin {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Twin> {
-        flaw::ALL.iter().copied().map(Twin)
+        flaw::ALL.iter().map(|(flaw, _)| Twin(*flaw))
     }
 
     /// The one of this name.

@@ -168,3 +168,18 @@ fn a_file_opened_again_has_the_length_it_has_now() {
     assert_eq!(buf[..100], [1; 100]);
     assert_eq!(buf[100..9000], [0; 8900], "bytes from before it was cut");
 }
+
+/// A read that begins in one page and ends in the next is one read, and no run of two.
+#[test]
+fn a_random_read_across_pages_reads_nothing_ahead() {
+    let cache = cache();
+    let file = cache.attach("memory", Arc::new(Memory::new(vec![3; 16 << 20]))).unwrap();
+    let mut buf = [0; 300];
+    for n in 1..200 {
+        // Far apart, and each across the end of a page.
+        assert_eq!(file.read_at(&mut buf, n * 7919 % 4096 * PAGE - 100).unwrap(), 300);
+    }
+    let stats = cache.stats();
+    assert_eq!(stats.readahead, 0, "{stats:?}");
+    assert!(stats.sources[0].1.read.bytes <= 2 * 199 * PAGE, "{stats:?}");
+}

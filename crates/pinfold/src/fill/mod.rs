@@ -97,7 +97,7 @@ impl Filling {
 }
 
 /// The folio of `page`, up to date, where nobody holds it yet or it is on its way. `bytes` is how
-/// many the reader wants from there on.
+/// many the reader wants from the start of that page on.
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {

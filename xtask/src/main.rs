@@ -91,6 +91,9 @@ fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace").run()?;
     // What misuse does without debug assertions.
     cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;
+    // A build of its own: pauses in it, and flaws that can be switched on.
+    cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/flaws,pinfold-cli/flaws --all-targets -- -D warnings").run()?;
+    cmd!(sh, "cargo test -p pinfold --features flaws --test twins --test objections").run()?;
     models(sh)?;
     {
         let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");

@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use pinfold::testing::stress::{Options, Progress, run as run_stress};
+use pinfold::testing::stress::{Options, Progress, Schedule, run as run_stress};
+#[cfg(feature = "flaws")]
+use pinfold::testing::twin::Twin;
 
 use crate::size::Size;
 
@@ -17,7 +19,8 @@ pub const HELP: &str = "\
 Every 64 bytes of every file say which file and offset they are and carry a check sum, so each read
 is right or wrong by itself. Some files are real, read directly or through the kernel's cache, some
 are in memory; one source fails now and then, one file is written anew, one is cut short and
-restored; other threads invalidate, split, move, advise and reopen what is being read.
+restored; other threads invalidate, split, move, advise and reopen what is being read. Three more
+schedules have little else but one race, so that it is met more often.
 
 Exit code 0 if every byte was right; 1 otherwise, with an account of the first that was not: which
 file, offset, what was expected, what was read, and where that really belongs.";
@@ -53,6 +56,15 @@ pub struct StressArgs {
     #[arg(long, value_name = "SIZE", default_value = "8M")]
     budget: Size,
 
+    /// What goes on
+    #[arg(long, value_enum, default_value_t = ScheduleName::Mixed)]
+    schedule: ScheduleName,
+
+    /// Breaks the cache in this way, to see that it is noticed
+    #[cfg(feature = "flaws")]
+    #[arg(long, value_name = "NAME", value_parser = twin)]
+    twin: Option<Twin>,
+
     /// Where the real files go, and are removed in the end; direct I/O needs a disk there
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -60,6 +72,28 @@ pub struct StressArgs {
     /// Give up when a thread has not got on for so long
     #[arg(long, value_name = "S", default_value_t = 30.0)]
     hang_seconds: f64,
+}
+
+/// The schedules by their names.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ScheduleName {
+    /// Files of all kinds, ten times the budget, and all that may happen to them
+    Mixed,
+    /// Files that fit, whose folios are split and moved: nothing else wakes a reader by chance
+    Moving,
+    /// Small files that are cut short and restored without a rest
+    Resizing,
+    /// Small real files that nobody keeps open
+    Reopening,
+}
+
+/// A twin by its name.
+#[cfg(feature = "flaws")]
+fn twin(name: &str) -> Result<Twin, String> {
+    Twin::named(name).ok_or_else(|| {
+        let names: Vec<_> = Twin::all().map(Twin::name).collect();
+        format!("not one of {}", names.join(", "))
+    })
 }
 
 /// A whole number, or one like 1e9.
@@ -87,6 +121,8 @@ pub fn run(args: &StressArgs) -> Result<()> {
         .tempdir_in(&parent)
         .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
     let options = args.options(dir.path().to_owned())?;
+    #[cfg(feature = "flaws")]
+    Twin::switch_on(args.twin);
     let bar = Bar::new(args);
     let result = run_stress(options, |progress| bar.show(progress));
     bar.0.finish_and_clear();
@@ -125,6 +161,12 @@ impl StressArgs {
         options.time = Duration::from_secs_f64(seconds);
         options.reads = self.reads;
         options.seed = self.seed;
+        options.schedule = match self.schedule {
+            ScheduleName::Mixed => Schedule::Mixed,
+            ScheduleName::Moving => Schedule::Moving,
+            ScheduleName::Resizing => Schedule::Resizing,
+            ScheduleName::Reopening => Schedule::Reopening,
+        };
         options.budget_bytes = self.budget.0;
         options.data_bytes = 10 * self.budget.0;
         options.hang = Duration::from_secs_f64(hang);

@@ -94,11 +94,12 @@ impl Cache {
     }
 
     /// Opens the file or block device at `path` for reading. The same file opened twice (by device
-    /// and inode) is cached once. Direct I/O where the file system can, else through the kernel's
-    /// cache; [`Stats::sources`] tells.
+    /// and inode) is cached once; if its length has changed meanwhile, all its handles have the new
+    /// one. Bytes that somebody else changed are not noticed: see [`File::invalidate`]. Direct I/O
+    /// where the file system can, else through the kernel's cache; [`Stats::sources`] tells.
     ///
     /// # Errors
-    /// [`Error::Open`] with the path and the cause.
+    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -118,7 +119,7 @@ impl Cache {
     /// path would. Each call makes a file of its own, whose pages go when its last handle does.
     ///
     /// # Errors
-    /// [`Error::Read`] if the source cannot tell its length.
+    /// [`Error::Length`] if the source cannot tell its length.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         self.file(PathBuf::from(name), None, source)
     }
@@ -130,13 +131,22 @@ impl Cache {
         source: Arc<dyn Source>,
     ) -> Result<File> {
         let backing = Backing::new(source, self.core.engine.clone());
-        let len_bytes = backing.len_bytes().map_err(|cause| Error::Read {
-            path: path.clone(),
-            offset: 0,
-            cause: Arc::new(cause),
-        })?;
+        let len_bytes = backing
+            .len_bytes()
+            .map_err(|cause| Error::Length { path: path.clone(), cause: Arc::new(cause) })?;
         let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
-        Ok(File::new(self.core.clone(), mapping))
+        let file = File::new(self.core.clone(), mapping);
+        if identity.is_some() {
+            // It may have been cached already, with the length that it had then.
+            file.refresh_len()?;
+        }
+        Ok(file)
+    }
+
+    /// For tests inside the crate.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
     }
 
     /// A right to borrow pages, [`File::borrow`], for the calling thread alone. Keep it for long.

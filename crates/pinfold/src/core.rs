@@ -51,6 +51,7 @@ impl Core {
             return None;
         }
         let held = Held { core: self, frame, head };
+        flaw::pause();
         // The folio may be another one by now: then the reference is given back by the drop.
         (held.is(mapping.id, page) || flaw::on(Flaw::CountedBlindly)).then_some(held)
     }

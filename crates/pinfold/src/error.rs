@@ -70,13 +70,23 @@ pub enum Error {
         path: PathBuf,
     },
     /// The source failed.
-    #[error("cannot read {} at {offset}: {cause}", path.display())]
+    #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {
         /// Which file.
         path: PathBuf,
         /// Where the read of the source began.
         offset: u64,
-        /// What the source said.
+        /// How much it was asked for: more than the caller wanted, where whole pages are read.
+        asked_bytes: u64,
+        /// The source's own error, with its system error number if it had one.
+        cause: Arc<io::Error>,
+    },
+    /// The source cannot tell its length.
+    #[error("cannot tell the length of {}: {cause}", path.display())]
+    Length {
+        /// Which file.
+        path: PathBuf,
+        /// The source's own error.
         cause: Arc<io::Error>,
     },
     /// Somebody cut the file short while it was cached.

@@ -109,7 +109,7 @@ impl File {
         self.handle.optimistic(page)
     }
 
-    /// The length in bytes, as it was when the file was opened, or at the last
+    /// The length in bytes, as it was when the file was last opened, or at the last
     /// [`invalidate`](Self::invalidate).
     pub fn len(&self) -> u64 {
         self.handle.mapping.len_bytes()
@@ -145,24 +145,23 @@ impl File {
     /// Asks the source for its length again. Gives the number of bytes dropped.
     ///
     /// # Errors
-    /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Read`] if the source cannot tell
+    /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Length`] if the source cannot tell
     /// its length.
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
-        self.refresh_len().map_err(|cause| Error::Read {
-            path: self.handle.mapping.path.clone(),
-            offset: range.start,
-            cause: Arc::new(cause),
-        })?;
+        self.refresh_len()?;
         Ok(freeze::invalidate(&self.handle.core, &self.handle.mapping, pages))
     }
 
     /// Asks the source for its length, and acts on it if it has changed.
-    fn refresh_len(&self) -> std::io::Result<()> {
+    pub(crate) fn refresh_len(&self) -> Result<()> {
         let mapping = &self.handle.mapping;
         // Across both: of two answers, the later must be the one that stays.
         let _resizing = mapping.resizing.lock();
-        let len_bytes = mapping.backing.len_bytes()?;
+        let len_bytes = mapping.backing.len_bytes().map_err(|cause| Error::Length {
+            path: mapping.path.clone(),
+            cause: Arc::new(cause),
+        })?;
         freeze::resize(&self.handle.core, mapping, len_bytes);
         Ok(())
     }

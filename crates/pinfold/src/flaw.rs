@@ -1,16 +1,35 @@
 //! Ways to break the cache on purpose, so that each test can be seen to fail.
 //!
-//! Here: the list, and the question "is this one switched on?". Outside tests the answer is the
-//! constant `false`. Who calls it: the few places whose order or ordering is what keeps readers
-//! safe, and the tests that switch a flaw on.
+//! Here: the list, the question "is this one switched on?", and the points at which a thread may be
+//! held up. Who calls it: the few places whose order or ordering is what keeps readers safe, and the
+//! tests that switch a flaw on.
+//!
+//! | build | the answer |
+//! |---|---|
+//! | any other | the constant `false`, and nobody is held up |
+//! | this crate's own tests and models | a flaw may be on for one thread |
+//! | feature `flaws` | a flaw may be on for the process: the stress's twins (`testing::twin`), and any test with `PINFOLD_FLAW=NoLastLook` |
 
-/// One deliberate mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    not(all(test, loom)),
-    allow(dead_code, reason = "named where they would act, switched on by tests")
-)]
-pub(crate) enum Flaw {
+/// Makes the list, and from it the names.
+macro_rules! flaws {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One deliberate mistake.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(
+            not(all(test, loom)),
+            allow(dead_code, reason = "named where they would act, switched on by tests")
+        )]
+        pub(crate) enum Flaw {
+            $($(#[$doc])* $name,)*
+        }
+
+        /// All of them.
+        #[cfg(all(feature = "flaws", not(test)))]
+        pub(crate) const ALL: &[(Flaw, &str)] = &[$((Flaw::$name, stringify!($name)),)*];
+    };
+}
+
+flaws! {
     // ---- of the index ----
     /// Entries of nodes are stored with `Relaxed`.
     PublishRelaxed,
@@ -84,6 +103,12 @@ pub(crate) enum Flaw {
     /// What is announced when it leaves its file is freed like the rest.
     GoneAtOnce,
 
+    /// A page is readable from the moment it is in the index.
+    EvenBeforeRead,
+    /// Nothing is dropped.
+    InvalidateNothing,
+    /// The folio with the old end stays when a file's length changes.
+    KeepOldEnd,
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
     /// A file without folios is given up by the first look at its handles.
@@ -98,32 +123,132 @@ pub(crate) enum Flaw {
     MoveWakesNobody,
 }
 
+#[cfg(all(feature = "flaws", not(test)))]
+pub(crate) use everywhere::{on, pause, switch_on};
+#[cfg(not(any(test, feature = "flaws")))]
+pub(crate) use nowhere::{on, pause};
 #[cfg(test)]
-std::thread_local! {
-    static ON: std::cell::Cell<Option<Flaw>> = const { std::cell::Cell::new(None) };
-}
+pub(crate) use one_thread::{on, pause, with};
 
-/// Switches `flaw` on for this thread while `body` runs.
-#[cfg(test)]
-pub(crate) fn with(flaw: Option<Flaw>, body: impl FnOnce()) {
-    struct Off;
-    impl Drop for Off {
-        fn drop(&mut self) {
-            ON.with(|on| on.set(None));
+#[cfg(all(feature = "flaws", not(test)))]
+mod everywhere {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::time::Duration;
+
+    use super::{ALL, Flaw};
+
+    /// Nobody has asked the environment yet.
+    const UNKNOWN: u8 = 255;
+    /// No pauses. 1: pauses; from 2 on, pauses and a flaw.
+    const OFF: u8 = 0;
+
+    static ON: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    /// From now on, in the whole process, threads are held up, and `flaw` is on.
+    pub(crate) fn switch_on(flaw: Option<Flaw>) {
+        // Relaxed, here and below: it is there before the threads that ask.
+        ON.store(flaw.map_or(OFF + 1, |flaw| flaw as u8 + 2), Ordering::Relaxed);
+    }
+
+    fn state() -> u8 {
+        match ON.load(Ordering::Relaxed) {
+            UNKNOWN => from_environment(),
+            known => known,
         }
     }
-    let _off = Off;
-    ON.with(|on| on.set(flaw));
-    body();
+
+    #[cold]
+    fn from_environment() -> u8 {
+        match std::env::var("PINFOLD_FLAW") {
+            Ok(wanted) => {
+                let found = ALL.iter().find(|(_, name)| *name == wanted);
+                switch_on(Some(
+                    found.unwrap_or_else(|| panic!("PINFOLD_FLAW={wanted}: no such flaw")).0,
+                ));
+            }
+            Err(_) => ON.store(OFF, Ordering::Relaxed),
+        }
+        ON.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn on(flaw: Flaw) -> bool {
+        state() == flaw as u8 + 2
+    }
+
+    /// One pause in so many is a short one; one in so many of these a long one.
+    const SHORT_ONE_IN: u64 = 256;
+    const LONG_ONE_IN: u64 = 32;
+
+    /// Holds the thread up, now and then, for about as long as another thread takes for what it does
+    /// to a folio: a schedule that a machine with few cores would not come by in days.
+    pub(crate) fn pause() {
+        std::thread_local! {
+            static STATE: Cell<u64> = const { Cell::new(0) };
+        }
+        if state() == OFF {
+            return;
+        }
+        let chance = STATE.with(|state| {
+            // Each thread has its own address for it: seed enough. Marsaglia's xorshift64.
+            let seed = std::ptr::from_ref(state) as u64 | 1;
+            let mut x = if state.get() == 0 { seed } else { state.get() };
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            state.set(x);
+            x >> 20
+        });
+        if !chance.is_multiple_of(SHORT_ONE_IN) {
+            return;
+        }
+        let chance = chance / SHORT_ONE_IN;
+        if chance.is_multiple_of(LONG_ONE_IN) {
+            std::thread::sleep(Duration::from_micros(chance / LONG_ONE_IN % 500));
+        } else {
+            (0..chance % 2000).for_each(|_| std::hint::spin_loop());
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(not(any(test, feature = "flaws")))]
+mod nowhere {
+    use super::Flaw;
+
+    #[inline(always)]
+    pub(crate) const fn on(_flaw: Flaw) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) const fn pause() {}
 }
 
 #[cfg(test)]
-pub(crate) fn on(flaw: Flaw) -> bool {
-    ON.with(|on| on.get() == Some(flaw))
-}
+mod one_thread {
+    use super::Flaw;
 
-#[cfg(not(test))]
-#[inline(always)]
-pub(crate) const fn on(_flaw: Flaw) -> bool {
-    false
+    std::thread_local! {
+        static ON: std::cell::Cell<Option<Flaw>> = const { std::cell::Cell::new(None) };
+    }
+
+    /// Switches `flaw` on for this thread while `body` runs.
+    pub(crate) fn with(flaw: Option<Flaw>, body: impl FnOnce()) {
+        struct Off;
+        impl Drop for Off {
+            fn drop(&mut self) {
+                ON.with(|on| on.set(None));
+            }
+        }
+        let _off = Off;
+        ON.with(|on| on.set(flaw));
+        body();
+    }
+
+    pub(crate) fn on(flaw: Flaw) -> bool {
+        ON.with(|on| on.get() == Some(flaw))
+    }
+
+    pub(crate) fn pause() {}
 }

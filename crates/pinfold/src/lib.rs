@@ -3,6 +3,11 @@
 // The model checker runs the rooms, not the house: without the front door much of them is unused.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]
 
+/// The README's program compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 mod borrow;
 #[cfg(not(loom))]
 mod cache;

@@ -63,12 +63,16 @@ impl Mapping {
     pub(crate) fn len_bytes(&self) -> u64 {
         // Acquire: pairs with the release in `set_len_bytes`; a reader that sees the folio filled
         // under a new length sees that length.
-        self.len_bytes.load(Ordering::Acquire)
+        flaw::pause();
+        let bytes = self.len_bytes.load(Ordering::Acquire);
+        flaw::pause();
+        bytes
     }
 
     pub(crate) fn set_len_bytes(&self, bytes: u64) {
         // Release: pairs with the acquire in `len_bytes`.
         self.len_bytes.store(bytes, Ordering::Release);
+        flaw::pause();
     }
 
     /// Takes the `change` mutex.
@@ -205,6 +209,7 @@ impl Mappings {
         if mapping.handles.load(Ordering::Relaxed) > 0 {
             return;
         }
+        flaw::pause();
         let mut table = self.table();
         let id = mapping.id as usize;
         let listed = table.by_id[id].as_deref().is_some_and(|listed| std::ptr::eq(listed, mapping));

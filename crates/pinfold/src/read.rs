@@ -28,7 +28,7 @@ use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_SHIFT, copy_racing, copy_still};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still};
 use crate::handle::Handle;
 use crate::mapping::Mapping;
 
@@ -126,7 +126,8 @@ impl Handle {
                     self.core.counters.count(Event::CountedHit);
                     held
                 }
-                None => fill::get(self, page, buf.len())?,
+                // From the start of the page: else a read across two pages looks like two in a row.
+                None => fill::get(self, page, (offset as usize & (PAGE_BYTES - 1)) + buf.len())?,
             };
             if held.frame().flags().contains(Flags::READAHEAD) {
                 fill::read_further(self, &held);

@@ -1,8 +1,11 @@
 //! What the cache says when it is given what it cannot work with, and that it lives on.
 
+use std::borrow::Cow;
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -287,12 +290,15 @@ fn a_device_error_is_told_to_all_who_wait_and_is_not_kept() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for error in &errors {
-        let Error::Read { path, offset, cause } = error else { panic!("{error:?}") };
+        let Error::Read { path, offset, asked_bytes, cause } = error else { panic!("{error:?}") };
         assert_eq!(path, Path::new("a device"));
         assert_eq!(*offset, 8192, "where the page begins");
-        assert!(cause.to_string().starts_with("Input/output error (os error 5)"), "{cause}");
-        let text = error.to_string();
-        assert!(text.starts_with("cannot read a device at 8192: Input/output error"), "{text}");
+        assert_eq!(*asked_bytes, 4096);
+        assert_eq!(cause.raw_os_error(), Some(5), "the source's own: {cause:?}");
+        assert_eq!(
+            error.to_string(),
+            "cannot read a device at 8192 (4096 bytes wanted): Input/output error (os error 5)"
+        );
     }
     let calls = source.counts().reads;
     assert!(calls < READERS as u64, "they waited for each other: {calls} calls");
@@ -327,12 +333,44 @@ fn an_error_in_the_middle_of_a_read_spoils_only_that_place() {
     assert!(matches!(error, Error::Read { .. }), "{error:?}");
 }
 
+/// Tells its length once, and then no more.
+#[derive(Debug)]
+struct Endless(AtomicBool);
+
+impl Source for Endless {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        let told = self.0.swap(true, Ordering::Relaxed);
+        if told { Err(io::Error::from_raw_os_error(116)) } else { Ok(4096) }
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "endless".into()
+    }
+}
+
+#[test]
+fn a_source_that_cannot_tell_its_length_is_named_with_the_cause() {
+    let (cache, source) = (cache(), Arc::new(Endless(AtomicBool::new(false))));
+    let file = cache.attach("a share", source.clone()).unwrap();
+    for error in [file.invalidate(0..1).unwrap_err(), cache.attach("a share", source).unwrap_err()]
+    {
+        let Error::Length { cause, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(cause.raw_os_error(), Some(116));
+        let text = error.to_string();
+        assert!(text.starts_with("cannot tell the length of a share: Stale file handle"), "{text}");
+    }
+    assert_eq!(file.read_at(&mut [0; 64], 0).unwrap(), 64, "the length that it had still holds");
+    lives_on(&cache);
+}
+
 #[test]
 fn a_source_that_tells_too_much_is_not_believed() {
     let (cache, file, source, pattern) = faulty(10_000);
     source.add(rule(When::Always, Fault::Overlong(7)));
     let text = file.read_at(&mut [0; 64], 0).unwrap_err().to_string();
-    assert!(text.contains("cannot read a device at 0:"), "{text}");
+    assert!(text.contains("cannot read a device at 0 (4096 bytes wanted):"), "{text}");
     assert!(text.contains("bytes where") && text.contains("were asked for"), "{text}");
     source.heal();
     let mut buf = [0; 64];

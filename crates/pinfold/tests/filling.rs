@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -136,4 +137,49 @@ fn a_file_goes_while_it_is_read_ahead_and_that_fails() {
         }
         assert_eq!(cache.stats().resident_bytes, 0, "frames are lost");
     });
+}
+
+/// The same file again, after somebody else changed it: each open sees its length of then.
+#[test]
+fn a_file_opened_again_has_the_length_it_has_now() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("changes");
+    let (cache, mut buf) = (cache(), vec![0; 4 * PAGE as usize]);
+    std::fs::write(&path, [1; 5000]).unwrap();
+    let first = cache.open(&path).unwrap();
+    assert_eq!(first.read_at(&mut buf, 0).unwrap(), 5000);
+
+    let outside = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    outside.write_all_at(&[2; 7000], 5000).unwrap();
+    let second = cache.open(&path).unwrap();
+    assert_eq!((second.len(), first.len()), (12_000, 12_000), "they are one file");
+    assert_eq!(second.read_at(&mut buf, 4096).unwrap(), 12_000 - 4096);
+    assert_eq!(buf[5000 - 4096..12_000 - 4096], [2; 7000], "zeros from behind the old end");
+
+    outside.set_len(100).unwrap();
+    let third = cache.open(&path).unwrap();
+    assert_eq!((third.len(), first.len()), (100, 100));
+    assert_eq!(first.read_at(&mut buf, 0).unwrap(), 100);
+    outside.set_len(9000).unwrap();
+    drop((first, second, third));
+    // Cached still, with no handle: it counts no less.
+    let fourth = cache.open(&path).unwrap();
+    assert_eq!(fourth.read_at(&mut buf, 0).unwrap(), 9000);
+    assert_eq!(buf[..100], [1; 100]);
+    assert_eq!(buf[100..9000], [0; 8900], "bytes from before it was cut");
+}
+
+/// A read that begins in one page and ends in the next is one read, and no run of two.
+#[test]
+fn a_random_read_across_pages_reads_nothing_ahead() {
+    let cache = cache();
+    let file = cache.attach("memory", Arc::new(Memory::new(vec![3; 16 << 20]))).unwrap();
+    let mut buf = [0; 300];
+    for n in 1..200 {
+        // Far apart, and each across the end of a page.
+        assert_eq!(file.read_at(&mut buf, n * 7919 % 4096 * PAGE - 100).unwrap(), 300);
+    }
+    let stats = cache.stats();
+    assert_eq!(stats.readahead, 0, "{stats:?}");
+    assert!(stats.sources[0].1.read.bytes <= 2 * 199 * PAGE, "{stats:?}");
 }

@@ -479,6 +479,39 @@ fn files_on_tmpfs_are_read_without_a_reference_too() {
     assert!(cache.stats().short_reads >= 990, "{:?}", cache.stats());
 }
 
+// ---- each of them with its answer taken away ----
+
+/// Tests that fail with a flaw of `flaw.rs` on. Where an answer is no step that a flaw could leave out,
+/// it was taken away by hand: see `docs/cache.md`.
+#[cfg(feature = "flaws")]
+const TWINS: &[(&str, &str)] = &[
+    ("a_frame_reused_for_another_page_while_it_is_read_is_noticed", "NoLastLook"),
+    ("a_frame_reused_for_the_same_page_of_another_file_is_noticed", "AnyIdentity"),
+    ("a_folio_split_while_it_is_read_is_noticed", "NoLastLook"),
+    ("a_folio_moved_while_it_is_read_is_noticed", "NoLastLook"),
+    ("a_folio_moved_while_it_is_read_is_noticed", "FreezeStaysEven"),
+    ("a_truncate_inside_a_folio_is_seen", "KeepOldEnd"),
+    ("a_hole_punched_inside_a_folio_is_seen", "InvalidateNothing"),
+    ("the_end_of_the_file_belongs_to_the_bytes_read", "LengthFirst"),
+    ("the_end_of_the_file_belongs_to_the_bytes_read", "GrowFirst"),
+    ("the_end_of_the_file_belongs_to_the_bytes_read", "HeldLengthBlindly"),
+    ("a_page_on_its_way_is_waited_for", "EvenBeforeRead"),
+];
+
+#[cfg(feature = "flaws")]
+#[test]
+fn each_fails_with_its_answer_taken_away() {
+    for (name, flaw) in TWINS {
+        // Ends: a race that is not met is tried again, some times.
+        let caught = (0..10).any(|_| {
+            let mut test = Command::new(std::env::current_exe().unwrap());
+            test.args(["--exact", name]).env("PINFOLD_FLAW", flaw).env("RUST_BACKTRACE", "0");
+            !test.output().unwrap().status.success()
+        });
+        assert!(caught, "{name} does not fail with {flaw}");
+    }
+}
+
 // ---- one file, one mapping ----
 
 #[test]

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use pinfold::testing::pattern::Origin;
-use pinfold::testing::stress::{Failure, Options, Report, Sabotage, run};
+use pinfold::testing::stress::{Failure, Options, Report, Sabotage, Schedule, run};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -53,6 +53,18 @@ fn a_budget_of_the_smallest_size_holds_up_too() {
         options.data_bytes = 10 * pinfold::BUDGET_MIN_BYTES;
     });
     println!("{}", report.unwrap_or_else(|failure| panic!("{failure}")));
+}
+
+#[test]
+fn races_by_themselves_hold_too() {
+    for schedule in [Schedule::Moving, Schedule::Resizing, Schedule::Reopening] {
+        let report = stress(|options| {
+            options.time = Duration::from_secs(1);
+            options.schedule = schedule;
+        });
+        let report = report.unwrap_or_else(|failure| panic!("{schedule:?}: {failure}"));
+        assert!(report.reads > 1000, "{schedule:?}: {report}");
+    }
 }
 
 /// What a run says of something broken.

@@ -92,5 +92,53 @@ macro_rules! on_core {
     };
 }
 
+/// The model checker's atomic, for this crate's models and for those of whoever has a count in
+/// theirs.
+#[cfg(feature = "loom")]
+pub mod checked {
+    use super::{AtomicWord, Ordering};
+
+    /// loom's 64-bit atomic.
+    #[derive(Debug)]
+    pub struct CheckedWord(loom::sync::atomic::AtomicU64);
+
+    impl AtomicWord<u64> for CheckedWord {
+        fn new(value: u64) -> Self {
+            Self(loom::sync::atomic::AtomicU64::new(value))
+        }
+        fn load(&self, order: Ordering) -> u64 {
+            self.0.load(order)
+        }
+        /// A swap, because loom 0.7 has no total order of one word's changes: it lets a
+        /// compare-and-swap succeed on a value older than a concurrent store, and a later load then
+        /// see the swap's value as the newest (in the cache: a frame that nobody frees). A swap of
+        /// the same ordering is stronger in one thing only, that it continues release sequences;
+        /// `tests/explore.rs` and the litmus tests have the plain store.
+        fn store(&self, value: u64, order: Ordering) {
+            self.0.swap(value, order);
+        }
+        fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_add(value, order)
+        }
+        fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+            self.0.fetch_sub(value, order)
+        }
+        fn compare_exchange(&self, current: u64, new: u64, success: Ordering) -> Result<u64, u64> {
+            // Relaxed on failure: as the shipped word does it.
+            self.0.compare_exchange(current, new, success, Ordering::Relaxed)
+        }
+        fn update(&self, mut seen: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+            loop {
+                let Some(new) = change(seen) else { return Err(seen) };
+                // Relaxed, and pairs with nothing: see the trait.
+                match self.compare_exchange(seen, new, Ordering::Relaxed) {
+                    Ok(_) => return Ok(new),
+                    Err(now) => seen = now,
+                }
+            }
+        }
+    }
+}
+
 on_core!(AtomicU64, u64);
 on_core!(AtomicU32, u32);

@@ -75,6 +75,7 @@
 //! # Features
 //!
 //! - `usdt`: static probes on every operation, for `bpftrace`, `perf` and `gdb`; off by default.
+//! - `loom`: the count on loom's atomics, for models; off by default.
 
 #[doc(hidden)]
 pub mod atomic;

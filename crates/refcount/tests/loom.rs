@@ -6,14 +6,12 @@
 
 mod support;
 
-use std::sync::atomic::Ordering;
-
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use pinfold_refcount::RefCount;
 use pinfold_refcount::atomic::AtomicWord;
+use pinfold_refcount::atomic::checked::CheckedWord;
 use pinfold_refcount::protocol::{Protocol, Shipped};
 use support::caught;
 use support::twins::{
@@ -21,45 +19,8 @@ use support::twins::{
     RelaxedTryGet, ThawAdds, TornSub,
 };
 
-/// loom's atomic as the word.
-struct LoomWord(AtomicU64);
-
-impl AtomicWord<u64> for LoomWord {
-    fn new(value: u64) -> Self {
-        LoomWord(AtomicU64::new(value))
-    }
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
-    /// A swap, because loom 0.7 has no total order of one word's changes: it lets a compare-and-swap
-    /// succeed on a value older than a concurrent store, and a later load then see the swap's value
-    /// as the newest. A swap of the same ordering is stronger in one thing only, that it continues
-    /// release sequences; `explore.rs` and the litmus tests have the plain store.
-    fn store(&self, value: u64, order: Ordering) {
-        self.0.swap(value, order);
-    }
-    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        self.0.fetch_add(value, order)
-    }
-    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-        self.0.fetch_sub(value, order)
-    }
-    fn compare_exchange(&self, current: u64, new: u64, success: Ordering) -> Result<u64, u64> {
-        self.0.compare_exchange(current, new, success, Ordering::Relaxed)
-    }
-    fn update(&self, mut seen: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        loop {
-            let Some(new) = change(seen) else { return Err(seen) };
-            match self.compare_exchange(seen, new, Ordering::Relaxed) {
-                Ok(_) => return Ok(new),
-                Err(now) => seen = now,
-            }
-        }
-    }
-}
-
 /// A folio: a count, and something it protects that loom checks for data races.
-struct Folio<P: Protocol, A: AtomicWord<u64> = LoomWord> {
+struct Folio<P: Protocol, A: AtomicWord<u64> = CheckedWord> {
     count: RefCount<P, A>,
     /// What the folio is: the number of its lifetime, 0 when destroyed.
     is: UnsafeCell<u32>,
@@ -351,7 +312,7 @@ macro_rules! models {
     ($($name:ident: $model:ident catches $($twin:ty $(as $word:ty)? => $how:expr),*;)*) => {$(
         #[test]
         fn $name() {
-            $model::<Shipped, LoomWord>();
+            $model::<Shipped, CheckedWord>();
             $(
                 let how = caught(models!(@run $model, $twin $(, $word)?));
                 assert!(
@@ -362,7 +323,7 @@ macro_rules! models {
             )*
         }
     )*};
-    (@run $model:ident, $twin:ty) => { $model::<$twin, LoomWord> };
+    (@run $model:ident, $twin:ty) => { $model::<$twin, CheckedWord> };
     (@run $model:ident, $twin:ty, $word:ty) => { $model::<$twin, $word> };
 }
 
@@ -372,12 +333,12 @@ models! {
     free_and_free: free_free catches
         RelaxedPut => RACE,
         RelaxedLast => RACE,
-        Shipped as TornSub<LoomWord> => "destroyers of one lifetime";
+        Shipped as TornSub<CheckedWord> => "destroyers of one lifetime";
     get_and_free: get_free catches
         NoFrozenBit => RACE,
         RelaxedPut => RACE,
         RelaxedLast => RACE,
-        Shipped as EverybodyWins<LoomWord> => RACE;
+        Shipped as EverybodyWins<CheckedWord> => RACE;
     get_and_freeze: get_freeze catches
         NoFrozenBit => RACE,
         RelaxedFreeze => RACE,
@@ -386,7 +347,7 @@ models! {
         NoFrozenBit => RACE,
         RelaxedThaw => RACE,
         RelaxedTryGet => RACE,
-        Shipped as ThawAdds<LoomWord, Shipped> => "left as RefCount(owned by 2 refs";
+        Shipped as ThawAdds<CheckedWord, Shipped> => "left as RefCount(owned by 2 refs";
     two_puts_and_a_get: three_parties catches
         NoFrozenBit => RACE,
         RelaxedPut => RACE,
@@ -399,7 +360,7 @@ models! {
     unpin_and_put: unpin_put catches
         RelaxedPut => RACE,
         RelaxedLast => RACE,
-        Shipped as TornSub<LoomWord> => "destroyers of one lifetime";
+        Shipped as TornSub<CheckedWord> => "destroyers of one lifetime";
     pin_and_freeze: pin_freeze catches
         NoFrozenBit => RACE,
         RelaxedFreeze => RACE;
@@ -408,7 +369,7 @@ models! {
 /// The second layer against different zeros, without the first.
 #[test]
 fn whoever_wins_goes_by_the_folio() {
-    destroyed_by_its_own_word::<NoGeneration, LoomWord>();
-    let how = caught(destroyed_from_memory::<NoGeneration, LoomWord>);
+    destroyed_by_its_own_word::<NoGeneration, CheckedWord>();
+    let how = caught(destroyed_from_memory::<NoGeneration, CheckedWord>);
     assert!(how.contains("something that it is not any more"), "{how}");
 }

@@ -20,10 +20,14 @@ use super::workers::{self, Crew};
 use super::{Common, chosen};
 use crate::size::Size;
 
-const ENGINES: [&str; 4] = ["pread-direct", "pread", "mmap", "pinfold"];
+const ENGINES: [&str; 5] = ["direct-deep", "pread-direct", "pread", "mmap", "pinfold"];
 const CASES: [&str; 3] = ["random", "zipf", "scan"];
-const RATIOS: [(&str, &str); 3] =
-    [("pinfold", "pread-direct"), ("pinfold", "pread"), ("pinfold", "mmap")];
+const RATIOS: [(&str, &str); 4] = [
+    ("pinfold", "direct-deep"),
+    ("pinfold", "pread-direct"),
+    ("pinfold", "pread"),
+    ("pinfold", "mmap"),
+];
 const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// How long a read of the random and zipf cases is.
@@ -39,9 +43,10 @@ Cases:
   scan    front to back and again, --scan-block at once; every thread in its own part of the file
 
 Engines:
-  pread-direct  O_DIRECT reads of the same blocks, nothing cached: the limit. For scan
-                --direct-scan-block at once; a device that can do several things at a time may
-                be faster still with longer ones
+  direct-deep   scan only: O_DIRECT reads of --direct-scan-block, four on their way for each thread
+                (16 for all), so that the device never waits for the next: its limit
+  pread-direct  O_DIRECT reads of the same blocks, nothing cached, one on its way for each thread:
+                what a program without a cache gets. For scan --direct-scan-block at once
   pread, mmap   the kernel's page cache
   pinfold       the cache, with the budget
 
@@ -139,15 +144,19 @@ impl MissArgs {
         for case in chosen("--cases", "case", &self.cases, &CASES)? {
             for crew in &crews {
                 let threads = crew.workers();
-                cells.extend(engines.iter().map(|&engine| Cell { case, threads, engine }));
+                // For other cases it would be `pread-direct` with more threads.
+                let fits = |engine: &&str| case == "scan" || *engine != "direct-deep";
+                let engines = engines.iter().copied().filter(fits);
+                cells.extend(engines.map(|engine| Cell { case, threads, engine }));
             }
         }
+        ensure!(!cells.is_empty(), "direct-deep: measured for the case scan only");
         Ok(cells)
     }
 
     fn block_bytes(&self, cell: Cell) -> u64 {
         match (cell.case, cell.engine) {
-            ("scan", "pread-direct") => self.direct_scan_block.0,
+            ("scan", "pread-direct" | "direct-deep") => self.direct_scan_block.0,
             ("scan", _) => self.scan_block.0,
             _ => PAGE_BYTES,
         }
@@ -168,7 +177,7 @@ impl MissArgs {
             budget_bytes: self.budget.0,
             seconds: self.common.seconds,
             // Nothing to warm where nothing is kept.
-            warm_up_seconds: if cell.engine == "pread-direct" { 0.0 } else { self.warm_up },
+            warm_up_seconds: if cell.engine.contains("direct") { 0.0 } else { self.warm_up },
             hints: !self.no_hints,
             skew: self.skew,
             group: group.map(|group| group.dir().to_owned()),

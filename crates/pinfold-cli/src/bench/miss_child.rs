@@ -27,6 +27,11 @@ use super::workers::{self, Work};
 /// Workers that fill memory before a sample: enough to keep any device busy.
 const WARM_UP_WORKERS: usize = 32;
 
+/// Reads on their way for each thread of `direct-deep`, and for all of them together: more would only
+/// need more memory.
+const DEEP: usize = 4;
+const DEEP_ALL: usize = 16;
+
 /// `pinfold bench miss-child`: what it is told.
 #[derive(Debug, Args)]
 pub struct ChildArgs {
@@ -115,9 +120,13 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     let engine = Engine::new(&job)?;
     let shared = SharedBoard::new()?;
     let sample = |phase: u64, threads: usize, seconds: f64| {
-        let work = Walk { job: &job, engine: &engine, threads, phase };
+        let lanes = match job.engine.as_str() {
+            "direct-deep" => (DEEP_ALL / threads).clamp(1, DEEP),
+            _ => 1,
+        };
+        let work = Walk { job: &job, engine: &engine, threads, lanes, phase };
         let length = Duration::from_secs_f64(seconds);
-        workers::sample_threads(threads, &work, shared.board(), length)
+        workers::sample_threads(threads * lanes, &work, shared.board(), length)
     };
     if job.warm_up_seconds > 0.0 {
         let all = if job.order == Order::Scan { job.threads } else { WARM_UP_WORKERS };
@@ -140,7 +149,7 @@ pub fn run(args: &ChildArgs) -> Result<()> {
 impl Engine {
     fn new(job: &Job) -> Result<Self> {
         Ok(match job.engine.as_str() {
-            "pread-direct" => Engine::Direct,
+            "pread-direct" | "direct-deep" => Engine::Direct,
             "pread" => Engine::Pread,
             "mmap" => Engine::Mmap(mapping_of(&job.path)?),
             "pinfold" => {
@@ -204,6 +213,8 @@ struct Walk<'a> {
     job: &'a Job,
     engine: &'a Engine,
     threads: usize,
+    /// So many workers read one part of a scan together, every so many-th block each.
+    lanes: usize,
     /// Random numbers differ by it: a sample must not read again what its warm-up has just read.
     phase: u64,
 }
@@ -255,12 +266,15 @@ impl Walk<'_> {
                 self.turn(reader, board, worker, || ranks.draw(&mut random))
             }
             Order::Scan => {
+                let (thread, lane) = (worker / self.lanes, worker % self.lanes);
                 let part = (blocks / self.threads as u64).max(1);
-                let first = worker as u64 * part % blocks;
-                let mut next = random.random_range(0..part);
+                let first = thread as u64 * part % blocks;
+                // All lanes of a thread begin at one place.
+                let begin = numbers(self.phase, thread).random_range(0..part);
+                let mut next = begin + lane as u64;
                 self.turn(reader, board, worker, || {
-                    let block = first + next;
-                    next = (next + 1) % part;
+                    let block = first + next % part;
+                    next += self.lanes as u64;
                     block
                 })
             }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pinfold::Cache;
+use pinfold::{Cache, Stats};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -28,6 +28,10 @@ pub(super) struct Checked {
     pub(super) random_reads: u64,
     /// Their bytes.
     pub(super) random_bytes: u64,
+    /// What the cache read from the file for the first.
+    pub(super) whole_source_bytes: u64,
+    /// And for the second: whole pages, whatever a read asked of them.
+    pub(super) random_source_bytes: u64,
 }
 
 /// A file as the cache gives it, and as the system does.
@@ -50,8 +54,15 @@ pub(super) fn everything(cache: &Cache, subject: &Subject) -> Result<Checked> {
         wanted: vec![0; CHUNK_BYTES],
     };
     let whole_bytes = whole(&mut pair)?;
+    let whole_source_bytes = source_bytes(&cache.stats());
     let (random_reads, random_bytes) = random(&mut pair)?;
-    Ok(Checked { whole_bytes, random_reads, random_bytes })
+    let random_source_bytes = source_bytes(&cache.stats()) - whole_source_bytes;
+    Ok(Checked { whole_bytes, random_reads, random_bytes, whole_source_bytes, random_source_bytes })
+}
+
+/// What a cache with one file has read from it.
+fn source_bytes(stats: &Stats) -> u64 {
+    stats.sources.iter().map(|(_, source)| source.read.bytes + source.read_ahead.bytes).sum()
 }
 
 fn whole(pair: &mut Pair<'_>) -> Result<u64> {

@@ -33,6 +33,8 @@ struct CheckedBytes {
     whole_bytes: u64,
     random_reads: u64,
     random_bytes: u64,
+    whole_source_bytes: u64,
+    random_source_bytes: u64,
 }
 
 /// What the cache told after the check.
@@ -47,7 +49,6 @@ struct CacheFigures {
     misses: u64,
     readahead: u64,
     evicted_bytes: u64,
-    source_bytes: u64,
 }
 
 impl Report {
@@ -59,7 +60,13 @@ impl Report {
     ) -> Result<Self> {
         let (_, source) =
             stats.sources.first().ok_or_else(|| anyhow::anyhow!("a cache without files"))?;
-        let Checked { whole_bytes, random_reads, random_bytes } = *checked;
+        let Checked {
+            whole_bytes,
+            random_reads,
+            random_bytes,
+            whole_source_bytes,
+            random_source_bytes,
+        } = *checked;
         Ok(Report {
             version: env!("CARGO_PKG_VERSION"),
             machine: Machine::here(),
@@ -67,7 +74,13 @@ impl Report {
             file_system: file_system(&subject.path),
             file_bytes: subject.bytes,
             source: source.kind.clone(),
-            checked: CheckedBytes { whole_bytes, random_reads, random_bytes },
+            checked: CheckedBytes {
+                whole_bytes,
+                random_reads,
+                random_bytes,
+                whole_source_bytes,
+                random_source_bytes,
+            },
             cache: CacheFigures {
                 budget_bytes: stats.budget_bytes,
                 resident_bytes: stats.resident_bytes,
@@ -78,7 +91,6 @@ impl Report {
                 misses: stats.misses,
                 readahead: stats.readahead,
                 evicted_bytes: stats.evicted_bytes,
-                source_bytes: source.read.bytes + source.read_ahead.bytes,
             },
             engines: ENGINES,
             figures,
@@ -114,13 +126,20 @@ impl Report {
         line(
             &mut text,
             format_args!(
-                "hits: {} (of them {} without a reference); misses: {}; pieces read ahead: {}; read from the file: {}; \
-             evicted: {}",
+                "read from the file for that: {} front to back, {} at random (whole pages)",
+                Size(checked.whole_source_bytes),
+                Size(checked.random_source_bytes)
+            ),
+        );
+        line(
+            &mut text,
+            format_args!(
+                "hits: {} (of them {} without a reference); misses: {}; pieces read ahead: {}; \
+                 evicted: {}",
                 cache.short_reads + cache.counted_hits,
                 cache.short_reads,
                 cache.misses,
                 cache.readahead,
-                Size(cache.source_bytes),
                 Size(cache.evicted_bytes)
             ),
         );

@@ -73,13 +73,13 @@ impl Handle {
     /// The page as the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
-        let head = self.mapping.index.lookup(page)?;
+        let head = self.mapping.index.lookup_hint(page);
         let (frame, from) = self.core.frames.try_both(head)?;
         let stamp = frame.read_begin()?;
-        let (id, folio_start, span) = super::readable(frame);
+        let (id, folio_start, span) = frame.readable();
         let start = page << PAGE_SHIFT;
         let at = start.wrapping_sub(folio_start);
-        if id != self.mapping.id || at >= span {
+        if id != self.mapping.id || at >= u64::from(span) {
             return None;
         }
         // SAFETY: inside the arena, and that page's if the stamp is still valid below.

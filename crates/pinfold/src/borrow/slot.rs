@@ -94,7 +94,7 @@ impl Handle {
         if !reader.is_of(&core.readers) {
             return Err(Trouble::Folio);
         }
-        let head = self.mapping.index.lookup(page).ok_or(Trouble::Folio)?;
+        let head = self.mapping.index.lookup_hint(page);
         let both = core.frames.try_both(head).ok_or(Trouble::Folio)?;
         self.announce(page, head, both, reader)
     }
@@ -110,10 +110,10 @@ impl Handle {
     ) -> Result<Borrowed<'f, 'r>, Trouble> {
         let (slot, state) = reader.free_slot().ok_or(Trouble::Slots)?;
         let stamp = frame.read_begin().ok_or(Trouble::Folio)?;
-        let (id, folio_start, span) = super::readable(frame);
+        let (id, folio_start, span) = frame.readable();
         let start = page << PAGE_SHIFT;
         let at = start.wrapping_sub(folio_start);
-        if id != self.mapping.id || at >= span {
+        if id != self.mapping.id || at >= u64::from(span) {
             return Err(Trouble::Folio);
         }
         // SAFETY: `at` is inside the folio at this head, if both are of one time; and inside the

@@ -97,7 +97,7 @@ impl Filling {
 }
 
 /// The folio of `page`, up to date, where nobody holds it yet or it is on its way. `bytes` is how
-/// many the reader wants from there on.
+/// many the reader wants from the start of that page on.
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
@@ -166,7 +166,7 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
         Err(panic) => (Err(std::io::Error::other("the source panicked")), Some(panic)),
     };
     let held = Held::adopt(core, first.head);
-    finish(core, &reader.mapping, batch, offset, &read, Some(held.head()));
+    finish(core, &reader.mapping, batch, offset, read, Some(held.head()));
     if let Some(panic) = panic {
         resume_unwind(panic);
     }
@@ -315,6 +315,9 @@ fn insert(
         frame.forget_identity();
     }
     let shadow = outcome?;
+    if flaw::on(Flaw::EvenBeforeRead) {
+        frame.change_end();
+    }
     core.counters.count(Event::FillStarted);
     core.reclaim.fill_begins(order);
     Ok(Filling { head, page, order, shadow })
@@ -342,7 +345,7 @@ fn request(reader: &Handle, batch: Vec<Filling>) -> ReadRequest {
         .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
         .collect();
     let completion = move |read: std::io::Result<usize>| {
-        finish(&core, &mapping, batch, offset, &read, None);
+        finish(&core, &mapping, batch, offset, read, None);
     };
     // SAFETY: the same, until the completion is called.
     unsafe { ReadRequest::new(offset, extents, Box::new(completion)) }
@@ -356,13 +359,15 @@ fn finish(
     mapping: &Mapping,
     batch: Vec<Filling>,
     offset: u64,
-    read: &std::io::Result<usize>,
+    read: std::io::Result<usize>,
     kept: Option<FrameNumber>,
 ) {
-    let asked: usize = batch.iter().map(|filling| filling.order.bytes()).sum();
+    let asked_bytes: usize = batch.iter().map(|filling| filling.order.bytes()).sum();
+    // One cause for all who are told of it: an `io::Error` cannot be cloned.
+    let read = read.map_err(Arc::new);
     for filling in batch {
         let at = (filling.page << PAGE_SHIFT) - offset;
-        let judged = match read {
+        let judged = match &read {
             Ok(got) => {
                 let got = got.saturating_sub(at as usize).min(filling.order.bytes());
                 mapping
@@ -372,10 +377,8 @@ fn finish(
             Err(cause) => Err(Error::Read {
                 path: mapping.path.clone(),
                 offset,
-                cause: Arc::new(std::io::Error::new(
-                    cause.kind(),
-                    format!("{cause} ({asked} bytes wanted)"),
-                )),
+                asked_bytes: asked_bytes as u64,
+                cause: cause.clone(),
             }),
         };
         land(core, mapping, &filling, judged, kept.is_some());
@@ -396,7 +399,9 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let wanted = frame.identity().mapping == mapping.id || flaw::on(Flaw::LandBlindly);
     match judged {
         Ok(()) if wanted => {
-            frame.change_end();
+            if !flaw::on(Flaw::EvenBeforeRead) {
+                frame.change_end();
+            }
             if filling.shadow.is_some() {
                 core.counters.count(Event::Refault);
             }

@@ -37,6 +37,8 @@ pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 
 use std::ptr::NonNull;
 
+use crate::flaw;
+
 use arena::Arena;
 use buddy::Buddy;
 use table::Table;
@@ -223,6 +225,7 @@ impl Frames {
     /// for one comparison.
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        flaw::pause();
         let entry = self.table.try_frame(frame)?;
         // The table's address is the arena's: one load for both.
         #[cfg(not(loom))]

@@ -30,6 +30,9 @@ const BATCH: usize = LOOK_MAX;
 
 /// Drops every folio that has a page of `pages`; gives the bytes dropped.
 pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    if flaw::on(Flaw::InvalidateNothing) {
+        return 0;
+    }
     drop_range(core, mapping, pages, None)
 }
 
@@ -45,6 +48,9 @@ pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
 /// A reader who has found one already looks at the length before its last look at the version.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
+    if flaw::on(Flaw::KeepOldEnd) {
+        return mapping.set_len_bytes(len_bytes);
+    }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
     if len_bytes < old_bytes || flaw::on(Flaw::GrowFirst) {
         mapping.set_len_bytes(len_bytes);

@@ -90,6 +90,7 @@ pub(crate) fn move_frozen(
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
     assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame), "moved another folio");
     core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, new_head.0);
+    flaw::pause();
     new.change_end();
     // A reader may have got a reference to it since step 4, and wait for this.
     if !flaw::on(Flaw::MoveWakesNobody) {

@@ -54,6 +54,7 @@ fn freeze(frame: &Frame) -> Result<(), Outcome> {
             if !flaw::on(Flaw::FreezeStaysEven) {
                 frame.change_begin();
             }
+            flaw::pause();
             Ok(())
         }
         Err(word) if !word.is_frozen() && word.pins() > 0 => Err(Outcome::Pinned),

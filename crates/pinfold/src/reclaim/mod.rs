@@ -10,6 +10,8 @@
 mod compact;
 mod daemon;
 mod residents;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -37,6 +39,12 @@ const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
 /// How long a reader waits for others to let go of something before it gets an error.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets go
+/// of a folio wakes nobody (a look at who waits would be part of every put), so it looks again by
+/// itself, after about as long again as it has waited so far.
+const NAP_MIN: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_millis(20);
 
 /// Of the frames, so many in a thousand may hold index nodes before shadows are given up.
 const NODES_PER_MILLE: u64 = 9;
@@ -145,11 +153,11 @@ impl Reclaim {
         self.moved_wake.notify_all();
     }
 
-    /// Waits for [`Self::progress`] beyond `seen`, but not for long.
-    fn wait_for_progress(&self, seen: u64) {
+    /// Waits for [`Self::progress`] beyond `seen`, but no longer than `nap`.
+    fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let moved = self.moved.lock();
         if *moved == seen {
-            drop(self.moved_wake.wait_timeout(moved, Duration::from_millis(20)));
+            drop(self.moved_wake.wait_timeout(moved, nap));
         }
     }
 }
@@ -170,7 +178,7 @@ pub(crate) fn allocate(
     core.reclaim.daemon.kick();
     core.counters.count(Event::DirectReclaim);
     let mut last = evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
-    let since = Instant::now();
+    let (since, mut nap) = (Instant::now(), NAP_MIN);
     // Ends: when memory comes, or patience does.
     loop {
         let seen = *core.reclaim.moved.lock();
@@ -185,7 +193,8 @@ pub(crate) fn allocate(
         }
         last = evict(core, core.reclaim.direct_pages, EFFORT_MAX);
         if last.evicted == 0 {
-            core.reclaim.wait_for_progress(seen);
+            core.reclaim.wait_for_progress(seen, nap);
+            nap = (nap * 2).min(NAP_MAX);
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Belongs here: `preadv`, `pwritev` on raw extents (by libc: rustix and std want slices, and a
 //! slice of a frame must not exist), the loop around short transfers, length, sync, advice.
-//! Does not: whether the kernel's cache is used (`open.rs` sets the flag). Called by `direct.rs`,
-//! `buffered.rs` and `ring.rs`.
+//! Does not: whether the kernel's cache is used (`open.rs` sets the flag). Called by `disk.rs`
+//! and `ring.rs`.
 
 use std::io;
 use std::ops::Range;

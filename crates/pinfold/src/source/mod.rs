@@ -12,15 +12,14 @@
 //! | `backing.rs` | what the rest of the cache holds: one source, metered, with the engine |
 //! | `engine.rs`, `ring.rs`, `pool.rs` | who carries out asynchronous reads |
 //! | `descriptor.rs` | the system calls on an open file |
-//! | `direct.rs`, `buffered.rs`, `memory.rs`, `faulty.rs` | the sources |
+//! | `disk.rs`, `memory.rs`, `faulty.rs` | the sources |
 //! | `open.rs` | from a path to a source |
 //! | `meter.rs` | calls, bytes, latencies |
 
 mod aligned;
 mod backing;
-mod buffered;
 mod descriptor;
-mod direct;
+mod disk;
 mod engine;
 mod extent;
 #[cfg(any(test, feature = "testing"))]

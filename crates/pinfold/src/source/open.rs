@@ -20,9 +20,8 @@ use std::sync::Arc;
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::buffered::Buffered;
 use super::descriptor::Descriptor;
-use super::direct::Direct;
+use super::disk::Disk;
 use super::engine::Engine;
 use super::{AlignedBuffer, Source};
 
@@ -131,7 +130,7 @@ pub(crate) fn open(
     let writable = access == Access::ReadWrite;
     let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
     let source: Arc<dyn Source> = match direct {
-        Ok(alignment) => Arc::new(Direct::new(descriptor(alignment), engine)),
+        Ok(alignment) => Arc::new(Disk::direct(descriptor(alignment), engine)),
         Err(why) if preference == Preference::Direct => {
             return Err(OpenError::NoDirect { path: path.to_owned(), why });
         }
@@ -139,7 +138,7 @@ pub(crate) fn open(
             let file = descriptor(1);
             // Advice: where it is not taken, nothing is lost but a little memory.
             let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
-            Arc::new(Buffered::new(file))
+            Arc::new(Disk::buffered(file))
         }
     };
     source.len_bytes().map_err(system)?;

@@ -20,7 +20,7 @@
 //! or `close` found it so and wrote to the eventfd, or a completion came. So a request put in
 //! while `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
 //!
-//! Called by: `direct.rs` (start) and `engine.rs` (life).
+//! Called by: `disk.rs` (start) and `engine.rs` (life).
 
 use std::collections::VecDeque;
 use std::io;

@@ -8,3 +8,5 @@
 pub mod pattern;
 pub mod script;
 pub mod stress;
+#[cfg(all(feature = "flaws", not(test)))]
+pub mod twin;

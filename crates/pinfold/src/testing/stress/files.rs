@@ -15,7 +15,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::testing::pattern::Pattern;
 use crate::{Cache, Error, File, FileOptions, Result};
 
-use super::{Options, Sabotage};
+use super::{Options, Sabotage, Schedule};
 
 /// How a file behaves.
 #[derive(Debug)]
@@ -126,21 +126,22 @@ impl Subjects {
     /// Writes and opens all files.
     pub(super) fn new(cache: &Cache, options: &Options) -> io::Result<Self> {
         let mut maker = Maker { cache, options, all: Vec::new() };
-        let part = |percent: u64| options.data_bytes / 100 * percent;
-        maker.real("direct", part(30) + 1234, Preference::Auto, true)?;
-        maker.memory("memory", part(20) + 4095);
-        maker.real("buffered", part(20) + 63, Preference::Buffered, true)?;
-        maker.faulty("faulty", part(15) + 1);
-        maker.rewritten("rewritten", (part(5) + 777).min((2 << 20) + 777));
-        maker.cut("cut", (part(5) + 2049).min((3 << 20) + 2049));
-        maker.real("fleeting", part(4) + 17, Preference::Auto, false)?;
-        maker.memory("exact", part(1).next_multiple_of(2 << 20));
-        for bytes in [0, 1, 4095, 4096, 4097, 65_535, (2 << 20) + 1] {
-            maker.memory("small", bytes);
-        }
-        for bytes in [0, 1, 4095, 4097] {
-            maker.real("small", bytes, Preference::Auto, true)?;
-            maker.real("small", bytes, Preference::Buffered, false)?;
+        match options.schedule {
+            Schedule::Mixed => maker.mixed()?,
+            Schedule::Moving => {
+                let bytes = options.budget_bytes / 8;
+                (0..4).for_each(|n| maker.memory("moving", bytes + n));
+            }
+            Schedule::Reopening => {
+                for n in 0..6 {
+                    maker.real("reopening", n * 3000, Preference::Buffered, false)?;
+                }
+            }
+            Schedule::Resizing => {
+                for bytes in [100, 3000, 5000, 9000, 20_000, 70_000, 300_000] {
+                    maker.cut("cut", bytes);
+                }
+            }
         }
         Ok(Subjects { all: maker.all })
     }
@@ -152,6 +153,28 @@ impl Subjects {
 }
 
 impl Maker<'_> {
+    /// Files of all kinds.
+    fn mixed(&mut self) -> io::Result<()> {
+        let bytes = self.options.data_bytes;
+        let part = |percent: u64| bytes / 100 * percent;
+        self.real("direct", part(30) + 1234, Preference::Auto, true)?;
+        self.memory("memory", part(20) + 4095);
+        self.real("buffered", part(20) + 63, Preference::Buffered, true)?;
+        self.faulty("faulty", part(15) + 1);
+        self.rewritten("rewritten", (part(5) + 777).min((2 << 20) + 777));
+        self.cut("cut", (part(5) + 2049).min((3 << 20) + 2049));
+        self.real("fleeting", part(4) + 17, Preference::Auto, false)?;
+        self.memory("exact", part(1).next_multiple_of(2 << 20));
+        for bytes in [0, 1, 4095, 4096, 4097, 65_535, (2 << 20) + 1] {
+            self.memory("small", bytes);
+        }
+        for bytes in [0, 1, 4095, 4097] {
+            self.real("small", bytes, Preference::Auto, true)?;
+            self.real("small", bytes, Preference::Buffered, false)?;
+        }
+        Ok(())
+    }
+
     fn pattern(&self) -> Pattern {
         Pattern::new(self.options.seed, self.all.len() as u16)
     }

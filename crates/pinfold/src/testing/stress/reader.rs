@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::files::{Nature, Subject};
 use super::watch::{Desk, Doing};
-use super::{Failure, Shared};
+use super::{Failure, Schedule, Shared};
 
 /// The longest read.
 const READ_MAX_BYTES: usize = 4 << 20;
@@ -63,7 +63,11 @@ impl Reader<'_> {
         // The first few are the large ones; half of all bursts go to one of them.
         let among = if self.rng.bool() { subjects.len().min(6) } else { subjects.len() };
         let subject = &subjects[self.rng.usize(0..among)];
-        let burst = choose(&mut self.rng);
+        let mut burst = choose(&mut self.rng);
+        if self.shared.options.schedule == Schedule::Reopening {
+            // The file is open during a burst: mostly it shall not be.
+            burst.reads = burst.reads.div_ceil(4000);
+        }
         let start = self.place(subject);
         self.desk.begin(burst.doing, subject.number, start, 0);
         let file = match subject.file(&self.shared.cache) {
@@ -285,8 +289,7 @@ fn edge(rng: &mut Rng, bytes: u64) -> (u64, usize) {
 fn injected(subject: &Subject, error: &Error) -> bool {
     match (&subject.nature, error) {
         (Nature::Faulty(_), Error::Read { cause, .. }) => {
-            cause.kind() == std::io::ErrorKind::InvalidData
-                || cause.to_string().contains("(os error 5)")
+            cause.kind() == std::io::ErrorKind::InvalidData || cause.raw_os_error() == Some(5)
         }
         (Nature::Faulty(_) | Nature::Cut(_), Error::Truncated { .. }) => true,
         _ => false,

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 use super::files::{Nature, Subject, open};
 use super::watch::{Desk, Doing};
-use super::{Failure, Sabotage, Shared};
+use super::{Failure, Sabotage, Schedule, Shared};
 
 /// A thread that shakes until the run is over.
 pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
@@ -25,14 +25,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
         let any = rng.usize(0..4) == 0;
         let number = if any { rng.usize(0..subjects.len()) } else { shared.watch.latest() };
         let subject = &subjects[number];
-        let doing = match rng.u32(0..100) {
-            0..25 => Doing::Invalidate,
-            25..50 => Doing::Split,
-            50..75 => Doing::Migrate,
-            75..78 => Doing::Compact,
-            78..90 => Doing::Advise,
-            _ => Doing::Reopen,
-        };
+        let doing = choose(shared.options.schedule, &mut rng);
         let range = range(shared, subject, &mut rng);
         desk.begin(doing, subject.number, range.start, range.end - range.start);
         if let Err(failure) = shake(shared, desk, subject, doing, range, &mut rng) {
@@ -40,6 +33,23 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
         }
         // Readers shall have something to read undisturbed, too.
         std::thread::sleep(Duration::from_micros(rng.u64(0..100)));
+    }
+}
+
+/// What happens how often, of 100.
+fn choose(schedule: Schedule, rng: &mut Rng) -> Doing {
+    let choice = rng.u32(0..100);
+    match choice {
+        0..10 if schedule == Schedule::Moving => Doing::Split,
+        _ if schedule == Schedule::Moving => Doing::Migrate,
+        0..50 if schedule == Schedule::Reopening => Doing::Invalidate,
+        _ if schedule == Schedule::Reopening => Doing::Reopen,
+        0..25 => Doing::Invalidate,
+        25..50 => Doing::Split,
+        50..75 => Doing::Migrate,
+        75..78 => Doing::Compact,
+        78..90 => Doing::Advise,
+        _ => Doing::Reopen,
     }
 }
 
@@ -207,6 +217,11 @@ fn write_all(subject: &Subject, source: &dyn Source, epoch: u32) {
 /// Files that somebody else cuts short and then restores.
 pub(super) fn cut(shared: &Shared, desk: &Desk, seed: u64) {
     let mut rng = Rng::with_seed(seed);
+    // Long enough for readers to fill what was dropped, and with luck no longer.
+    let unit = match shared.options.schedule {
+        Schedule::Resizing => Duration::from_micros(20),
+        _ => Duration::from_millis(1),
+    };
     while shared.goes_on() {
         for subject in &shared.subjects.all {
             let Nature::Cut(memory) = &subject.nature else { continue };
@@ -215,10 +230,10 @@ pub(super) fn cut(shared: &Shared, desk: &Desk, seed: u64) {
             subject.phase.turn();
             memory.set_len(keep).expect("memory can be cut");
             let told = rng.bool();
-            shared.pause(Duration::from_millis(rng.u64(0..5)));
+            shared.pause(unit * rng.u32(0..5));
             if told {
                 invalidate(shared, desk, subject, 0..keep / 2);
-                shared.pause(Duration::from_millis(rng.u64(0..5)));
+                shared.pause(unit * rng.u32(0..5));
             }
             desk.begin(Doing::Restore, subject.number, keep, subject.bytes - keep);
             let mut tail = vec![0; (subject.bytes - keep) as usize];
@@ -230,7 +245,7 @@ pub(super) fn cut(shared: &Shared, desk: &Desk, seed: u64) {
             subject.phase.turn();
             shared.watch.count(Doing::Cut, 1);
         }
-        shared.pause(Duration::from_millis(rng.u64(1..30)));
+        shared.pause(unit * rng.u32(1..30));
     }
 }
 

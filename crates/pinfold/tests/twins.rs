@@ -1,0 +1,136 @@
+//! The stress's broken twins: the shipped code with one flaw on, which the stress has to notice.
+//!
+//! Each runs in a process of its own, since a flaw is on in all of it and may end it in any way; it
+//! runs until it is caught, in runs of some seconds, for a minute at most. Threads are held up now
+//! and then between the steps of the protocols (`flaw::pause`), with a flaw or without.
+//! `cargo test -p pinfold --features flaws --test twins`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pinfold::testing::stress::{Options, Schedule, run};
+use pinfold::testing::twin::Twin;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const WRONG: &[&str] = &["wrong byte at"];
+const ASLEEP: &[&str] = &["has not got on for"];
+/// Assertions of a debug build meet these before a reader does.
+const CONFUSED: &[&str] = &["wrong byte at", "panicked"];
+
+/// Each flaw that the stress sees, in which schedule, and what it says of it.
+const CAUGHT: &[(&str, Schedule, &[&str])] = &[
+    ("length-first", Schedule::Resizing, WRONG),
+    ("held-length-blindly", Schedule::Resizing, WRONG),
+    ("grow-first", Schedule::Resizing, WRONG),
+    ("any-identity", Schedule::Resizing, WRONG),
+    ("no-last-look", Schedule::Moving, WRONG),
+    ("counted-blindly", Schedule::Resizing, CONFUSED),
+    ("freeze-stays-even", Schedule::Moving, CONFUSED),
+    ("freeze-any-count", Schedule::Mixed, CONFUSED),
+    ("land-blindly", Schedule::Resizing, CONFUSED),
+    ("retire-by-guess", Schedule::Reopening, &["are left in it"]),
+    ("wake-first", Schedule::Resizing, ASLEEP),
+    ("wake-unlocked", Schedule::Moving, ASLEEP),
+    ("move-wakes-nobody", Schedule::Moving, ASLEEP),
+    ("even-before-read", Schedule::Mixed, WRONG),
+    ("invalidate-nothing", Schedule::Mixed, WRONG),
+    ("keep-old-end", Schedule::Resizing, WRONG),
+    ("keep-old-slots", Schedule::Mixed, CONFUSED),
+    ("insert-blindly", Schedule::Mixed, CONFUSED),
+];
+
+/// Those that it cannot see, and why; the models and the index's own tests do.
+const UNSEEN: &[(&str, &str)] = &[
+    ("publish-relaxed", "x86-64 reorders no stores"),
+    ("last-look-unfenced", "x86-64 reorders no loads"),
+    ("publish-before-fill", "a reader believes nothing that the index says"),
+    ("split-clears-first", "a reader who misses looks again under the mutex"),
+    ("replace-clears-first", "a reader who misses looks again under the mutex"),
+    ("mark-stays-low", "nothing is dirty yet"),
+    ("shrink-drops-marks", "nothing is dirty yet"),
+    ("leak-nodes", "it takes more nodes than a short run has"),
+];
+
+/// Runs in the child: until it is caught, or the limit; then the exit code is 0.
+#[test]
+#[ignore = "one process of the other tests"]
+fn child() {
+    let number = |name| std::env::var(name).map_or(0, |text| text.parse().expect("a number"));
+    let (_, schedule, _) = CAUGHT[number("PINFOLD_TWIN_SCHEDULE") as usize];
+    let twin = std::env::var("PINFOLD_TWIN").ok();
+    Twin::switch_on(twin.map(|name| Twin::named(&name).expect("a twin's name")));
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (since, limit) = (Instant::now(), Duration::from_secs(number("PINFOLD_TWIN_SECONDS")));
+    let mut options = Options::new(dir.path());
+    options.schedule = schedule;
+    options.time = Duration::from_secs(3);
+    // Twice the longest pause of a machine that has other things to do, too.
+    options.hang = Duration::from_secs(4);
+    let code = loop {
+        match run(options.clone(), |_| {}) {
+            Ok(report) => println!("{report}"),
+            Err(failure) => {
+                println!("after {:?}: {failure}", since.elapsed());
+                break 1;
+            }
+        }
+        if since.elapsed() >= limit {
+            break 0;
+        }
+        options.seed += 1;
+    };
+    drop(dir);
+    // Some of its threads may hang.
+    std::process::exit(code);
+}
+
+/// What a process says in which `twin` is on; an error if it ends well.
+fn stress(twin: Option<&str>, schedule: usize, limit: Duration) -> (bool, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--ignored", "--exact", "child", "--nocapture"])
+        .env("PINFOLD_TWIN_SCHEDULE", schedule.to_string())
+        .env("PINFOLD_TWIN_SECONDS", limit.as_secs().to_string())
+        .env("RUST_BACKTRACE", "0");
+    if let Some(twin) = twin {
+        command.env("PINFOLD_TWIN", twin);
+    }
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn without_a_flaw_all_holds() {
+    let mut seen: Vec<Schedule> = Vec::new();
+    for (n, (_, schedule, _)) in CAUGHT.iter().enumerate() {
+        if !seen.contains(schedule) {
+            seen.push(*schedule);
+            let (well, said) = stress(None, n, Duration::ZERO);
+            assert!(well, "{schedule:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn every_flaw_is_caught() {
+    for (n, (name, schedule, reasons)) in CAUGHT.iter().enumerate() {
+        let (well, said) = stress(Some(name), n, LIMIT);
+        assert!(!well, "{name} was not caught ({schedule:?}): {said}");
+        let told = reasons.iter().any(|reason| said.contains(reason));
+        assert!(told, "{name} was caught for another reason: {said}");
+        let when = said.lines().find(|line| line.starts_with("after ")).unwrap_or("it broke down");
+        println!("{name}: {}", when.split(": ").next().unwrap_or_default());
+    }
+}
+
+#[test]
+fn no_flaw_is_forgotten() {
+    let listed = |name: &str| {
+        CAUGHT.iter().any(|(caught, ..)| *caught == name)
+            || UNSEEN.iter().any(|(unseen, _)| *unseen == name)
+    };
+    let forgotten: Vec<_> = Twin::all().map(Twin::name).filter(|name| !listed(name)).collect();
+    assert!(forgotten.is_empty(), "caught by the stress or not? {forgotten:?}");
+    assert_eq!(Twin::all().count(), CAUGHT.len() + UNSEEN.len(), "one is listed twice, or is gone");
+}

@@ -351,3 +351,6 @@ impl Drop for Seat {
         self.readers.leave(self.number, self.barrier);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

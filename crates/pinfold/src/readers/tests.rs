@@ -1,0 +1,76 @@
+//! The registry: who is seen, what a refused membarrier means, and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Barrier, LOOK_MAX, READERS_MAX, Readers};
+use crate::counters::{Counters, Event};
+use crate::error::Error;
+use crate::frame::FrameNumber;
+
+fn heads(numbers: impl IntoIterator<Item = u32>) -> Vec<FrameNumber> {
+    numbers.into_iter().map(FrameNumber).collect()
+}
+
+#[test]
+fn what_any_slot_of_any_record_announces_is_found() {
+    let (readers, counters) = (Arc::new(Readers::new(Barrier::Membarrier)), Counters::new());
+    let seats: Vec<_> = (0..200).map(|_| readers.register().unwrap()).collect();
+    let wanted = heads(1..=LOOK_MAX as u32);
+    for (n, seat) in seats.iter().enumerate() {
+        let slot = &seat.slots()[n % super::SLOTS];
+        let head = n as u32 + 1;
+        slot.store(head, Ordering::Release);
+        let found = readers.announced(&wanted, &counters);
+        let all: Vec<_> = (0..LOOK_MAX).filter(|&n| found.has(n)).collect();
+        assert_eq!(all, [n]);
+        slot.store(0, Ordering::Release);
+    }
+    let found = readers.announced(&wanted, &counters);
+    assert!((0..LOOK_MAX).all(|n| !found.has(n)));
+}
+
+#[test]
+fn records_are_used_again_and_no_more_than_there_can_be() {
+    let readers = Arc::new(Readers::new(Barrier::FullFence));
+    let mut seats: Vec<_> = (0..READERS_MAX).map(|_| readers.register().unwrap()).collect();
+    assert!(matches!(readers.register(), Err(Error::TooManyReaders { most: READERS_MAX })));
+    let left = seats.swap_remove(100).number;
+    assert_eq!(readers.register().unwrap().number, left);
+    drop(seats);
+    assert_eq!((readers.registered(), readers.high.load(Ordering::Relaxed)), (0, 0));
+}
+
+#[test]
+fn without_readers_nothing_is_asked_of_the_system() {
+    let (readers, counters) = (Arc::new(Readers::new(Barrier::Membarrier)), Counters::new());
+    assert!(!readers.announced(&heads([5]), &counters).has(0));
+    assert_eq!(counters.sum(Event::Membarrier), 0);
+    let seat = readers.register().unwrap();
+    assert!(!readers.announced(&heads([5]), &counters).has(0));
+    let expected = u64::from(readers.barrier() == Barrier::Membarrier);
+    assert_eq!(counters.sum(Event::Membarrier), expected);
+    drop(seat);
+}
+
+/// Whoever takes membarrier(2) away from his process makes folios stay, and nothing worse: until the
+/// last reader without a fence of its own has left.
+#[test]
+fn a_membarrier_that_is_refused_later_makes_everything_count_as_announced() {
+    let (readers, counters) = (Arc::new(Readers::new(Barrier::Membarrier)), Counters::new());
+    if readers.barrier() != Barrier::Membarrier {
+        return; // the system refuses it from the start
+    }
+    let early = readers.register().unwrap();
+    assert!(!readers.announced(&heads([5]), &counters).has(0));
+    readers.refuse_membarrier();
+    assert!(readers.announced(&heads([5]), &counters).has(0), "it cannot be known");
+    assert_eq!(readers.barrier(), Barrier::FullFence);
+    let late = readers.register().unwrap();
+    assert_eq!(late.barrier, Barrier::FullFence);
+    assert!(readers.announced(&heads([5]), &counters).has(0), "still not");
+    drop(early);
+    assert!(!readers.announced(&heads([5]), &counters).has(0));
+    late.slots()[0].store(5, Ordering::Release);
+    assert!(readers.announced(&heads([5]), &counters).has(0));
+}

@@ -1,0 +1,340 @@
+//! Borrowed pages and optimistic ones: what they show, how long, and what they keep others from.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pinfold::source::{Memory, Source};
+use pinfold::testing::pattern::Pattern;
+use pinfold::{
+    BUDGET_MIN_BYTES, Barrier, Cache, Error, File, Optimistic, Options, READERS_MAX, Reader,
+};
+
+const PAGE: usize = 4096;
+const BYTES: usize = 1_000_000;
+/// Borrows of one reader that need no count.
+const SLOTS: u64 = 8;
+
+struct Subject {
+    cache: Cache,
+    file: File,
+    memory: Arc<Memory>,
+    pattern: Pattern,
+}
+
+fn subject_with(options: Options) -> Subject {
+    let cache = Cache::new(options).unwrap();
+    let pattern = Pattern::new(71, 0);
+    let memory = Arc::new(Memory::new(pattern.to_vec(BYTES)));
+    let file = cache.attach("file", memory.clone()).unwrap();
+    Subject { cache, file, memory, pattern }
+}
+
+fn subject() -> Subject {
+    subject_with(Options::new(BUDGET_MIN_BYTES))
+}
+
+/// With the barrier of the system, and with the one that every system has.
+fn with_each_barrier(test: impl Fn(Subject)) {
+    for barrier in [Barrier::Membarrier, Barrier::FullFence] {
+        test(subject_with(Options::new(BUDGET_MIN_BYTES).barrier(barrier)));
+    }
+}
+
+impl Subject {
+    fn check(&self, page: u64, bytes: &[u8]) {
+        self.pattern.check(page * PAGE as u64, bytes).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+
+    /// So much of another file that nothing of the first can stay that need not.
+    fn crowd(&self) {
+        let other = self.cache.attach("crowd", Arc::new(Memory::new(vec![0xee; 8 << 20]))).unwrap();
+        let mut buf = vec![0; 64 << 10];
+        for offset in (0..8 << 20).step_by(buf.len()) {
+            assert_eq!(other.read_at(&mut buf, offset).unwrap(), buf.len());
+        }
+    }
+
+    /// Whether somebody holds the page, which is cached now: then it cannot be moved.
+    fn is_held(&self, page: u64) -> bool {
+        drop(self.file.get(page).unwrap());
+        let start = page * PAGE as u64;
+        self.file.migrate(start..start + 1) == 0
+    }
+}
+
+#[test]
+fn every_page_is_itself_and_the_last_one_ends_with_the_file() {
+    with_each_barrier(|subject| {
+        let reader = subject.cache.reader().unwrap();
+        let pages = BYTES.div_ceil(PAGE) as u64;
+        for page in (0..pages).chain(0..pages) {
+            let got = subject.file.borrow(page, &reader).unwrap();
+            assert_eq!(got.len(), if page + 1 == pages { BYTES % PAGE } else { PAGE });
+            assert!(!got.is_counted(), "page {page}");
+            subject.check(page, &got);
+            let folio = got.folio();
+            subject.pattern.check(got.folio_offset(), folio).unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_is_borrowed_is_not_evicted_moved_or_split() {
+    with_each_barrier(|subject| {
+        let reader = subject.cache.reader().unwrap();
+        drop(subject.file.get(3).unwrap());
+        let got = subject.file.borrow(3, &reader).unwrap();
+        let at = got.as_ptr();
+        subject.crowd();
+        subject.file.migrate(3 * 4096..4 * 4096);
+        subject.file.split(0..BYTES as u64);
+        subject.cache.compact();
+        assert!(got.is_current());
+        subject.check(3, &got);
+        let again = subject.file.borrow(3, &reader).unwrap();
+        assert_eq!(again.as_ptr(), at, "it was never anywhere else");
+        let stats = subject.cache.stats().borrow;
+        assert!(stats.put_back > 0, "{stats:?}");
+        assert_eq!(stats.membarriers > 0, stats.barrier == Barrier::Membarrier, "{stats:?}");
+        drop((got, again));
+        assert!(!subject.is_held(3), "given back");
+    });
+}
+
+#[test]
+fn without_readers_there_are_no_membarriers() {
+    let subject = subject();
+    drop(subject.cache.reader().unwrap());
+    subject.crowd();
+    let stats = subject.cache.stats();
+    assert!(stats.evictions > 100, "{stats:?}");
+    assert_eq!((stats.borrow.membarriers, stats.borrow.readers), (0, 0));
+}
+
+#[test]
+fn what_is_borrowed_and_invalidated_stays_until_it_is_given_back() {
+    with_each_barrier(|subject| {
+        let reader = subject.cache.reader().unwrap();
+        let old = subject.file.borrow(2, &reader).unwrap();
+        let before = old.to_vec();
+        let folio_bytes = old.folio().len() as u64;
+        let fresh = Pattern::new(72, 1).to_vec(BYTES);
+        subject.memory.write_at(0, &fresh).unwrap();
+        subject.file.invalidate(0..BYTES as u64).unwrap();
+        assert!(!old.is_current());
+        let new = subject.file.borrow(2, &reader).unwrap();
+        assert_eq!(&*new, &fresh[2 * PAGE..3 * PAGE]);
+        let stats = subject.cache.stats().borrow;
+        assert_eq!((stats.deferred, stats.deferred_folios), (1, 1), "{stats:?}");
+        assert_eq!(stats.deferred_bytes, folio_bytes, "{stats:?}");
+        subject.crowd();
+        assert_eq!(*old, before, "nobody has written over it");
+        // A count can still be had, and outlives the borrow.
+        let counted = old.upgrade().unwrap();
+        drop((old, new));
+        subject.crowd();
+        assert_eq!(subject.cache.stats().borrow.deferred_folios, 0, "collected");
+        assert_eq!(*counted, before);
+        assert!(!counted.is_current());
+    });
+}
+
+#[test]
+fn more_borrows_than_slots_are_counted() {
+    let subject = subject();
+    let reader = subject.cache.reader().unwrap();
+    let held: Vec<_> =
+        (0..SLOTS + 3).map(|page| subject.file.borrow(page, &reader).unwrap()).collect();
+    let counted = held.iter().filter(|one| one.is_counted()).count();
+    assert_eq!((counted, subject.cache.stats().borrow.counted), (3, 3));
+    subject.crowd();
+    for (page, one) in held.iter().enumerate() {
+        subject.check(page as u64, one);
+    }
+    drop(held);
+    assert!(!subject.file.borrow(0, &reader).unwrap().is_counted());
+    for page in 0..SLOTS + 3 {
+        assert!(!subject.is_held(page), "page {page} was let go of");
+    }
+}
+
+#[test]
+fn an_upgraded_borrow_outlives_the_reader_and_its_thread() {
+    let subject = subject();
+    let counted = thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let reader = subject.cache.reader().unwrap();
+            subject.file.borrow(5, &reader).unwrap().upgrade().unwrap()
+        });
+        thread.join().unwrap()
+    });
+    subject.crowd();
+    subject.check(5, &counted);
+}
+
+#[test]
+fn a_borrow_that_is_forgotten_lasts_as_long_as_its_reader() {
+    let subject = subject();
+    let reader = subject.cache.reader().unwrap();
+    std::mem::forget(subject.file.borrow(4, &reader).unwrap());
+    subject.crowd();
+    assert!(subject.is_held(4), "it is still announced");
+    drop(reader);
+    assert!(!subject.is_held(4));
+}
+
+thread_local! {
+    static OF_THREAD: std::cell::RefCell<Option<Reader>> = const { std::cell::RefCell::new(None) };
+}
+
+#[test]
+fn a_thread_that_ends_with_a_borrow_alive_leaves_nothing_behind() {
+    let subject = subject();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            OF_THREAD.with_borrow_mut(|of_thread| {
+                let reader = of_thread.insert(subject.cache.reader().unwrap());
+                std::mem::forget(subject.file.borrow(6, reader).unwrap());
+            });
+        });
+    });
+    // A scope ends before its threads' destructors have.
+    let since = Instant::now();
+    while subject.cache.stats().borrow.readers > 0 {
+        assert!(since.elapsed() < Duration::from_secs(10), "the reader is still there");
+        thread::yield_now();
+    }
+    assert!(!subject.is_held(6));
+}
+
+#[test]
+fn a_thread_that_panics_with_a_borrow_alive_leaves_nothing_behind() {
+    let subject = subject();
+    let panicked = thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let reader = subject.cache.reader().unwrap();
+            let _borrowed = subject.file.borrow(6, &reader).unwrap();
+            std::panic::resume_unwind(Box::new(()));
+        });
+        thread.join().is_err()
+    });
+    assert!(panicked);
+    assert_eq!(subject.cache.stats().borrow.readers, 0);
+    assert!(!subject.is_held(6));
+}
+
+#[test]
+fn a_reader_of_another_cache_is_refused() {
+    let (one, other) = (subject(), subject());
+    let reader = other.cache.reader().unwrap();
+    let error = one.file.borrow(0, &reader).unwrap_err();
+    assert!(matches!(error, Error::ForeignReader { .. }));
+    assert_eq!(error.to_string(), "cannot borrow from file: the reader belongs to another cache");
+    drop(other.cache);
+    assert!(one.file.borrow(0, &reader).is_err());
+}
+
+#[test]
+fn pages_behind_the_end_are_errors() {
+    let subject = subject();
+    let reader = subject.cache.reader().unwrap();
+    for page in [245, 1 << 52, u64::MAX] {
+        let expected = format!("no page {page} in file: it has 1000000 bytes");
+        assert_eq!(subject.file.borrow(page, &reader).unwrap_err().to_string(), expected);
+        assert_eq!(subject.file.optimistic(page).unwrap_err().to_string(), expected);
+    }
+}
+
+#[test]
+fn there_are_so_many_readers_and_no_more() {
+    let subject = subject();
+    let mut readers: Vec<_> = (0..READERS_MAX).map(|_| subject.cache.reader().unwrap()).collect();
+    let error = subject.cache.reader().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there are 4096 readers of this cache already, and there can be no more"
+    );
+    let borrowed = subject.file.borrow(1, &readers[READERS_MAX - 1]).unwrap();
+    subject.crowd();
+    subject.check(1, &borrowed);
+    drop(borrowed);
+    readers.swap_remove(17);
+    subject.cache.reader().unwrap();
+    drop(readers);
+    assert_eq!(subject.cache.stats().borrow.readers, 0);
+}
+
+/// All of the memory is borrowed: an error, after a while, and no hang.
+#[test]
+fn a_budget_full_of_borrows_is_an_error_and_no_hang() {
+    let subject = subject();
+    let large = Pattern::new(73, 2);
+    let memory = Arc::new(Memory::new(large.to_vec(4 * BYTES)));
+    let file = subject.cache.attach("large", memory).unwrap();
+    let readers: Vec<_> = (0..64).map(|_| subject.cache.reader().unwrap()).collect();
+    let mut held = Vec::new();
+    let pages = 0..(4 * BYTES / PAGE) as u64;
+    let since = Instant::now();
+    let error = pages
+        .zip(readers.iter().flat_map(|reader| std::iter::repeat_n(reader, SLOTS as usize)))
+        .find_map(|(page, reader)| match file.borrow(page, reader) {
+            Ok(one) => {
+                held.push((page, one));
+                None
+            }
+            Err(error) => Some(error),
+        });
+    assert!(since.elapsed() < Duration::from_secs(20));
+    let Some(Error::NoMemory { held_bytes, budget_bytes, .. }) = error else {
+        panic!("{error:?} with {} pages borrowed", held.len())
+    };
+    assert!(held_bytes > budget_bytes / 2, "{held_bytes} of {budget_bytes} are said to be held");
+    for (page, one) in &held {
+        assert!(!one.is_counted());
+        large.check(*page * PAGE as u64, one).unwrap();
+    }
+    drop(held);
+    subject.check(200, &subject.file.borrow(200, &readers[0]).unwrap());
+}
+
+// ---- optimistic ----
+
+#[test]
+fn an_optimistic_page_is_copied_and_judged() {
+    let subject = subject();
+    let last = (BYTES / PAGE) as u64;
+    for page in [0, 7, last] {
+        let one = subject.file.optimistic(page).unwrap();
+        assert_eq!(one.len(), if page == last { BYTES % PAGE } else { PAGE });
+        let mut buf = vec![0; one.len()];
+        one.read(0, &mut buf);
+        assert!(one.validate());
+        subject.check(page, &buf);
+        one.read(64, &mut buf[..64]);
+        subject.pattern.check(page * PAGE as u64 + 64, &buf[..64]).unwrap();
+    }
+}
+
+#[test]
+fn an_optimistic_page_that_left_is_not_valid_and_harmless_to_read() {
+    let subject = subject();
+    let (gone, stays) =
+        (subject.file.optimistic(1).unwrap(), subject.file.optimistic(100).unwrap());
+    assert!(Optimistic::validate_all(&[gone, stays]));
+    subject.file.invalidate(0..PAGE as u64 * 2).unwrap();
+    let mut buf = [0; PAGE];
+    gone.read(0, &mut buf);
+    assert!(!gone.validate());
+    assert!(stays.validate());
+    assert!(!Optimistic::validate_all(&[stays, gone]));
+    subject.crowd();
+    assert!(!stays.validate());
+}
+
+#[test]
+#[should_panic(expected = "65 bytes at 4032 of a page of 4096")]
+fn an_optimistic_read_beyond_the_page_panics() {
+    let subject = subject();
+    subject.file.optimistic(0).unwrap().read(4032, &mut [0; 65]);
+}

@@ -54,6 +54,16 @@ pub(crate) enum Flaw {
     /// Freezing takes whatever the count says for its own.
     FreezeAnyCount,
 
+    // ---- of pins ----
+    /// A pin does not look whether the folio is still the one that was looked up.
+    PinBlindly,
+    /// Freezing does not mind pins.
+    FreezePinned,
+    /// A range that is cut inside a page has one pin of it for both parts.
+    SplitSharesPin,
+    /// A folio that was moved to be pinned is pinned after the mutex is let go.
+    PinMovedLate,
+
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
     /// A file without folios is given up by the first look at its handles.

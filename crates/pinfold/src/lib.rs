@@ -20,6 +20,7 @@ mod mapping;
 #[cfg(all(test, loom))]
 mod models;
 mod options;
+mod pin;
 mod read;
 mod reclaim;
 pub mod source;
@@ -31,11 +32,12 @@ mod wait;
 
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
-pub use error::{Error, Result};
+pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
+pub use pin::{Extent, PinHolder, PinnedRange};
 pub use source::Hint;
 pub use stats::{Fallbacks, READ_SIZE_BUCKETS, Stats};

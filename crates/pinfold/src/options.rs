@@ -9,6 +9,8 @@ pub struct Options {
     pub(crate) short_read_max_bytes: usize,
     pub(crate) readahead_max_bytes: usize,
     pub(crate) reference: Reference,
+    pub(crate) track_pins: bool,
+    pub(crate) pin_in_place: bool,
 }
 
 /// How a reader takes a counted reference; for comparisons only.
@@ -30,6 +32,8 @@ impl Options {
             short_read_max_bytes: 64 << 10,
             readahead_max_bytes: 2 << 20,
             reference: Reference::Add,
+            track_pins: false,
+            pin_in_place: false,
         }
     }
 
@@ -46,6 +50,23 @@ impl Options {
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
+        self
+    }
+
+    /// Keeps a list of who pins what, for [`Cache::pins`](crate::Cache::pins) and
+    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation; off by default.
+    #[must_use]
+    pub fn track_pins(mut self, track: bool) -> Self {
+        self.track_pins = track;
+        self
+    }
+
+    /// Pins folios where they lie, instead of moving them out of runs that could be made whole; for
+    /// comparisons only.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pin_in_place(mut self, in_place: bool) -> Self {
+        self.pin_in_place = in_place;
         self
     }
 

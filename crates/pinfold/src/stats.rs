@@ -44,13 +44,15 @@ pub struct Stats {
     pub splits: u64,
     /// Folios moved to another place.
     pub migrations: u64,
+    /// Of these, those that were to be pinned for long and lay in the way.
+    pub pin_migrations: u64,
     /// The budget.
     pub budget_bytes: u64,
     /// Bytes of file pages in memory.
     pub resident_bytes: u64,
     /// Of these, newer than the source's. Nothing writes yet.
     pub dirty_bytes: u64,
-    /// Of these, pinned. Nothing pins yet.
+    /// Pinned: the bytes of all pages, each as often as it is pinned.
     pub pinned_bytes: u64,
     /// The frame table, and the index nodes with their slabs.
     pub metadata_bytes: u64,

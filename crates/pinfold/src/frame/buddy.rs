@@ -22,7 +22,7 @@
 //!   free as a whole is movable.
 //!
 //! What can be moved takes from movable runs as long as they have anything; what stays takes from
-//! unmovable runs, or makes one of a run that is free as a whole.
+//! unmovable runs, and has another run made unmovable when they are full.
 //!
 //! Blocks come from the smallest order that has one, and the last freed goes first: its entry and
 //! bytes are warm, and large blocks stay whole as long as small ones do. There is nothing on the
@@ -200,8 +200,7 @@ impl Buddy {
         Some((head, order))
     }
 
-    /// Takes a block of `order` from a run of `kind`. For what stays, a run that is free as a whole
-    /// is made unmovable if need be.
+    /// Takes a block of `order` from a run of `kind` and no other.
     pub(super) fn take_of(
         &self,
         table: &Table,
@@ -209,12 +208,7 @@ impl Buddy {
         kind: Mobility,
     ) -> Option<FrameNumber> {
         let mut lists = self.lists.lock();
-        let ground = self.ground(table);
-        let head = lists.take(ground, order, kind).or_else(|| {
-            let whole = lists.of[Mobility::Movable as usize].heads[usize::from(Order::MAX.get())]?;
-            (kind == Mobility::Unmovable).then(|| lists.claim(ground, whole))?;
-            lists.take(ground, order, kind)
-        })?;
+        let head = lists.take(self.ground(table), order, kind)?;
         self.publish(&lists);
         Some(head)
     }
@@ -233,6 +227,14 @@ impl Buddy {
         lists.claim(self.ground(table), run);
         self.assert_sane(&lists, table);
         Some(run)
+    }
+
+    /// Makes the run that `frame` lies in unmovable.
+    pub(super) fn claim_at(&self, table: &Table, frame: FrameNumber) {
+        let mut lists = self.lists.lock();
+        if self.runs.is_movable(frame) {
+            lists.claim(self.ground(table), frame.align_down(Order::MAX));
+        }
     }
 
     /// Puts the block of `order` at `head` on the free lists, or among the held frames if it lies

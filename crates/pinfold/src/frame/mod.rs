@@ -34,7 +34,8 @@ pub(crate) use buddy::{FrameStats, RunMap};
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
 pub(crate) use copy::{copy_racing, copy_still};
-pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE};
+pub(crate) use count::CountWord;
+pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 pub(crate) use mobility::Mobility;
 
 use std::ptr::NonNull;
@@ -270,7 +271,6 @@ impl Frames {
     }
 
     /// Takes a folio of exactly `order` from a run of that kind and no other; otherwise as `alloc`.
-    /// A run that is free as a whole is made unmovable if what stays needs it.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
         let head = self.buddy.take_of(&self.table, order, kind)?;
@@ -282,6 +282,16 @@ impl Frames {
     /// of `order`. What is in it stays until its room is needed.
     pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
         self.buddy.claim(&self.table, order)
+    }
+
+    /// Makes the run that `frame` lies in unmovable; the same.
+    pub(crate) fn claim_run_of(&self, frame: FrameNumber) {
+        self.buddy.claim_at(&self.table, frame);
+    }
+
+    /// The heads of the whole runs that are kept for what stays.
+    pub(crate) fn unmovable_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
+        self.whole_runs().filter(|&run| !self.is_movable(run))
     }
 
     /// Whether `frame` lies in a run that is to be made whole again, where nothing smaller than the

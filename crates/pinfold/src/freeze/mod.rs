@@ -40,6 +40,9 @@ pub(crate) enum Outcome {
 /// Freezes a folio that only the index has, and makes its version odd.
 fn freeze(frame: &Frame) -> Result<(), Outcome> {
     let expected = if flaw::on(Flaw::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
+    if flaw::on(Flaw::FreezePinned) && frame.count.pins() > 0 {
+        let _ = frame.count.unpin(frame.count.pins());
+    }
     match frame.count.freeze(expected) {
         Ok(()) => {
             if !flaw::on(Flaw::FreezeStaysEven) {

@@ -34,6 +34,7 @@ use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
 use crate::mapping::Mappings;
 use crate::options::Options;
+use crate::pin::Holders;
 use crate::reclaim::{self, Reclaim};
 use crate::source::{Backing, Engine, EngineOptions, Extent, Source};
 use crate::wait::Waiters;
@@ -158,6 +159,7 @@ impl Model {
             reclaim: Reclaim::model(fresh.free_frames, order_max),
             waiters: Waiters::new(),
             failures: Failures::new(),
+            holders: Holders::new(false),
             engine: Arc::new(Engine::new(engine)),
             nodes,
             frames,

@@ -7,8 +7,10 @@
 //! The arena *is* the budget: what is in it is data, the frame table, or slabs of index nodes, so
 //! the budget holds at every instant by itself; evicting only decides who gets it.
 
+mod census;
 mod compact;
 mod daemon;
+mod place;
 mod residents;
 
 use std::ptr::NonNull;
@@ -24,9 +26,11 @@ use crate::freeze::{self, Outcome};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
+use census::Census;
 
 pub(crate) use compact::compact;
 pub(crate) use daemon::Daemon;
+pub(crate) use place::place;
 pub(crate) use residents::Entries;
 
 /// Folios that one sweep looks at, at most.
@@ -56,6 +60,8 @@ pub(crate) struct Reclaim {
     moved_wake: Condvar,
     /// Frames of folios on their way. Not from `crate::sync`: no protocol hangs on it.
     filling_frames: std::sync::atomic::AtomicU32,
+    /// Where `place` goes on looking for folios to move out of the way. The same.
+    room_hand: std::sync::atomic::AtomicU32,
 }
 
 impl std::fmt::Debug for Reclaim {
@@ -85,6 +91,7 @@ impl Reclaim {
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
+            room_hand: 0.into(),
         }
     }
 
@@ -100,6 +107,7 @@ impl Reclaim {
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
+            room_hand: 0.into(),
         }
     }
 
@@ -166,7 +174,7 @@ pub(crate) fn allocate(
     }
     core.reclaim.daemon.kick();
     core.counters.count(Event::DirectReclaim);
-    let mut last = evict(core, wish.frames().max(DIRECT_PAGES), EFFORT_MAX);
+    evict(core, wish.frames().max(DIRECT_PAGES), EFFORT_MAX);
     let since = Instant::now();
     // Ends: when memory comes, or patience does.
     loop {
@@ -178,25 +186,24 @@ pub(crate) fn allocate(
             return Ok(None);
         }
         if since.elapsed() > PATIENCE {
-            return Err(no_memory(core, wish, &last));
+            return Err(no_memory(core, wish));
         }
-        last = evict(core, DIRECT_PAGES, EFFORT_MAX);
-        if last.evicted == 0 {
+        if evict(core, DIRECT_PAGES, EFFORT_MAX).evicted == 0 {
             core.reclaim.wait_for_progress(seen);
         }
     }
 }
 
-fn no_memory(core: &Core, wish: Order, counts: &SweepCounts) -> Error {
-    let page = PAGE_BYTES as u64;
-    // Relaxed: for the message.
-    let filling = u64::from(core.reclaim.filling_frames.load(Ordering::Relaxed));
+fn no_memory(core: &Core, wish: Order) -> Error {
+    let census = Census::take(core);
     Error::NoMemory {
         wanted_bytes: wish.bytes() as u64,
-        budget_bytes: u64::from(core.frames.frames()) * page,
-        pinned_bytes: counts.pinned_pages * page,
-        held_bytes: counts.busy_pages * page,
-        filling_bytes: filling * page,
+        budget_bytes: u64::from(core.frames.frames()) * PAGE_BYTES as u64,
+        pinned_bytes: census.pinned_bytes,
+        held_bytes: census.held_bytes,
+        filling_bytes: census.filling_bytes,
+        dirty_bytes: census.dirty_bytes,
+        reclaimable_bytes: census.reclaimable_bytes,
         metadata_bytes: metadata_bytes(core),
     }
 }
@@ -209,9 +216,8 @@ pub(crate) fn metadata_bytes(core: &Core) -> u64 {
 /// More index nodes, at least `wanted`.
 pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
     let mut failed = None;
-    let refilled = core.nodes.refill(wanted, || match allocate(core, Order::MIN, true) {
-        // The slab keeps its reference for ever: it is never evicted, split or moved.
-        Ok(got) => got.and_then(|(frame, _)| NonNull::new(core.frames.address(frame))),
+    let refilled = core.nodes.refill(wanted, || match allocate_slab(core) {
+        Ok(frame) => NonNull::new(core.frames.address(frame)),
         Err(error) => {
             failed = Some(error);
             None
@@ -220,6 +226,18 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
     // Without an error the nodes are there, or others were quicker: the caller tries again.
     let _ = refilled;
     failed.map_or(Ok(()), Err)
+}
+
+/// A frame for index nodes. It keeps its reference for ever: it is never evicted, split or moved, and
+/// so it goes where it splinters no run.
+fn allocate_slab(core: &Core) -> Result<FrameNumber> {
+    if let Some(frame) = place(core, Order::MIN) {
+        return Ok(frame);
+    }
+    let got = allocate(core, Order::MIN, true)?;
+    let (frame, _) = got.expect("what is needed comes, or there is an error");
+    core.frames.claim_run_of(frame);
+    Ok(frame)
 }
 
 /// Evicts until `pages` are gone or the effort is spent.

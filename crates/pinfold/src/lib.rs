@@ -38,6 +38,6 @@ pub use file::File;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
-pub use pin::{Extent, PinHolder, PinnedRange};
+pub use pin::{PinHolder, PinnedExtent, PinnedRange};
 pub use source::Hint;
 pub use stats::{Fallbacks, READ_SIZE_BUCKETS, Stats};

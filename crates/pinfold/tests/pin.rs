@@ -411,7 +411,13 @@ fn runs_left(options: Options) -> (u32, u32) {
         made += 1;
         let at = u64::from(made - 1) * 2 * MIB;
         folios.push(filler.pin(at..at + 2 * MIB).unwrap());
-        assert_eq!(folios.last().unwrap().extents().count(), 1);
+        let last = folios.last().unwrap();
+        assert_eq!(
+            last.extents().count(),
+            1,
+            "{made} made, {:?} whole, {last:?}",
+            cache.whole_runs()
+        );
     }
     file.read_at(&mut buf, 0).unwrap();
     drop(folios);
@@ -420,7 +426,7 @@ fn runs_left(options: Options) -> (u32, u32) {
     let (free, all) = cache.whole_runs();
     println!("{made} runs were made of {all}, {free} are whole with nothing but pins");
     drop(pins);
-    assert_eq!(cache.whole_runs().0, all, "all is whole without pins");
+    assert!(cache.whole_runs().0 + 1 >= all, "without pins, all but the run of the index nodes");
     (made, free)
 }
 

@@ -11,6 +11,7 @@ mod cgroup;
 pub mod engines;
 mod miss;
 mod miss_child;
+mod pin;
 pub mod place;
 mod read;
 mod read_tables;
@@ -47,6 +48,9 @@ enum Bench {
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
+    /// Pin what is in memory for long, and unpin it
+    #[command(after_help = pin::HELP)]
+    Pin(pin::PinArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -61,6 +65,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Ref(args) => refs::run(&args),
         Bench::Read(args) => read::run(&args),
         Bench::Miss(args) => miss::run(&args),
+        Bench::Pin(args) => pin::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),
     }

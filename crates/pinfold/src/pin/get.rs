@@ -180,10 +180,9 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
             return Err(no_range(&handle.mapping, &range.range()));
         }
         let held = core.hold(&handle.mapping, page).filter(|held| !held.frame().is_changing());
-        let wanted = (range.end - (page << PAGE_SHIFT).max(range.start)) as usize;
         let held = match held {
             Some(held) => held,
-            None => fill::get(handle, page, wanted)?,
+            None => fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64))?,
         };
         // Dropped since: look again.
         let Some(stamp) = held.frame().read_begin() else { continue };

@@ -61,7 +61,7 @@ use run::Runs;
 ///   after [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes, and whoever
 ///   reads or pins then gets the new ones.
 /// - Therefore no `&[u8]` of them is given out by safe code: [`copy_to`](Self::copy_to) copies as a
-///   racing reader must, and [`Extent::bytes`] says what has to hold for a slice.
+///   racing reader must, and [`PinnedExtent::bytes`] says what has to hold for a slice.
 #[must_use = "dropped at once, it pins nothing"]
 pub struct PinnedRange {
     core: Arc<Core>,
@@ -91,14 +91,14 @@ impl PinnedRange {
     }
 
     /// Where the bytes are, from the first to the last: as few pieces as their places in memory allow.
-    pub fn extents(&self) -> impl Iterator<Item = Extent<'_>> {
+    pub fn extents(&self) -> impl Iterator<Item = PinnedExtent<'_>> {
         let mut from = self.start;
         self.runs.iter().filter(|run| run.pages() > 0).map(move |run| {
             let inside = (from % PAGE_BYTES as u64) as usize;
             let room = run.pages() as usize * PAGE_BYTES - inside;
             let bytes = (self.end - from).min(room as u64) as usize;
             let address = self.core.frames.address(run.first()).wrapping_add(inside).cast_const();
-            let extent = Extent { address, bytes, offset: from, pinned: self };
+            let extent = PinnedExtent { address, bytes, offset: from, pinned: self };
             from += bytes as u64;
             extent
         })
@@ -210,6 +210,13 @@ impl PinnedRange {
         self.runs.unpin::<true>(&self.core);
     }
 
+    /// Folios that have pages of it: that many entries of the frame table are touched by a pin; for
+    /// explaining figures.
+    #[doc(hidden)]
+    pub fn folios(&self) -> u64 {
+        self.runs.folios(&self.core)
+    }
+
     fn outside(&self, at: u64) -> Error {
         Error::OutsidePin { at, start: self.start, end: self.end }
     }
@@ -241,7 +248,7 @@ impl fmt::Debug for PinnedRange {
 
 /// A piece of a [`PinnedRange`] that lies in one piece in memory.
 #[derive(Clone, Copy)]
-pub struct Extent<'a> {
+pub struct PinnedExtent<'a> {
     address: *const u8,
     bytes: usize,
     offset: u64,
@@ -251,11 +258,11 @@ pub struct Extent<'a> {
 
 // SAFETY: an address and a length; what they lead to may be read from any thread as long as the range
 // is borrowed, which can be shared itself.
-unsafe impl Send for Extent<'_> {}
+unsafe impl Send for PinnedExtent<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Extent<'_> {}
+unsafe impl Sync for PinnedExtent<'_> {}
 
-impl<'a> Extent<'a> {
+impl<'a> PinnedExtent<'a> {
     /// Where it begins. Good to read from until the [`PinnedRange`] is dropped; see there for who may
     /// be writing meanwhile.
     pub fn address(&self) -> *const u8 {
@@ -300,8 +307,8 @@ impl<'a> Extent<'a> {
     }
 }
 
-impl fmt::Debug for Extent<'_> {
+impl fmt::Debug for PinnedExtent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extent({:p}, {} bytes at {})", self.address, self.bytes, self.offset)
+        write!(f, "PinnedExtent({:p}, {} bytes at {})", self.address, self.bytes, self.offset)
     }
 }

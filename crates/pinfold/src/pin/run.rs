@@ -140,6 +140,23 @@ impl Runs {
         (last.head, last.skip)
     }
 
+    /// How many folios there are in it; one that is in two runs counts twice.
+    pub(super) fn folios(&self, core: &Core) -> u64 {
+        let mut folios = 0;
+        for run in self.iter() {
+            let mut behind = *run;
+            while behind.pages > 0 {
+                let rest = core.frames.frame(behind.head).order().frames() - behind.skip;
+                folios += 1;
+                if rest >= behind.pages {
+                    break;
+                }
+                behind = cut(core, behind, rest);
+            }
+        }
+        folios
+    }
+
     /// Unpins all of it: one subtraction for each folio, or `BY_PAGE`, for comparisons, for each page.
     /// There is nothing left afterwards.
     #[inline]
@@ -155,7 +172,7 @@ impl Runs {
     }
 }
 
-/// Each folio of the run, with the number of its pages that are in it.
+/// Unpins each folio of the run.
 #[inline]
 fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
     let Run { mut head, mut skip, pages: mut left } = run;

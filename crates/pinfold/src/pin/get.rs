@@ -96,6 +96,19 @@ pub(crate) fn pin(
     Ok(pinned)
 }
 
+/// Pins the bytes of one folio if that can be done the quick way; for models.
+#[cfg(all(test, loom))]
+pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
+    let core = &handle.core;
+    let (page, to) = (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_BYTES as u64));
+    let got = quick(core, &handle.mapping, page, to, range.end)?;
+    assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
+    let mut runs = Runs::new();
+    runs.push(got.head, got.skip, got.pages, None);
+    let Range { start, end } = range;
+    Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
+}
+
 /// Whether there can be such a range.
 #[inline]
 fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {

@@ -33,6 +33,8 @@ use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
 
+#[cfg(all(test, loom))]
+pub(crate) use get::try_pin;
 pub(crate) use get::{Step, pin};
 pub(crate) use holders::Holders;
 pub use holders::PinHolder;

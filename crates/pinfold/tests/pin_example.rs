@@ -6,8 +6,6 @@
 #[allow(dead_code, reason = "its `main` is called by the tests")]
 mod pin_to_socket;
 
-use std::os::unix::net::UnixStream;
-
 /// Whether there are rings here at all: some containers forbid them, and then there is nothing to see.
 fn rings() -> bool {
     match io_uring::IoUring::new(1) {
@@ -30,18 +28,19 @@ fn a_file_goes_to_a_socket_from_where_it_is_cached() {
     let length = 8 * 1024 * 1024 - 777;
     std::fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
     let expected = std::fs::read(&path).unwrap();
-    let (sender, receiver) = UnixStream::pair().unwrap();
+    let (sender, receiver) = pin_to_socket::pair().unwrap();
     let check = std::thread::spawn(move || pin_to_socket::compare(receiver, &expected));
-    let (bytes, buffers) = pin_to_socket::send(&path, sender).unwrap();
+    let sent = pin_to_socket::send(&path, sender).unwrap();
     check.join().unwrap().unwrap();
-    assert_eq!(bytes, length);
-    assert!((2..=20).contains(&buffers), "8 MiB in {buffers} pieces");
+    assert_eq!(sent.bytes, length);
+    assert!((2..=20).contains(&sent.buffers), "8 MiB: {sent:?}");
+    println!("{sent:?}");
 }
 
 #[test]
 fn the_receiver_notices_a_wrong_byte_and_a_missing_one() {
     let told = |sent: &[u8], expected: &[u8]| {
-        let (mut sender, receiver) = UnixStream::pair().unwrap();
+        let (mut sender, receiver) = pin_to_socket::pair().unwrap();
         std::io::Write::write_all(&mut sender, sent).unwrap();
         drop(sender);
         pin_to_socket::compare(receiver, expected).map_err(|error| error.to_string())

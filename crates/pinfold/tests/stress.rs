@@ -39,6 +39,7 @@ fn every_byte_is_right_under_stress() {
         (stats.fill_errors, "failed to fill"),
         (stats.short_reads, "read without a reference"),
         (stats.counted_hits, "read under a reference"),
+        (stats.pin_migrations, "moved to be pinned"),
         (report.excused, "met a fault"),
     ] {
         assert!(count > 10, "hardly anything was {what}: {report}");
@@ -53,6 +54,12 @@ fn a_budget_of_the_smallest_size_holds_up_too() {
         options.data_bytes = 10 * pinfold::BUDGET_MIN_BYTES;
     });
     println!("{}", report.unwrap_or_else(|failure| panic!("{failure}")));
+}
+
+#[test]
+fn a_write_to_pinned_bytes_is_caught() {
+    let text = caught(Sabotage::ScribblePins).to_string();
+    assert!(text.contains("wrong byte at"), "{text}");
 }
 
 /// What a run says of something broken.

@@ -2,7 +2,7 @@
 //!
 //! Belongs here: what a run is asked for, how its threads are started and stopped, how it ends.
 //! Each other file has one part: `files` what there is to read, `reader` those who read and
-//! check, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
+//! check, `pinner` those who pin and check, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
 //! what is said in the end. Called by `tests/stress.rs` and `pinfold stress`.
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
@@ -12,6 +12,7 @@
 #![allow(clippy::unnecessary_box_returns, reason = "failures are large, and made once")]
 
 mod files;
+mod pinner;
 mod reader;
 mod report;
 mod shaker;
@@ -41,6 +42,8 @@ pub struct Options {
     pub readers: usize,
     /// Threads that split, migrate, invalidate, compact, advise and reopen.
     pub shakers: usize,
+    /// Threads that pin ranges, and hold them for a while.
+    pub pinners: usize,
     /// Decides which files, ranges and faults there are.
     pub seed: u64,
     /// Of the cache.
@@ -66,10 +69,12 @@ pub enum Sabotage {
     Hang,
     /// What is written anew is not invalidated.
     NoInvalidate,
+    /// Somebody writes to what he has pinned.
+    ScribblePins,
 }
 
 impl Options {
-    /// Two readers per core and two shakers, for 5 seconds, on files of ten times 8 MiB in `dir`.
+    /// Two readers per core, two shakers and two pinners, for 5 seconds, on files of ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {
@@ -77,6 +82,7 @@ impl Options {
             reads: None,
             readers: 2 * cores,
             shakers: 2,
+            pinners: 2,
             seed: 1,
             budget_bytes: 8 << 20,
             data_bytes: 80 << 20,
@@ -104,6 +110,8 @@ struct Shared {
     subjects: Subjects,
     watch: Watch,
     stop: AtomicBool,
+    /// Pinned by whom ever; whoever comes next goes on with it.
+    pins: Mutex<Vec<pinner::Held>>,
     failure: Mutex<Option<Failure>>,
 }
 
@@ -156,6 +164,7 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
         cache,
         subjects,
         stop: AtomicBool::new(false),
+        pins: Mutex::new(Vec::new()),
         failure: Mutex::new(None),
     });
     let since = Instant::now();
@@ -168,11 +177,17 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
             let _ = thread.join();
         }
     }
-    let failure = shared.failure.lock().take().or(hang);
+    shared.pins.lock().clear();
+    let failure = shared.failure.lock().take().or(hang).or_else(|| still_pinned(&shared));
     match failure {
         Some(failure) => Err(Box::new(failure)),
         None => Ok(Report::of(&shared, elapsed)),
     }
+}
+
+/// Nothing is pinned any more; is that what the cache says?
+fn still_pinned(shared: &Shared) -> Option<Failure> {
+    shared.cache.clone().close().err().map(|error| Failure::Pins(error.to_string()))
 }
 
 /// What a thread does, with its desk and its seed.
@@ -183,6 +198,7 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     let mut works: Vec<(String, Work)> = Vec::new();
     works.extend((0..options.readers).map(|n| (format!("reader {n}"), reader::run as Work)));
     works.extend((0..options.shakers).map(|n| (format!("shaker {n}"), shaker::run as Work)));
+    works.extend((0..options.pinners).map(|n| (format!("pinner {n}"), pinner::run as Work)));
     works.push(("injector".into(), shaker::inject));
     works.push(("rewriter".into(), shaker::rewrite));
     works.push(("cutter".into(), shaker::cut));

@@ -54,6 +54,8 @@ pub enum Failure {
     },
     /// The cache used more than its budget, or its counters contradict each other.
     Budget(String),
+    /// The cache says that something is pinned, and nothing is.
+    Pins(String),
     /// A thread panicked.
     Panic {
         /// Which.
@@ -98,7 +100,7 @@ impl fmt::Display for Failure {
             Failure::Unexpected { thread, doing, error } => {
                 write!(f, "{thread} ({doing}) met an error that it should not have: {error}")
             }
-            Failure::Setup(what) | Failure::Budget(what) => f.write_str(what),
+            Failure::Setup(what) | Failure::Budget(what) | Failure::Pins(what) => f.write_str(what),
             Failure::Panic { thread, message, doing } => {
                 write!(f, "{thread} ({doing}) panicked: {message}")
             }
@@ -175,6 +177,7 @@ impl fmt::Display for Report {
             (stats.refaults, "refaults"),
             (stats.splits, "folios split"),
             (stats.migrations, "folios moved"),
+            (stats.pin_migrations, "of these, to be pinned"),
             (stats.fallbacks.changed, "copies thrown away: the folio had changed"),
             (stats.fallbacks.identity, "lookups thrown away: another folio by then"),
         ];

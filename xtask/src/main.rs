@@ -1,6 +1,7 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
 mod packages;
+mod pin_counts;
 mod probes;
 
 use anyhow::Result;
@@ -29,6 +30,8 @@ enum Command {
     Peers,
     /// Build the counted reference with tracepoints and see each of them fire in a debugger
     Probes,
+    /// Count instructions and cache lines of a pin, batched and page by page; installs valgrind
+    PinCounts,
 }
 
 /// What is passed on to the lab as it is.
@@ -48,6 +51,7 @@ fn main() -> Result<()> {
         Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
         Command::Probes => probes::run(&sh),
+        Command::PinCounts => pin_counts::run(&sh),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::index::NodePool;
 use crate::mapping::Mappings;
 use crate::options::{FileOptions, Options};
+use crate::pin::{Holders, PinHolder};
 use crate::readers::{Deferred, Readers};
 use crate::reclaim::{self, Reclaim};
 use crate::source::{self, Access, Backing, Engine, EngineOptions, Source};
@@ -76,6 +77,10 @@ impl Cache {
         // SAFETY: the arena stays mapped as long as `frames`, which `Core` drops after the nodes
         // and every index; `refill_nodes` hands out slabs that it allocated and never frees.
         let nodes = unsafe { NodePool::new(base, arena_bytes, PAGE_BYTES) };
+        let mut engine = EngineOptions::default();
+        if !options.io_uring {
+            engine.ring_depth = 0;
+        }
         let core = Arc::new(Core {
             counters: Counters::new(),
             mappings: Mappings::new(),
@@ -84,7 +89,8 @@ impl Cache {
             readers: Arc::new(Readers::new(options.barrier)),
             deferred: Deferred::new(),
             failures: Failures::new(),
-            engine: Arc::new(Engine::new(EngineOptions::default())),
+            holders: Holders::new(options.track_pins),
+            engine: Arc::new(Engine::new(engine)),
             options,
             nodes,
             frames,
@@ -162,6 +168,37 @@ impl Cache {
         reclaim::compact(&self.core)
     }
 
+    /// Who pins what, the oldest first; `None` unless the cache was opened with
+    /// [`Options::track_pins`].
+    pub fn pins(&self) -> Option<Vec<PinHolder>> {
+        self.core.holders.all()
+    }
+
+    /// Gives this handle up, and says if something is pinned in the cache that should not be any more.
+    ///
+    /// A pin keeps the cache's memory, all of it, for as long as it lives, so a forgotten one is a
+    /// leak of the whole budget. To be called where a program ends, or expects to be done with a cache:
+    /// dropping the handle instead says nothing. Other handles and open files stay good either way.
+    ///
+    /// # Errors
+    /// [`Error::StillPinned`], with who pins if the cache was opened with [`Options::track_pins`].
+    pub fn close(self) -> Result<()> {
+        match pinned_pages(&self.core) {
+            0 => Ok(()),
+            pages => Err(Error::StillPinned {
+                pinned_bytes: pages * PAGE_BYTES as u64,
+                holders: self.pins().unwrap_or_default(),
+            }),
+        }
+    }
+
+    /// Free runs of 2 MiB, and how many there could be; for tests of what pins do to them.
+    #[doc(hidden)]
+    pub fn whole_runs(&self) -> (u32, u32) {
+        let free = self.core.frames.stats().free_blocks[usize::from(frame::Order::MAX.get())];
+        (free, self.core.frames.whole_runs().count() as u32)
+    }
+
     /// What the cache has done and holds. Adds up the threads' counters; not for every request.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
@@ -206,11 +243,12 @@ impl Cache {
             direct_reclaims: sum(Event::DirectReclaim),
             splits: sum(Event::Split),
             migrations: sum(Event::Migration),
+            pin_migrations: sum(Event::PinMigration),
             borrow: borrow_stats(core),
             budget_bytes,
             resident_bytes: budget_bytes.saturating_sub(metadata_bytes + free_bytes),
             dirty_bytes: 0,
-            pinned_bytes: 0,
+            pinned_bytes: pinned_pages(core) * page,
             metadata_bytes: metadata_bytes + directories_bytes,
             free_bytes,
             huge_pages: core.frames.huge_pages_advised(),
@@ -235,4 +273,11 @@ fn borrow_stats(core: &Core) -> BorrowStats {
         deferred_bytes: deferred_pages * PAGE_BYTES as u64,
         membarriers: core.counters.sum(Event::Membarrier),
     }
+}
+
+/// Each page as often as it is pinned.
+fn pinned_pages(core: &Core) -> u64 {
+    // The unpinned ones first: what is pinned and unpinned in between must not count for them alone.
+    let unpinned = core.counters.sum(Event::UnpinnedPages);
+    core.counters.sum(Event::PinnedPages).saturating_sub(unpinned)
 }

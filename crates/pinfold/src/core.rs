@@ -12,6 +12,7 @@ use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
 use crate::options::{Options, Reference};
+use crate::pin::Holders;
 use crate::readers::{Deferred, Readers};
 use crate::reclaim::Reclaim;
 use crate::source::Engine;
@@ -29,6 +30,7 @@ pub(crate) struct Core {
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
     pub(crate) failures: Failures,
+    pub(crate) holders: Holders,
     pub(crate) engine: Arc<Engine>,
     /// After all that points into the arena.
     pub(crate) nodes: NodePool,
@@ -79,6 +81,14 @@ impl Core {
     pub(crate) fn put(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);
         if frame.count.put(1) {
+            self.destroy(head, frame);
+        }
+    }
+
+    /// Gives up the pins of so many pages, and frees the folio if nothing else held it.
+    #[inline]
+    pub(crate) fn unpin(&self, head: FrameNumber, frame: &Frame, pages: u32) {
+        if frame.count.unpin(pages) {
             self.destroy(head, frame);
         }
     }

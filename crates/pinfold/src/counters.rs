@@ -48,6 +48,9 @@ pub(crate) enum Event {
     Announced,
     Deferred,
     Membarrier,
+    PinMigration,
+    PinnedPages,
+    UnpinnedPages,
     Migration,
 }
 
@@ -128,10 +131,15 @@ impl Counters {
         self.add(event, 1);
     }
 
-    /// Counts `n` more of `event`. Exact for what must balance, starts and ends of fills.
+    /// Counts `n` more of `event`. Exact for what must balance: starts and ends of fills and pins.
+    #[inline]
     pub(crate) fn add(&self, event: Event, n: u64) {
         let counter = &self.shard().events[event as usize];
-        if matches!(event, Event::FillStarted | Event::FillEnded) {
+        let balances = matches!(
+            event,
+            Event::FillStarted | Event::FillEnded | Event::PinnedPages | Event::UnpinnedPages
+        );
+        if balances {
             // Relaxed: as in `add`.
             counter.fetch_add(n, Ordering::Relaxed);
         } else {

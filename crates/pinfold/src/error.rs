@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::pin::PinHolder;
 use crate::source::{OpenError, Truncated};
 
 /// Why a call failed. Whatever it is, the cache lives on.
@@ -100,22 +101,132 @@ pub enum Error {
     /// The budget is used up by what cannot be evicted.
     #[error(
         "no memory for {wanted_bytes} bytes in a budget of {budget_bytes}: {pinned_bytes} are \
-         pinned, {held_bytes} held by readers, {filling_bytes} being read, {metadata_bytes} are metadata"
+         pinned, {held_bytes} held by readers, {filling_bytes} being read, {dirty_bytes} dirty, \
+         {reclaimable_bytes} reclaimable, {metadata_bytes} metadata"
     )]
     NoMemory {
         /// What was needed.
         wanted_bytes: u64,
         /// The cache's budget.
         budget_bytes: u64,
-        /// Pinned, among the folios that were looked at.
+        /// Folios with pinned pages; [`Cache::pins`](crate::Cache::pins) tells by whom.
         pinned_bytes: u64,
-        /// Referenced for a moment, among the folios that were looked at.
+        /// Folios that somebody else than the cache has a reference to.
         held_bytes: u64,
-        /// On their way from a source.
+        /// Folios on their way from a source.
         filling_bytes: u64,
+        /// Folios that are newer than the source's.
+        dirty_bytes: u64,
+        /// Folios that could be evicted by now.
+        reclaimable_bytes: u64,
         /// The frame table and the indexes.
         metadata_bytes: u64,
     },
+    /// There are no such bytes to pin.
+    #[error("cannot pin bytes {start} to {end} of {}: {cause}", path.display())]
+    PinRange {
+        /// Which file.
+        path: PathBuf,
+        /// Where the range begins.
+        start: u64,
+        /// The first byte behind it.
+        end: u64,
+        /// What is wrong with it.
+        cause: PinRangeCause,
+    },
+    /// More was to be pinned at once than the cache can ever hold.
+    #[error(
+        "cannot pin {asked_bytes} bytes at once: in a budget of {budget_bytes} bytes, at most \
+         {most_bytes} can be pinned"
+    )]
+    PinTooLarge {
+        /// The bytes of all pages that the range touches.
+        asked_bytes: u64,
+        /// What could be pinned if nothing else was.
+        most_bytes: u64,
+        /// The cache's budget.
+        budget_bytes: u64,
+    },
+    /// A folio would have to move before it can be pinned for long, and others held it all the time.
+    #[error(
+        "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
+         held for {waited_ms} ms, by {referenced} references and {pinned} pins at last{}",
+        path.display(), uncounted(*referenced, *pinned)
+    )]
+    PinHeld {
+        /// Which file.
+        path: PathBuf,
+        /// Where in the file the folio begins.
+        offset: u64,
+        /// How large it is.
+        bytes: u64,
+        /// References that others have to it.
+        referenced: u32,
+        /// Pins of its pages.
+        pinned: u32,
+        /// How long it was tried.
+        waited_ms: u64,
+    },
+    /// A folio has as many pins as can be counted.
+    #[error(
+        "cannot pin the page at {offset}: {most_pages} pages of its folio are pinned, the most that can be counted"
+    )]
+    TooManyPins {
+        /// Where in the file the page is.
+        offset: u64,
+        /// How many pages of one folio can be pinned, each counted as often as it is.
+        most_pages: u32,
+    },
+    /// A pinned range was asked for a byte that it does not have.
+    #[error("byte {at} is outside of what is pinned, {start} to {end}")]
+    OutsidePin {
+        /// Where in the file.
+        at: u64,
+        /// Where the pinned range begins.
+        start: u64,
+        /// The first byte behind it.
+        end: u64,
+    },
+    /// A cache was closed in which something is pinned.
+    #[error("{pinned_bytes} bytes are still pinned{}", listed(holders))]
+    StillPinned {
+        /// The bytes of all pages that are pinned, each as often as it is.
+        pinned_bytes: u64,
+        /// By whom, if the cache keeps a list (see
+        /// [`Options::track_pins`](crate::Options::track_pins)).
+        holders: Vec<PinHolder>,
+    },
+}
+
+/// What is wrong with a range that was to be pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinRangeCause {
+    /// It has no byte.
+    #[error("the range is empty")]
+    Empty,
+    /// It ends before it begins.
+    #[error("the range ends before it begins")]
+    Reversed,
+    /// It ends behind the file.
+    #[error("the file ends at {len_bytes}")]
+    BeyondEnd {
+        /// How long the file is.
+        len_bytes: u64,
+    },
+}
+
+/// What to say where nobody is counted.
+fn uncounted(referenced: u32, pinned: u32) -> &'static str {
+    if referenced == 0 && pinned == 0 { " (only for moments each time)" } else { "" }
+}
+
+/// One holder a line.
+fn listed(holders: &[PinHolder]) -> String {
+    if holders.is_empty() {
+        return " (Options::track_pins lets the cache say by whom)".to_owned();
+    }
+    holders.iter().fold(":".to_owned(), |text, holder| text + "\n  " + &holder.to_string())
 }
 
 /// A result of this crate.

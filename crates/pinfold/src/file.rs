@@ -1,6 +1,7 @@
 //! `File`: a handle to a file that is read through a cache.
 
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
@@ -11,6 +12,7 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::mapping::Mapping;
+use crate::pin::{self, PinnedRange, Step};
 use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
@@ -107,6 +109,49 @@ impl File {
     #[inline]
     pub fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
         self.handle.optimistic(page)
+    }
+
+    /// Pins bytes of the file in memory, for I/O and DMA that outlive the call: they stay where they are
+    /// until the [`PinnedRange`] is dropped. What is not cached is read from the source first, in
+    /// folios of up to 2 MiB where the range allows it. See [`PinnedRange`] for what is promised.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+    /// let mut pinned = file.pin(5_000..9_000)?;
+    /// let iovecs = pinned.iovecs(); // for writev(2), or a ring's fixed buffers
+    /// assert_eq!(iovecs.iter().map(|iovec| iovec.iov_len).sum::<usize>(), 4_000);
+    /// pinned.unpin_front(1_000)?; // so much has been sent
+    /// assert_eq!(pinned.range(), 6_000..9_000);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// A pinned folio is neither evicted nor moved. So a folio smaller than 2 MiB is moved before it is
+    /// pinned, if it lies where it would keep 2 MiB from becoming free in one piece; its holders are
+    /// waited for, half a second at most. A large folio is kept as a whole, however few of its pages
+    /// are pinned.
+    ///
+    /// Cost, for what is cached and lies right: a look-up and one atomic addition for each folio, one
+    /// atomic subtraction to give it back.
+    ///
+    /// # Errors
+    /// [`Error::PinRange`] if the range is empty or reversed, or ends behind the file;
+    /// [`Error::PinTooLarge`] if it can never fit into the budget; [`Error::PinHeld`] if a folio has to
+    /// move and cannot; [`Error::TooManyPins`]; and as for [`read_at`](Self::read_at). Nothing is
+    /// pinned then.
+    #[track_caller]
+    #[inline]
+    pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
+        pin::pin(&self.handle, range, Step::Folio, Location::caller())
+    }
+
+    /// The same page by page, with a look-up and an addition for each; for comparisons only.
+    #[doc(hidden)]
+    #[track_caller]
+    #[inline]
+    pub fn pin_per_page(&self, range: Range<u64>) -> Result<PinnedRange> {
+        pin::pin(&self.handle, range, Step::Page, Location::caller())
     }
 
     /// The length in bytes, as it was when the file was last opened, or at the last

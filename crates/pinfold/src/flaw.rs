@@ -109,6 +109,16 @@ flaws! {
     InvalidateNothing,
     /// The folio with the old end stays when a file's length changes.
     KeepOldEnd,
+    // ---- of pins ----
+    /// A pin does not look whether the folio is still the one that was looked up.
+    PinBlindly,
+    /// Freezing does not mind pins.
+    FreezePinned,
+    /// A range that is cut inside a page has one pin of it for both parts.
+    SplitSharesPin,
+    /// A folio that was moved to be pinned is pinned after the mutex is let go.
+    PinMovedLate,
+
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
     /// A file without folios is given up by the first look at its handles.

@@ -26,6 +26,7 @@ mod mapping;
 #[cfg(all(test, loom))]
 mod models;
 mod options;
+mod pin;
 mod read;
 mod readers;
 mod reclaim;
@@ -40,12 +41,13 @@ mod wait;
 pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
-pub use error::{Error, Result};
+pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
+pub use pin::{PinHolder, PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

@@ -11,6 +11,9 @@ pub struct Options {
     pub(crate) readahead_max_bytes: usize,
     pub(crate) reference: Reference,
     pub(crate) barrier: Barrier,
+    pub(crate) io_uring: bool,
+    pub(crate) track_pins: bool,
+    pub(crate) pin_in_place: bool,
 }
 
 /// How a reader takes a counted reference; for comparisons only.
@@ -33,6 +36,9 @@ impl Options {
             readahead_max_bytes: 2 << 20,
             reference: Reference::Add,
             barrier: Barrier::Membarrier,
+            io_uring: true,
+            track_pins: false,
+            pin_in_place: false,
         }
     }
 
@@ -59,6 +65,31 @@ impl Options {
     #[must_use]
     pub fn barrier(mut self, barrier: Barrier) -> Self {
         self.barrier = barrier;
+        self
+    }
+
+    /// Whether reading ahead may go through io_uring; by default it does where the kernel lets it.
+    /// Without, threads do it: for debuggers and valgrind, which know little of rings.
+    #[must_use]
+    pub fn io_uring(mut self, allowed: bool) -> Self {
+        self.io_uring = allowed;
+        self
+    }
+
+    /// Keeps a list of who pins what, for [`Cache::pins`](crate::Cache::pins) and
+    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation; off by default.
+    #[must_use]
+    pub fn track_pins(mut self, track: bool) -> Self {
+        self.track_pins = track;
+        self
+    }
+
+    /// Pins folios where they lie, instead of moving them out of runs that could be made whole; for
+    /// comparisons only.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pin_in_place(mut self, in_place: bool) -> Self {
+        self.pin_in_place = in_place;
         self
     }
 

@@ -45,6 +45,8 @@ pub struct Stats {
     pub splits: u64,
     /// Folios moved to another place.
     pub migrations: u64,
+    /// Of these, those that were to be pinned for long and lay in the way.
+    pub pin_migrations: u64,
     /// Of those who borrow, and of what that costs those who evict.
     pub borrow: BorrowStats,
     /// The budget.
@@ -53,7 +55,7 @@ pub struct Stats {
     pub resident_bytes: u64,
     /// Of these, newer than the source's. Nothing writes yet.
     pub dirty_bytes: u64,
-    /// Of these, pinned. Nothing pins yet.
+    /// Pinned: the bytes of all pages, each as often as it is pinned.
     pub pinned_bytes: u64,
     /// The frame table and the index nodes with their slabs, which the budget pays; and the files'
     /// directories, which lie outside of it: 4 bytes for each 256 KiB of a file, 256 KiB at most.

@@ -39,6 +39,7 @@ fn every_byte_is_right_under_stress() {
         (stats.fill_errors, "failed to fill"),
         (stats.short_reads, "read without a reference"),
         (stats.counted_hits, "read under a reference"),
+        (stats.pin_migrations, "moved to be pinned"),
         (report.excused, "met a fault"),
     ] {
         assert!(count > 10, "hardly anything was {what}: {report}");
@@ -65,6 +66,12 @@ fn races_by_themselves_hold_too() {
         let report = report.unwrap_or_else(|failure| panic!("{schedule:?}: {failure}"));
         assert!(report.reads > 1000, "{schedule:?}: {report}");
     }
+}
+
+#[test]
+fn a_write_to_pinned_bytes_is_caught() {
+    let text = caught(Sabotage::ScribblePins).to_string();
+    assert!(text.contains("wrong byte at"), "{text}");
 }
 
 /// What a run says of something broken.

@@ -15,6 +15,7 @@ mod get;
 mod get_engines;
 mod miss;
 mod miss_child;
+mod pin;
 pub mod place;
 mod ranks;
 mod read;
@@ -58,6 +59,9 @@ enum Bench {
     /// Evict beside somebody who reads in place
     #[command(after_help = evict::HELP)]
     Evict(evict::EvictArgs),
+    /// Pin what is in memory for long, and unpin it
+    #[command(after_help = pin::HELP)]
+    Pin(pin::PinArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -74,6 +78,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Get(args) => get::run(&args),
         Bench::Miss(args) => miss::run(&args),
         Bench::Evict(args) => evict::run(&args),
+        Bench::Pin(args) => pin::run(&args),
         Bench::Worker(args) => workers::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),
     }

@@ -101,6 +101,19 @@ impl Filling {
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
+    get_as(reader, page, || reader.stream.on_miss(page, bytes, reader.mapping.len_bytes()))
+}
+
+/// The same for somebody who wants the pages up to `end`, and nothing behind them, whatever this
+/// handle read before: a pin.
+#[cold]
+#[inline(never)]
+pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>> {
+    get_as(reader, page, || Plan::of(end))
+}
+
+/// See [`get`]; `plan` is asked if there is something to read.
+fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
     reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
     // being frozen and then waited for that under the mapping's mutex.
@@ -111,8 +124,7 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
             }
             continue;
         }
-        let plan = reader.stream.on_miss(page, bytes, reader.mapping.len_bytes());
-        if let Some(held) = demand(reader, page, plan)? {
+        if let Some(held) = demand(reader, page, plan())? {
             return Ok(held);
         }
     }

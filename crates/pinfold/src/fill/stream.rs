@@ -30,6 +30,14 @@ pub(super) struct Plan {
     pub(super) mark: bool,
 }
 
+impl Plan {
+    /// What comes before `end`, and no more.
+    pub(super) fn of(end: u64) -> Self {
+        // Something in between may be there already; what is behind it is wanted all the same.
+        Plan { now_end: end, ahead_end: end, window_pages: Order::MAX.frames(), mark: false }
+    }
+}
+
 /// A handle's state. See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -71,9 +79,7 @@ impl Stream {
         if !sequential || self.window_max_pages == 0 {
             state.window_pages = 0;
             state.next = wanted_end;
-            // Something in between may be there already; what is behind it is wanted all the same.
-            let window_pages = Order::MAX.frames();
-            return Plan { now_end: wanted_end, ahead_end: wanted_end, window_pages, mark: false };
+            return Plan::of(wanted_end);
         }
         state.window_pages = self.grown(state.window_pages);
         let window = u64::from(state.window_pages);

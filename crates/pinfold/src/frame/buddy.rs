@@ -17,6 +17,12 @@
 //! - No two free blocks are buddies of the same order: they would have been merged. So the set of
 //!   free frames alone says which blocks there are, however they came about.
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
+//! - There are two sets of lists, one for blocks in movable runs, one for blocks in unmovable ones
+//!   (`mobility`): a block never crosses a run, so its first frame says which. A run that has become
+//!   free as a whole is movable.
+//!
+//! What can be moved takes from movable runs as long as they have anything; what stays takes from
+//! unmovable runs, and has another run made unmovable when they are full.
 //!
 //! Blocks come from the smallest order that has one, and the last freed goes first: its entry and
 //! bytes are warm, and large blocks stay whole as long as small ones do. There is nothing on the
@@ -26,6 +32,7 @@
 //! here: see the head of `entry`.
 
 use super::entry::Frame;
+use super::mobility::{Mobility, Runs};
 use super::table::Table;
 use super::{FrameNumber, Order};
 use crate::sync::{AtomicU32, Mutex, Ordering};
@@ -114,6 +121,7 @@ impl RunMap {
 #[derive(Debug)]
 pub(super) struct Buddy {
     lists: Mutex<Lists>,
+    runs: Runs,
     /// Copy of `Lists::free_frames`, stored under the mutex, for those who only want to know.
     free_frames: AtomicU32,
     table_frames: u32,
@@ -121,12 +129,26 @@ pub(super) struct Buddy {
 
 #[derive(Debug)]
 struct Lists {
+    /// By the kind of their runs.
+    of: [KindLists; 2],
+    free_frames: u32,
+    held: Option<Held>,
+}
+
+/// The free blocks in runs of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct KindLists {
     heads: [Option<FrameNumber>; Order::COUNT],
     blocks: [u32; Order::COUNT],
     /// Bit k: list k has a block.
     nonempty: u32,
-    free_frames: u32,
-    held: Option<Held>,
+}
+
+/// What the lists' owner lends to each call on them: the table, and the kinds of its runs.
+#[derive(Clone, Copy)]
+struct Ground<'a> {
+    table: &'a Table,
+    runs: &'a Runs,
 }
 
 /// The run that is being emptied, and which of its frames are.
@@ -140,33 +162,79 @@ impl Buddy {
     /// Takes over all frames of `table` but its first `table_frames`, as free.
     pub(super) fn new(table: &Table, table_frames: u32) -> Self {
         assert!(0 < table_frames && table_frames < table.frames());
-        let mut lists = Lists {
-            heads: [None; Order::COUNT],
-            blocks: [0; Order::COUNT],
-            nonempty: 0,
-            free_frames: 0,
-            held: None,
-        };
-        lists.add_range(table, table_frames, table.frames());
+        let runs = Runs::new(table.frames(), table_frames);
+        let mut lists = Lists { of: [KindLists::default(); 2], free_frames: 0, held: None };
+        lists.add_range(Ground { table, runs: &runs }, table_frames, table.frames());
         let free_frames = AtomicU32::new(lists.free_frames);
-        Buddy { lists: Mutex::new(lists), free_frames, table_frames }
+        Buddy { lists: Mutex::new(lists), runs, free_frames, table_frames }
     }
 
-    /// Takes a block of `order` off the free lists. It is still frozen, with an odd version.
+    fn ground<'a>(&'a self, table: &'a Table) -> Ground<'a> {
+        Ground { table, runs: &self.runs }
+    }
+
+    /// The kinds of the runs.
+    pub(super) fn runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    /// Takes a block of `order` off the free lists, from a movable run if one has it. It is still
+    /// frozen, with an odd version.
     pub(super) fn take(&self, table: &Table, order: Order) -> Option<FrameNumber> {
         let mut lists = self.lists.lock();
-        let head = lists.take(table, order)?;
+        let ground = self.ground(table);
+        let head = lists
+            .take(ground, order, Mobility::Movable)
+            .or_else(|| lists.take(ground, order, Mobility::Unmovable))?;
         self.publish(&lists);
         Some(head)
     }
 
-    /// Takes a block of `order`, or else the largest there is.
+    /// Takes a block of `order`, or else the largest there is; from a movable run if one has any.
     pub(super) fn take_at_most(&self, table: &Table, order: Order) -> Option<(FrameNumber, Order)> {
         let mut lists = self.lists.lock();
-        let order = lists.largest_at_most(order)?;
-        let head = lists.take(table, order)?;
+        let largest = |kind| lists.of[kind as usize].largest_at_most(order).map(|got| (kind, got));
+        let (kind, order) = largest(Mobility::Movable).or_else(|| largest(Mobility::Unmovable))?;
+        let head = lists.take(self.ground(table), order, kind)?;
         self.publish(&lists);
         Some((head, order))
+    }
+
+    /// Takes a block of `order` from a run of `kind` and no other.
+    pub(super) fn take_of(
+        &self,
+        table: &Table,
+        order: Order,
+        kind: Mobility,
+    ) -> Option<FrameNumber> {
+        let mut lists = self.lists.lock();
+        let head = lists.take(self.ground(table), order, kind)?;
+        self.publish(&lists);
+        Some(head)
+    }
+
+    /// Makes the movable run with the largest free block unmovable, if that is at least of `order`;
+    /// gives the run.
+    pub(super) fn claim(&self, table: &Table, order: Order) -> Option<FrameNumber> {
+        let mut lists = self.lists.lock();
+        let movable = &lists.of[Mobility::Movable as usize];
+        let largest = movable.nonempty.checked_ilog2()?;
+        let block = movable.heads[largest as usize].expect("its bit says there is one");
+        if largest < u32::from(order.get()) {
+            return None;
+        }
+        let run = block.align_down(Order::MAX);
+        lists.claim(self.ground(table), run);
+        self.assert_sane(&lists, table);
+        Some(run)
+    }
+
+    /// Makes the run that `frame` lies in unmovable.
+    pub(super) fn claim_at(&self, table: &Table, frame: FrameNumber) {
+        let mut lists = self.lists.lock();
+        if self.runs.is_movable(frame) {
+            lists.claim(self.ground(table), frame.align_down(Order::MAX));
+        }
     }
 
     /// Puts the block of `order` at `head` on the free lists, or among the held frames if it lies
@@ -181,7 +249,7 @@ impl Buddy {
         let mut lists = self.lists.lock();
         assert_not_free(table, head, order);
         if !lists.give_held(head, order) {
-            lists.add(table, head, order);
+            lists.add(self.ground(table), head, order);
         }
         self.assert_sane(&lists, table);
         self.publish(&lists);
@@ -194,22 +262,15 @@ impl Buddy {
 
     pub(super) fn stats(&self, table: &Table) -> FrameStats {
         let lists = self.lists.lock();
+        let blocks = |kind: Mobility| lists.of[kind as usize].blocks;
+        let (movable, unmovable) = (blocks(Mobility::Movable), blocks(Mobility::Unmovable));
         FrameStats {
             total_frames: table.frames(),
             table_frames: self.table_frames,
             free_frames: lists.free_frames,
             held_frames: lists.held_frames(),
-            free_blocks: lists.blocks,
+            free_blocks: std::array::from_fn(|order| movable[order] + unmovable[order]),
         }
-    }
-
-    pub(super) fn whole_runs(
-        &self,
-        table: &Table,
-    ) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
-        let first = self.table_frames.div_ceil(RunMap::FRAMES);
-        let end = table.frames() / RunMap::FRAMES;
-        (first..end).map(|run| FrameNumber(run * RunMap::FRAMES))
     }
 
     pub(super) fn free_in(&self, table: &Table, run: FrameNumber) -> RunMap {
@@ -231,7 +292,7 @@ impl Buddy {
         }
         let mut map = RunMap::default();
         for (head, order) in blocks_in(table, run) {
-            lists.unlink(table, head, order);
+            lists.unlink(self.ground(table), head, order);
             lists.free_frames -= order.frames();
             map.insert(head.0 - run.0, order);
         }
@@ -252,6 +313,7 @@ impl Buddy {
         let full = lists.held_map(run).is_full();
         if full {
             lists.held = None;
+            self.runs.set(run, Mobility::Movable);
         }
         full
     }
@@ -265,7 +327,7 @@ impl Buddy {
         // Ends: each round starts past a gap that lies past where the last one started.
         while at < RunMap::FRAMES {
             let gap = map.next_gap(at);
-            lists.add_range(table, run.0 + at, run.0 + gap);
+            lists.add_range(self.ground(table), run.0 + at, run.0 + gap);
             at = map.next_member(gap);
         }
         self.assert_sane(&lists, table);
@@ -294,23 +356,7 @@ impl Buddy {
     }
 }
 
-impl Lists {
-    fn take(&mut self, table: &Table, order: Order) -> Option<FrameNumber> {
-        let enough = self.nonempty >> order.get();
-        if enough == 0 {
-            return None;
-        }
-        let from = Order(order.get() + enough.trailing_zeros() as u8);
-        let head = self.heads[usize::from(from.get())].expect("its bit says there is one");
-        self.unlink(table, head, from);
-        // Keep the lower half, give the upper one back, as often as the block is too large.
-        for half in (order.get()..from.get()).rev().map(Order) {
-            self.push(table, head.after(half.frames()), half);
-        }
-        self.free_frames -= order.frames();
-        Some(head)
-    }
-
+impl KindLists {
     /// The order that `take` can serve: `order` if there is a block for it, else the largest.
     fn largest_at_most(&self, order: Order) -> Option<Order> {
         if self.nonempty >> order.get() != 0 {
@@ -318,9 +364,41 @@ impl Lists {
         }
         self.nonempty.checked_ilog2().map(|largest| Order(largest as u8))
     }
+}
+
+impl Lists {
+    fn take(&mut self, ground: Ground<'_>, order: Order, kind: Mobility) -> Option<FrameNumber> {
+        let lists = &self.of[kind as usize];
+        let enough = lists.nonempty >> order.get();
+        if enough == 0 {
+            return None;
+        }
+        let from = Order(order.get() + enough.trailing_zeros() as u8);
+        let head = lists.heads[usize::from(from.get())].expect("its bit says there is one");
+        self.unlink(ground, head, from);
+        // Keep the lower half, give the upper one back, as often as the block is too large.
+        for half in (order.get()..from.get()).rev().map(Order) {
+            self.push(ground, head.after(half.frames()), half);
+        }
+        self.free_frames -= order.frames();
+        Some(head)
+    }
+
+    /// Makes a movable run unmovable: what is free in it changes lists.
+    fn claim(&mut self, ground: Ground<'_>, run: FrameNumber) {
+        // Collected first: the second pass would meet what the first has just put back.
+        let blocks: Vec<_> = blocks_in(ground.table, run).collect();
+        for &(head, order) in &blocks {
+            self.unlink(ground, head, order);
+        }
+        ground.runs.set(run, Mobility::Unmovable);
+        for (head, order) in blocks {
+            self.push(ground, head, order);
+        }
+    }
 
     /// Adds a block that is on no list, merged with its buddies as far as they are free.
-    fn add(&mut self, table: &Table, head: FrameNumber, order: Order) {
+    fn add(&mut self, ground: Ground<'_>, head: FrameNumber, order: Order) {
         self.free_frames += order.frames();
         let mut head = head;
         let mut order = order;
@@ -329,52 +407,59 @@ impl Lists {
             let buddy = FrameNumber(head.0 ^ order.frames());
             // A buddy beyond the end of the arena has no entry, one in the table's frames is
             // never on a list: neither is free.
-            let free = table.try_frame(buddy).and_then(Frame::block) == Some(order);
+            let free = ground.table.try_frame(buddy).and_then(Frame::block) == Some(order);
             if !free {
                 break;
             }
-            self.unlink(table, buddy, order);
+            self.unlink(ground, buddy, order);
             order = Order(order.get() + 1);
             head = head.align_down(order);
         }
-        self.push(table, head, order);
+        if order == Order::MAX {
+            ground.runs.set(head, Mobility::Movable);
+        }
+        self.push(ground, head, order);
     }
 
     /// Adds the frames `first..end`, cut into the largest aligned blocks.
-    fn add_range(&mut self, table: &Table, first: u32, end: u32) {
+    fn add_range(&mut self, ground: Ground<'_>, first: u32, end: u32) {
         let mut at = first;
         // Ends: each round adds a block of at least one frame, up to `end`.
         while at < end {
             let order = Order::of_block_at(at.into(), end.into());
-            self.add(table, FrameNumber(at), order);
+            self.add(ground, FrameNumber(at), order);
             at += order.frames();
         }
     }
 
-    fn push(&mut self, table: &Table, head: FrameNumber, order: Order) {
+    /// Puts a block on the list of its order and its run's kind.
+    fn push(&mut self, ground: Ground<'_>, head: FrameNumber, order: Order) {
         let list = usize::from(order.get());
-        let entry = table.frame(head);
+        let entry = ground.table.frame(head);
         debug_assert!(entry.block().is_none(), "{head:?} is on a free list already");
-        let after = self.heads[list];
+        let lists = &mut self.of[ground.runs.kind(head) as usize];
+        let after = lists.heads[list];
         entry.set_prev(None);
         entry.set_next(after);
         entry.set_block(Some(order));
         if let Some(after) = after {
-            table.frame(after).set_prev(Some(head));
+            ground.table.frame(after).set_prev(Some(head));
         }
-        self.heads[list] = Some(head);
-        self.blocks[list] += 1;
-        self.nonempty |= 1 << list;
+        lists.heads[list] = Some(head);
+        lists.blocks[list] += 1;
+        lists.nonempty |= 1 << list;
     }
 
-    fn unlink(&mut self, table: &Table, head: FrameNumber, order: Order) {
+    fn unlink(&mut self, ground: Ground<'_>, head: FrameNumber, order: Order) {
         let list = usize::from(order.get());
+        let table = ground.table;
         let entry = table.frame(head);
         assert!(entry.block() == Some(order), "{head:?} is not on the free list of {order:?}");
+        let lists = &mut self.of[ground.runs.kind(head) as usize];
         let (prev, next) = (entry.prev(), entry.next());
         match prev {
             Some(prev) => table.frame(prev).set_next(next),
-            None => self.heads[list] = next,
+            None => lists.heads[list] = next,
         }
         if let Some(next) = next {
             table.frame(next).set_prev(prev);
@@ -383,9 +468,9 @@ impl Lists {
         entry.set_prev(None);
         entry.set_next(None);
         entry.set_block(None);
-        self.blocks[list] -= 1;
-        if self.heads[list].is_none() {
-            self.nonempty &= !(1 << list);
+        lists.blocks[list] -= 1;
+        if lists.heads[list].is_none() {
+            lists.nonempty &= !(1 << list);
         }
     }
 

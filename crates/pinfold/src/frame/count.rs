@@ -6,6 +6,9 @@
 #[cfg(not(loom))]
 pub(crate) use pinfold_refcount::RefCount as Count;
 
+/// A count's word, decoded.
+pub(crate) type CountWord = pinfold_refcount::Word;
+
 #[cfg(not(loom))]
 pub(super) const fn frozen() -> Count {
     Count::frozen()

@@ -16,6 +16,7 @@ pub(crate) mod bytes;
 mod copy;
 mod count;
 mod entry;
+mod mobility;
 mod table;
 
 #[cfg(all(test, not(loom)))]
@@ -33,7 +34,9 @@ pub(crate) use buddy::{FrameStats, RunMap};
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
 pub(crate) use copy::{copy_racing, copy_still};
+pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+pub(crate) use mobility::Mobility;
 
 use std::ptr::NonNull;
 
@@ -284,6 +287,43 @@ impl Frames {
         Some((head, order))
     }
 
+    /// Takes a folio of exactly `order` from a run of that kind and no other; otherwise as `alloc`.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
+        let head = self.buddy.take_of(&self.table, order, kind)?;
+        self.frame(head).hand_out(order);
+        Some(head)
+    }
+
+    /// Makes one more run unmovable: the movable one with the largest free block, if that is at least
+    /// of `order`. What is in it stays until its room is needed.
+    pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
+        self.buddy.claim(&self.table, order)
+    }
+
+    /// Makes the run that `frame` lies in unmovable; the same.
+    pub(crate) fn claim_run_of(&self, frame: FrameNumber) {
+        self.buddy.claim_at(&self.table, frame);
+    }
+
+    /// The heads of the whole runs that are kept for what stays.
+    pub(crate) fn unmovable_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
+        self.whole_runs().filter(|&run| !self.is_movable(run))
+    }
+
+    /// Whether `frame` lies in a run that is to be made whole again, where nothing smaller than the
+    /// run may stay. See `mobility` for what it is worth without the mutex.
+    #[inline]
+    pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
+        self.buddy.runs().is_movable(frame)
+    }
+
+    /// Declares `frame` one that no pin may stay in.
+    #[cfg(all(test, loom))]
+    pub(crate) fn set_splinter(&self, frame: FrameNumber) {
+        self.buddy.runs().set_splinter(frame);
+    }
+
     /// Gives back the 2^order frames from `head` on. They need not be what one `alloc` returned: a
     /// part of a folio that was split is as good, or a whole one put together from parts.
     ///
@@ -312,7 +352,7 @@ impl Frames {
 
     /// The heads of the aligned 2 MiB runs in which every frame can be data.
     pub(crate) fn whole_runs(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
-        self.buddy.whole_runs(&self.table)
+        self.buddy.runs().whole()
     }
 
     /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512

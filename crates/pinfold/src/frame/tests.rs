@@ -98,13 +98,49 @@ fn the_largest_folio_is_a_huge_page() {
 #[test]
 fn the_smallest_block_that_will_do_is_cut() {
     let frames = open(TEST_FRAMES);
+    let first = frames.alloc(Order::MIN).expect("free");
     let whole = frames.stats().free_blocks[9];
     let one = frames.alloc(Order::MIN).expect("free");
     let two = frames.alloc(order(1)).expect("free");
-    assert_eq!(frames.stats().free_blocks[9], whole, "the run of the table is there to be cut");
+    assert_eq!(frames.stats().free_blocks[9], whole, "one run is cut already");
+    assert_eq!(first.align_down(Order::MAX), two.align_down(Order::MAX));
     put_and_free(&frames, two, order(1));
     put_and_free(&frames, one, Order::MIN);
     assert_eq!(frames.alloc(Order::MIN), Some(one), "the last freed is the first to go");
+}
+
+#[test]
+fn what_stays_comes_from_other_runs_than_what_can_be_moved() {
+    let frames = open(TEST_FRAMES);
+    let stays = frames.alloc_of(order(3), Mobility::Unmovable).expect("free");
+    assert!(frames.whole_runs().all(|run| run != stays.align_down(Order::MAX)), "{stays:?}");
+    assert!(!frames.is_movable(stays));
+    let moves = frames.alloc(Order::MIN).expect("free");
+    assert!(frames.is_movable(moves));
+    // When the runs of the table and of the end are full, another is given to what stays.
+    while frames.alloc_of(order(3), Mobility::Unmovable).is_some() {}
+    let run = frames.claim_run(order(3)).expect("a whole one is free");
+    assert!(!frames.is_movable(run.after(100)) && frames.is_movable(moves));
+    let last = frames.alloc_of(order(3), Mobility::Unmovable).expect("free");
+    assert_eq!(last, run);
+    // And it is given back when all of it is free.
+    put_and_free(&frames, last, order(3));
+    assert!(frames.is_movable(run));
+}
+
+#[test]
+fn a_claimed_run_keeps_what_is_in_it_and_gives_the_rest_to_what_stays() {
+    let frames = open(TEST_FRAMES);
+    let runs: Vec<_> = frames.whole_runs().collect();
+    let used: Vec<_> = runs.iter().map(|_| frames.alloc(Order::MAX).expect("whole")).collect();
+    while frames.alloc_of(Order::MIN, Mobility::Unmovable).is_some() {}
+    assert_eq!(frames.claim_run(Order::MIN), None, "nothing is free");
+    let parts = split(&frames, used[0], Order::MAX, order(2));
+    put_and_free(&frames, parts[5], order(2));
+    assert_eq!(frames.claim_run(order(3)), None, "no block of that size is free");
+    assert_eq!(frames.claim_run(order(2)), Some(used[0]));
+    assert_eq!(frames.alloc_of(Order::MIN, Mobility::Movable), None);
+    assert_eq!(frames.alloc_of(order(2), Mobility::Unmovable), Some(parts[5]));
 }
 
 #[test]
@@ -316,6 +352,8 @@ fn holding_the_tables_run_panics() {
 enum Step {
     Alloc(u8),
     AllocAtMost(u8),
+    AllocUnmovable(u8),
+    Claim(u8),
     Free(prop::sample::Index),
     Split(prop::sample::Index, u8),
     Hold(prop::sample::Index),
@@ -327,11 +365,17 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..=9u8).prop_map(Step::Alloc),
         8 => (0..=3u8).prop_map(Step::Alloc),
         2 => (0..=9u8).prop_map(Step::AllocAtMost),
+        2 => (0..=8u8).prop_map(Step::AllocUnmovable),
+        1 => (0..=8u8).prop_map(Step::Claim),
         10 => any::<prop::sample::Index>().prop_map(Step::Free),
         4 => (any::<prop::sample::Index>(), 0..=8u8).prop_map(|(which, part)| Step::Split(which, part)),
         1 => any::<prop::sample::Index>().prop_map(Step::Hold),
         1 => Just(Step::Release),
     ]
+}
+
+fn largest(free: &BTreeSet<u32>) -> Option<u8> {
+    blocks_of(free).iter().rposition(|&blocks| blocks > 0).map(|order| order as u8)
 }
 
 /// The allocator beside two sets: what is free, and what is held.
@@ -351,7 +395,15 @@ impl<'a> Checked<'a> {
 
     /// The largest order of which there is a block.
     fn largest(&self) -> Option<u8> {
-        blocks_of(&self.free).iter().rposition(|&blocks| blocks > 0).map(|order| order as u8)
+        largest(&self.free)
+    }
+
+    /// The same in runs of one kind.
+    fn largest_of(&self, kind: Mobility) -> Option<u8> {
+        let of_kind = |&frame: &u32| {
+            self.frames.is_movable(FrameNumber(frame)) == (kind == Mobility::Movable)
+        };
+        largest(&self.free.iter().copied().filter(of_kind).collect())
     }
 
     fn took(&mut self, head: FrameNumber, order: Order) {
@@ -386,11 +438,27 @@ impl<'a> Checked<'a> {
             }
             Step::AllocAtMost(wanted) => {
                 let got = self.frames.alloc_at_most(order(wanted));
-                let expected = self.largest().map(|largest| order(largest.min(wanted)));
+                let movable = self.largest_of(Mobility::Movable);
+                let expected = movable.or(self.largest()).map(|most| order(most.min(wanted)));
                 assert_eq!(got.map(|(_, order)| order), expected);
                 if let Some((head, order)) = got {
                     self.took(head, order);
                 }
+            }
+            Step::AllocUnmovable(wanted) => {
+                let there = self.largest_of(Mobility::Unmovable) >= Some(wanted);
+                let got = self.frames.alloc_of(order(wanted), Mobility::Unmovable);
+                assert_eq!(got.is_some(), there);
+                if let Some(head) = got {
+                    assert!(!self.frames.is_movable(head));
+                    self.took(head, order(wanted));
+                }
+            }
+            Step::Claim(wanted) => {
+                let there = self.largest_of(Mobility::Movable) >= Some(wanted);
+                let run = self.frames.claim_run(order(wanted));
+                assert_eq!(run.is_some(), there);
+                assert!(run.is_none_or(|run| !self.frames.is_movable(run)));
             }
             Step::Free(which) if !self.owned.is_empty() => {
                 let folio = self.owned.swap_remove(which.index(self.owned.len()));

@@ -53,7 +53,7 @@ pub(crate) fn migrate_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -
 ///
 /// # Errors
 /// Somebody holds or borrows the folio; nothing was changed.
-fn migrate(
+pub(crate) fn migrate(
     core: &Core,
     changing: &mut Changing<'_>,
     folio: FolioAt,

@@ -25,7 +25,7 @@ pub(crate) use evict::evict;
 #[cfg(all(test, loom))]
 pub(crate) use invalidate::let_go;
 pub(crate) use invalidate::{invalidate, resize};
-pub(crate) use migrate::{migrate_range, move_frozen};
+pub(crate) use migrate::{migrate, migrate_range, move_frozen};
 pub(crate) use split::split_range;
 
 /// What became of a folio.
@@ -49,6 +49,9 @@ pub(crate) enum Outcome {
 /// Freezes a folio that only the index has, and makes its version odd.
 fn freeze(frame: &Frame) -> Result<(), Outcome> {
     let expected = if flaw::on(Flaw::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
+    if flaw::on(Flaw::FreezePinned) && frame.count.pins() > 0 {
+        let _ = frame.count.unpin(frame.count.pins());
+    }
     match frame.count.freeze(expected) {
         Ok(()) => {
             if !flaw::on(Flaw::FreezeStaysEven) {

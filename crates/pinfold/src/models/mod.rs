@@ -13,6 +13,7 @@ mod counted;
 mod fillers;
 mod length;
 mod moved;
+mod pinned;
 mod reopened;
 mod short;
 mod writer;
@@ -36,6 +37,7 @@ use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
 use crate::mapping::Mappings;
 use crate::options::Options;
+use crate::pin::{Holders, PinnedRange};
 use crate::readers::{Barrier, Deferred, Readers};
 use crate::reclaim::{self, Reclaim};
 use crate::source::{Backing, Engine, EngineOptions, Extent, Source};
@@ -143,6 +145,8 @@ struct Model {
     core: Arc<Core>,
     files: Vec<Handle>,
     sources: Vec<Arc<Pages>>,
+    /// What one side of a race is to give back. Not loom's: each is one side's.
+    pins: [std::sync::Mutex<Option<PinnedRange>>; 2],
     fresh: FrameStats,
 }
 
@@ -163,13 +167,14 @@ impl Model {
             readers: Arc::new(Readers::new(Barrier::FullFence)),
             deferred: Deferred::new(),
             failures: Failures::new(),
+            holders: Holders::new(false),
             engine: Arc::new(Engine::new(engine)),
             nodes,
             frames,
         });
         let sources: Vec<_> = (1..=2).map(|n| Arc::new(Pages::new(n))).collect();
         let files = sources.iter().map(|source| open(&core, source.clone())).collect();
-        Arc::new(Model { core, files, sources, fresh })
+        Arc::new(Model { core, files, sources, pins: Default::default(), fresh })
     }
 
     /// Reads the words of `pages` pages from `page` on, one after the other in one read.

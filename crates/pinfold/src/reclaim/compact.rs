@@ -1,28 +1,42 @@
 //! Defragmenting: emptying one 2 MiB run by moving what is in it.
 //!
-//! 1. pick the run with most free frames that are not all of it;
-//! 2. take its free frames out of everybody's reach;
-//! 3. move the folios that are in it elsewhere, a batch at a time; what is freed joins the held frames by itself;
+//! 1. pick the movable runs with most free frames that are not all of it, and try them in turn;
+//! 2. take the run's free frames out of everybody's reach;
+//! 3. move the folios that are in it elsewhere, a batch at a time; what is freed joins the held
+//!    frames by itself;
 //! 4. let go of the run: if all of it is free by then, it is whole again.
+//!
+//! Nothing in a movable run stays for long but folios that fill it (`frame::mobility`), so a run that
+//! cannot be emptied has somebody reading in it at this moment, and the next one is tried.
 
 use crate::core::Core;
-use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Order, RunMap};
+use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::freeze::{self, BATCH_MAX, Candidate, Frozen};
 use crate::index::FolioAt;
+
+/// Runs that are tried, at most.
+const RUNS_MAX: usize = 8;
 
 /// Makes one free run of 2 MiB, if there is none; false if that cannot be had.
 pub(crate) fn compact(core: &Core) -> bool {
     if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
     }
-    let candidate = core
+    let mut candidates: Vec<(u32, FrameNumber)> = core
         .frames
         .whole_runs()
+        .filter(|&run| core.frames.is_movable(run))
         .map(|run| (core.frames.free_in(run).len(), run))
-        .max_by_key(|&(free, _)| free);
-    let Some((free, run)) = candidate else { return false };
+        .filter(|&(free, _)| free > 0)
+        .collect();
+    candidates.sort_unstable();
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| empty_run(core, run))
+}
+
+/// Empties `run`; whether it is a free run of 2 MiB now.
+fn empty_run(core: &Core, run: FrameNumber) -> bool {
     // What is moved needs a place outside the run.
-    if core.frames.free_frames() < Order::MAX.frames() || free == 0 {
+    if core.frames.free_frames() < Order::MAX.frames() {
         return false;
     }
     let Some(held) = core.frames.take_free_in(run) else { return false };
@@ -75,4 +89,39 @@ fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
         }
     }
     at
+}
+
+/// Moves the folio at `head` to a movable run, if it is one that nobody holds.
+pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
+    let order = core.frames.frame(head).order();
+    core.frames.alloc_of(order, Mobility::Movable).is_some_and(|new| move_to(core, head, new))
+}
+
+/// Moves the folio at `head`, if it is one of `new`'s size that nobody holds, to `new`, which is the
+/// caller's. False if it was not, and `new` is free again.
+fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
+    let order = core.frames.frame(new).order();
+    let identity = core.frames.frame(head).identity();
+    let Some(mapping) = core.mappings.get(identity.mapping) else {
+        core.put(new);
+        return false;
+    };
+    let mut changing = mapping.change();
+    let there = changing.writer(&core.nodes).folio(identity.index);
+    // Looked at again, now that it cannot change: it may have been split in its place, and the
+    // frames behind the first be those of others.
+    let same = |folio: &FolioAt| {
+        let page = identity.index;
+        folio.frame == head && folio.page == page && folio.order == u32::from(order.get())
+    };
+    let moved = there
+        .filter(same)
+        .is_some_and(|folio| freeze::migrate(core, &mut changing, folio, new).is_ok());
+    drop(changing);
+    if moved {
+        core.frames.free(head, order);
+    } else {
+        core.put(new);
+    }
+    moved
 }

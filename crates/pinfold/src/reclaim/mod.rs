@@ -7,8 +7,10 @@
 //! The arena *is* the budget: what is in it is data, the frame table, or slabs of index nodes, so
 //! the budget holds at every instant by itself; evicting only decides who gets it.
 
+mod census;
 mod compact;
 mod daemon;
+mod place;
 mod residents;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -26,9 +28,11 @@ use crate::freeze::{self, BATCH_MAX, Outcome};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
+use census::Census;
 
 pub(crate) use compact::compact;
 pub(crate) use daemon::Daemon;
+pub(crate) use place::place;
 pub(crate) use residents::Entries;
 
 /// Folios that one sweep looks at, at most.
@@ -65,6 +69,8 @@ pub(crate) struct Reclaim {
     moved_wake: Condvar,
     /// Frames of folios on their way. Not from `crate::sync`: no protocol hangs on it.
     filling_frames: std::sync::atomic::AtomicU32,
+    /// Where `place` goes on looking for folios to move out of the way. The same.
+    room_hand: std::sync::atomic::AtomicU32,
 }
 
 impl std::fmt::Debug for Reclaim {
@@ -95,6 +101,7 @@ impl Reclaim {
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
+            room_hand: 0.into(),
         }
     }
 
@@ -111,6 +118,7 @@ impl Reclaim {
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
+            room_hand: 0.into(),
         }
     }
 
@@ -177,7 +185,7 @@ pub(crate) fn allocate(
     }
     core.reclaim.daemon.kick();
     core.counters.count(Event::DirectReclaim);
-    let mut last = evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
+    evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
     let (since, mut nap) = (Instant::now(), NAP_MIN);
     // Ends: when memory comes, or patience does.
     loop {
@@ -189,26 +197,25 @@ pub(crate) fn allocate(
             return Ok(None);
         }
         if since.elapsed() > PATIENCE {
-            return Err(no_memory(core, wish, &last));
+            return Err(no_memory(core, wish));
         }
-        last = evict(core, core.reclaim.direct_pages, EFFORT_MAX);
-        if last.evicted == 0 {
+        if evict(core, core.reclaim.direct_pages, EFFORT_MAX).evicted == 0 {
             core.reclaim.wait_for_progress(seen, nap);
             nap = (nap * 2).min(NAP_MAX);
         }
     }
 }
 
-fn no_memory(core: &Core, wish: Order, counts: &SweepCounts) -> Error {
-    let page = PAGE_BYTES as u64;
-    // Relaxed: for the message.
-    let filling = u64::from(core.reclaim.filling_frames.load(Ordering::Relaxed));
+fn no_memory(core: &Core, wish: Order) -> Error {
+    let census = Census::take(core);
     Error::NoMemory {
         wanted_bytes: wish.bytes() as u64,
-        budget_bytes: u64::from(core.frames.frames()) * page,
-        pinned_bytes: counts.pinned_pages * page,
-        held_bytes: (counts.busy_pages + core.deferred.outstanding(core).1) * page,
-        filling_bytes: filling * page,
+        budget_bytes: u64::from(core.frames.frames()) * PAGE_BYTES as u64,
+        pinned_bytes: census.pinned_bytes,
+        held_bytes: census.held_bytes + core.deferred.outstanding(core).1 * PAGE_BYTES as u64,
+        filling_bytes: census.filling_bytes,
+        dirty_bytes: census.dirty_bytes,
+        reclaimable_bytes: census.reclaimable_bytes,
         metadata_bytes: metadata_bytes(core),
     }
 }
@@ -221,9 +228,8 @@ pub(crate) fn metadata_bytes(core: &Core) -> u64 {
 /// More index nodes, at least `wanted`.
 pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
     let mut failed = None;
-    let refilled = core.nodes.refill(wanted, || match allocate(core, Order::MIN, true) {
-        // The slab keeps its reference for ever: it is never evicted, split or moved.
-        Ok(got) => got.and_then(|(frame, _)| NonNull::new(core.frames.address(frame))),
+    let refilled = core.nodes.refill(wanted, || match allocate_slab(core) {
+        Ok(frame) => NonNull::new(core.frames.address(frame)),
         Err(error) => {
             failed = Some(error);
             None
@@ -232,6 +238,18 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
     // Without an error the nodes are there, or others were quicker: the caller tries again.
     let _ = refilled;
     failed.map_or(Ok(()), Err)
+}
+
+/// A frame for index nodes. It keeps its reference for ever: it is never evicted, split or moved, and
+/// so it goes where it splinters no run.
+fn allocate_slab(core: &Core) -> Result<FrameNumber> {
+    if let Some(frame) = place(core, Order::MIN) {
+        return Ok(frame);
+    }
+    let got = allocate(core, Order::MIN, true)?;
+    let (frame, _) = got.expect("what is needed comes, or there is an error");
+    core.frames.claim_run_of(frame);
+    Ok(frame)
 }
 
 /// Evicts until `pages` are gone or the effort is spent, in batches.

@@ -2,7 +2,7 @@
 //!
 //! Belongs here: what a run is asked for, how its threads are started and stopped, how it ends.
 //! Each other file has one part: `files` what there is to read, `reader` those who read and
-//! check, `holder` those who read in place, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
+//! check, `holder` those who read in place, `pinner` those who pin, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
 //! what is said in the end. Called by `tests/stress.rs` and `pinfold stress`.
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
@@ -13,6 +13,7 @@
 
 mod files;
 mod holder;
+mod pinner;
 mod reader;
 mod report;
 mod shaker;
@@ -44,6 +45,8 @@ pub struct Options {
     pub holders: usize,
     /// Threads that split, migrate, invalidate, compact, advise and reopen.
     pub shakers: usize,
+    /// Threads that pin ranges, and hold them for a while.
+    pub pinners: usize,
     /// Decides which files, ranges and faults there are.
     pub seed: u64,
     /// What goes on.
@@ -87,10 +90,13 @@ pub enum Sabotage {
     Hang,
     /// What is written anew is not invalidated.
     NoInvalidate,
+    /// Somebody writes to what he has pinned.
+    ScribblePins,
 }
 
 impl Options {
     /// Two readers and a holder per core, and two shakers, for 5 seconds, on files of ten times 8 MiB in `dir`.
+    /// Two readers per core, two shakers and two pinners, for 5 seconds, on files of ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {
@@ -99,6 +105,7 @@ impl Options {
             readers: 2 * cores,
             holders: cores,
             shakers: 2,
+            pinners: 2,
             seed: 1,
             schedule: Schedule::Mixed,
             budget_bytes: 8 << 20,
@@ -128,6 +135,8 @@ struct Shared {
     watch: Watch,
     shelf: holder::Shelf,
     stop: AtomicBool,
+    /// Pinned by whom ever; whoever comes next goes on with it.
+    pins: Mutex<Vec<pinner::Held>>,
     failure: Mutex<Option<Failure>>,
 }
 
@@ -210,6 +219,7 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
         cache,
         subjects,
         stop: AtomicBool::new(false),
+        pins: Mutex::new(Vec::new()),
         failure: Mutex::new(None),
     });
     let since = Instant::now();
@@ -222,11 +232,18 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
             let _ = thread.join();
         }
     }
-    let failure = shared.failure.lock().take().or(hang).or_else(|| shared.leak());
+    shared.pins.lock().clear();
+    let failure = shared.failure.lock().take().or(hang);
+    let failure = failure.or_else(|| still_pinned(&shared)).or_else(|| shared.leak());
     match failure {
         Some(failure) => Err(Box::new(failure)),
         None => Ok(report),
     }
+}
+
+/// Nothing is pinned any more; is that what the cache says?
+fn still_pinned(shared: &Shared) -> Option<Failure> {
+    shared.cache.clone().close().err().map(|error| Failure::Pins(error.to_string()))
 }
 
 /// What a thread does, with its desk and its seed.
@@ -238,6 +255,7 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     works.extend((0..options.readers).map(|n| (format!("reader {n}"), reader::run as Work)));
     works.extend((0..options.holders).map(|n| (format!("holder {n}"), holder::run as Work)));
     works.extend((0..options.shakers).map(|n| (format!("shaker {n}"), shaker::run as Work)));
+    works.extend((0..options.pinners).map(|n| (format!("pinner {n}"), pinner::run as Work)));
     works.push(("auditor".into(), shaker::audit));
     let others: &[(&str, Work)] = match options.schedule {
         Schedule::Mixed => {

@@ -65,6 +65,8 @@ pub enum Failure {
     },
     /// The cache used more than its budget, or its counters contradict each other.
     Budget(String),
+    /// The cache says that something is pinned, and nothing is.
+    Pins(String),
     /// A thread panicked.
     Panic {
         /// Which.
@@ -112,7 +114,7 @@ impl fmt::Display for Failure {
             Failure::Unexpected { thread, doing, error } => {
                 write!(f, "{thread} ({doing}) met an error that it should not have: {error}")
             }
-            Failure::Setup(what) | Failure::Budget(what) => f.write_str(what),
+            Failure::Setup(what) | Failure::Budget(what) | Failure::Pins(what) => f.write_str(what),
             Failure::Panic { thread, message, doing } => {
                 write!(f, "{thread} ({doing}) panicked: {message}")
             }
@@ -193,6 +195,7 @@ impl fmt::Display for Report {
             (stats.borrow.put_back, "folios put back: somebody borrowed them"),
             (stats.borrow.deferred, "folios dropped while somebody borrowed them"),
             (stats.borrow.membarriers, "membarriers"),
+            (stats.pin_migrations, "of these, to be pinned"),
             (stats.fallbacks.changed, "copies thrown away: the folio had changed"),
             (stats.fallbacks.identity, "lookups thrown away: another folio by then"),
         ];

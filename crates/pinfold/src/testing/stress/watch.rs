@@ -58,9 +58,11 @@ pub(super) enum Doing {
     Cut,
     Restore,
     Audit,
+    Pin,
+    Unpin,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 21] = [
+pub(super) const DOINGS: [(Doing, &str); 23] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -82,6 +84,8 @@ pub(super) const DOINGS: [(Doing, &str); 21] = [
     (Doing::Cut, "files cut short"),
     (Doing::Restore, "files restored"),
     (Doing::Audit, "looks at the budget"),
+    (Doing::Pin, "ranges pinned"),
+    (Doing::Unpin, "pinned ranges looked at again"),
 ];
 
 // All accesses below are relaxed: these are counters and notes for a person. The one that

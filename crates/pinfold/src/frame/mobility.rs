@@ -1,0 +1,110 @@
+//! Which 2 MiB runs are kept for what never moves, so that the others can be made whole again.
+//!
+//! What belongs here: the kind of each run. What does not: choosing blocks by it (`buddy`), moving
+//! folios for it (`reclaim::place`). Called by `buddy`, and by `pin` through `Frames`.
+//!
+//! | kind | what is put there | how a run becomes one |
+//! |---|---|---|
+//! | movable | folios that can be moved or evicted; pinned ones only if they fill the run | at open, and again when all of the run is free |
+//! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run with the table, and a last one that is cut short, always are |
+//!
+//! Nothing is lost if a movable folio lies in an unmovable run (the allocator puts it there before it
+//! gives up): it is moved away when the room is needed. The other way round a run is lost for as
+//! long as the pin lasts. The idea is Linux's grouping of pages by mobility (Gorman and Whitcroft,
+//! "The what, the why and the where to of anti-fragmentation", OLS 2006).
+
+// Not from `crate::sync`: changed under the allocator's mutex, and see `Runs::is_movable`.
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{FrameNumber, Order};
+
+/// For whom frames are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Mobility {
+    /// For what can be moved or evicted.
+    Movable,
+    /// For what stays.
+    Unmovable,
+}
+
+/// The kind of each run: one bit, set for movable ones.
+#[derive(Debug)]
+pub(super) struct Runs {
+    movable: Box<[AtomicU64]>,
+    /// The runs in which every frame can be data; no other is ever movable.
+    whole: std::ops::Range<u32>,
+    /// For models, whose arenas have no whole run: the one frame that has to be left for a pin.
+    #[cfg(loom)]
+    splinter: std::sync::atomic::AtomicU32,
+}
+
+fn run_of(frame: FrameNumber) -> u32 {
+    frame.0 >> Order::MAX.get()
+}
+
+impl Runs {
+    /// For an arena of `frames` of which the first `table_frames` are the table's: all whole runs
+    /// are movable.
+    pub(super) fn new(frames: u32, table_frames: u32) -> Self {
+        let run_frames = Order::MAX.frames();
+        let whole = table_frames.div_ceil(run_frames)..frames / run_frames;
+        let words = frames.div_ceil(run_frames).div_ceil(64);
+        let runs = Runs {
+            movable: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            whole: whole.clone(),
+            #[cfg(loom)]
+            splinter: std::sync::atomic::AtomicU32::new(u32::MAX),
+        };
+        for run in whole {
+            runs.set(FrameNumber(run * run_frames), Mobility::Movable);
+        }
+        runs
+    }
+
+    /// The first frames of the runs in which every frame can be data.
+    pub(super) fn whole(&self) -> impl DoubleEndedIterator<Item = FrameNumber> + use<> {
+        self.whole.clone().map(|run| FrameNumber(run * Order::MAX.frames()))
+    }
+
+    /// Whether `frame` lies in a movable run. Without the allocator's mutex, to be believed of a
+    /// folio whose version was seen even before, and is seen unchanged afterwards: the kind was
+    /// settled, under the mutex, before the folio was handed out, but for a claim, after which
+    /// "movable" is merely old.
+    #[inline]
+    pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
+        #[cfg(loom)]
+        if self.splinter.load(Ordering::Relaxed) == frame.0 {
+            return true;
+        }
+        let run = run_of(frame);
+        // Relaxed: pairs with nothing; see above for what orders it.
+        let word = self.movable[run as usize / 64].load(Ordering::Relaxed);
+        word >> (run % 64) & 1 == 1
+    }
+
+    pub(super) fn kind(&self, frame: FrameNumber) -> Mobility {
+        if self.is_movable(frame) { Mobility::Movable } else { Mobility::Unmovable }
+    }
+
+    /// Changes the kind of the run that `frame` lies in, under the allocator's mutex. A run that is
+    /// not whole stays unmovable.
+    pub(super) fn set(&self, frame: FrameNumber, kind: Mobility) {
+        let run = run_of(frame);
+        if !self.whole.contains(&run) {
+            return;
+        }
+        let (word, bit) = (&self.movable[run as usize / 64], 1 << (run % 64));
+        // Relaxed, both: as in `is_movable`.
+        match kind {
+            Mobility::Movable => word.fetch_or(bit, Ordering::Relaxed),
+            Mobility::Unmovable => word.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+
+    /// Declares `frame` one that no pin may stay in.
+    #[cfg(all(test, loom))]
+    pub(super) fn set_splinter(&self, frame: FrameNumber) {
+        self.splinter.store(frame.0, Ordering::Relaxed);
+    }
+}

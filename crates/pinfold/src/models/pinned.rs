@@ -1,0 +1,200 @@
+//! Pins: against those who freeze and free, given back by two threads, and with a folio that has to
+//! move first.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::{Model, PAGE, holds_and_catches, race, word};
+use crate::flaw::Flaw;
+use crate::frame::{FrameNumber, PAGE_BYTES, copy_still};
+use crate::freeze;
+use crate::index::PAGES_END;
+use crate::pin::{self, PinnedRange, Step};
+
+/// Pins pages of the first file, whatever it takes.
+fn pin(model: &Model, page: u64, pages: u64) -> PinnedRange {
+    let range = page * PAGE..(page + pages) * PAGE;
+    pin::pin(&model.files[0], range, Step::Folio, Location::caller()).expect("it can be pinned")
+}
+
+/// Pins a page of the first file, if that can be done the quick way.
+fn try_pin(model: &Model, page: u64) -> Option<PinnedRange> {
+    pin::try_pin(&model.files[0], page * PAGE..(page + 1) * PAGE)
+}
+
+/// Looks at each pinned page, as a device does, which knows of no version.
+fn check(model: &Model, pinned: &PinnedRange) {
+    for extent in pinned.extents() {
+        for at in (0..extent.len()).step_by(PAGE_BYTES) {
+            let page = (extent.offset() + at as u64) / PAGE;
+            let address = extent.address().wrapping_add(at);
+            let mut bytes = [0; 8];
+            let skip = address.addr() % PAGE_BYTES;
+            // SAFETY: eight bytes of a pinned page.
+            unsafe { copy_still(bytes.as_mut_ptr(), address.wrapping_sub(skip), 8) };
+            assert_eq!(word(&bytes), model.sources[0].word(page), "wrong bytes");
+        }
+    }
+}
+
+/// A page is pinned while it is evicted, and its frame, the only one, filled with another file's.
+fn reclaim() {
+    let model = Model::new(1, 0);
+    model.check(0, 0, 1);
+    let reuse = |model: &Model| {
+        model.evict();
+        if model.core.frames.free_frames() > 0 {
+            model.check(1, 0, 1);
+        }
+    };
+    let hold = |model: &Model| {
+        if let Some(pinned) = try_pin(model, 0) {
+            check(model, &pinned);
+        }
+    };
+    race(&model, reuse, hold);
+}
+
+#[test]
+fn a_pin_is_of_its_page_and_keeps_it() {
+    let flaws = [
+        (Flaw::PinBlindly, "wrong bytes"),
+        (Flaw::FreezePinned, "Concurrent atomic store and `unsync_load`"),
+    ];
+    holds_and_catches(reclaim, &flaws);
+}
+
+/// A pinned page is dropped from its file while it is unpinned: one of both frees it.
+fn dropped() {
+    let model = Model::new(1, 0);
+    *model.pins[0].lock().expect("a model") = Some(pin(&model, 0, 1));
+    let unpin = |model: &Model| {
+        let pinned = model.pins[0].lock().expect("a model").take().expect("pinned");
+        check(model, &pinned);
+        drop(pinned);
+    };
+    let invalidate = |model: &Model| {
+        freeze::invalidate(&model.core, &model.files[0].mapping, 0..PAGES_END);
+        if model.core.frames.free_frames() > 0 {
+            model.check(1, 0, 1);
+        }
+    };
+    race(&model, unpin, invalidate);
+}
+
+#[test]
+fn a_pinned_page_that_is_dropped_from_its_file_is_freed_once_by_the_last() {
+    let flaws = [(Flaw::FreezePinned, "Concurrent atomic store and `unsync_load`")];
+    holds_and_catches(dropped, &flaws);
+}
+
+/// Two parts of a range, cut inside a page, of a file that is gone: given back at once.
+fn parts() {
+    let model = Model::new(2, 0);
+    let mut front = pin(&model, 0, 2);
+    let back = front.split_off(PAGE + 100).expect("it is inside");
+    *model.pins[0].lock().expect("a model") = Some(front);
+    *model.pins[1].lock().expect("a model") = Some(back);
+    freeze::invalidate(&model.core, &model.files[0].mapping, 0..PAGES_END);
+    race(&model, |model| unpin_part(model, 0), |model| unpin_part(model, 1));
+}
+
+fn unpin_part(model: &Model, part: usize) {
+    let mut pinned = model.pins[part].lock().expect("a model").take().expect("pinned");
+    check(model, &pinned);
+    if part == 0 {
+        pinned.unpin_front(PAGE).expect("it has as much");
+        check(model, &pinned);
+    }
+}
+
+#[test]
+fn parts_of_a_range_are_given_back_by_two_threads() {
+    holds_and_catches(parts, &[(Flaw::SplitSharesPin, "frames are lost")]);
+}
+
+/// The first file's second page, where no pin may stay, and a free frame for it.
+fn splinter() -> Arc<Model> {
+    let model = Model::new(2, 0);
+    model.check(0, 1, 1);
+    let head = model.files[0].mapping.index.lookup(1).expect("it was read");
+    model.core.frames.set_splinter(head);
+    model
+}
+
+/// Moves and pins it; the frame it was in is filled with a page of the other file.
+fn pin_and_reuse(model: &Model) {
+    let pinned = pin(model, 1, 1);
+    check(model, &pinned);
+    if model.core.frames.free_frames() > 0 {
+        model.check(1, 0, 1);
+    }
+    check(model, &pinned);
+}
+
+fn moved_short() {
+    let read = |model: &Model| {
+        let mut buf = [0; 8];
+        if model.files[0].short(&model.core, &mut buf, PAGE).is_ok() {
+            assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
+        }
+    };
+    race(&splinter(), pin_and_reuse, read);
+}
+
+fn moved_counted() {
+    let read = |model: &Model| {
+        let file = &model.files[0];
+        let Some(held) = model.core.hold(&file.mapping, 1) else { return };
+        if held.frame().is_changing() {
+            return;
+        }
+        let mut buf = [0; 8];
+        let Some(copied) = file.copy_held(&held, &mut buf, PAGE) else { return };
+        assert_eq!(copied, 8, "the page is not in the folio");
+        assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
+    };
+    race(&splinter(), pin_and_reuse, read);
+}
+
+/// Its run becomes one in which pins may stay, and somebody pins it there, or finds it moving.
+fn moved_pinned() {
+    let hold = |model: &Model| {
+        model.core.frames.set_splinter(FrameNumber(u32::MAX));
+        if let Some(pinned) = try_pin(model, 1) {
+            check(model, &pinned);
+        }
+    };
+    race(&splinter(), pin_and_reuse, hold);
+}
+
+/// It is evicted at any moment.
+fn moved_evicted() {
+    let pin_it = |model: &Model| check(model, &pin(model, 1, 1));
+    race(&splinter(), pin_it, Model::evict);
+}
+
+#[test]
+fn a_short_read_of_a_folio_that_moves_to_be_pinned() {
+    let flaws = [(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")];
+    holds_and_catches(moved_short, &flaws);
+}
+
+#[test]
+fn a_counted_read_of_a_folio_that_moves_to_be_pinned() {
+    let flaws = [
+        (Flaw::CountedBlindly, "the page is not in the folio"),
+        (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
+    ];
+    holds_and_catches(moved_counted, &flaws);
+}
+
+#[test]
+fn a_pin_of_a_folio_that_moves_to_be_pinned() {
+    holds_and_catches(moved_pinned, &[(Flaw::PinBlindly, "wrong bytes")]);
+}
+
+#[test]
+fn a_folio_that_moved_to_be_pinned_cannot_be_evicted_before_it_is() {
+    holds_and_catches(moved_evicted, &[(Flaw::PinMovedLate, "a folio that lives")]);
+}

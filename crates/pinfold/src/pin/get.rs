@@ -1,0 +1,412 @@
+//! Pinning a range: folio by folio, with one addition each.
+//!
+//! # The quick way, for a folio that is there and may stay where it is
+//!
+//! 1. look the page up: a hint;
+//! 2. load the folio's version, acquire; odd: not up to date, or being changed;
+//! 3. load its identity: which of its pages are wanted; whether it may stay where it is; the file's
+//!    length, after the folio was seen up to date;
+//! 4. add the number of pages to the pins: fails if the folio is frozen;
+//! 5. load the version again: unchanged means that 3 was true of the folio that 4 pinned. Otherwise
+//!    give the pins back.
+//!
+//! From 4 on nobody can freeze the folio, so it is neither evicted, nor split, nor moved.
+//!
+//! # The long way, for one that is not there, or has to move
+//!
+//! Under a reference, which `fill` gives for what is not there. A folio that is smaller than a 2 MiB
+//! run, and lies in a run that is to be made whole some day, moves before it is pinned:
+//! 1. take room for it where nothing moves (`reclaim::place`), before any lock;
+//! 2. under the mapping's `change` mutex: give up the reference (the index's keeps it: who evicts
+//!    needs this mutex), migrate, pin the new folio;
+//! 3. free the old frames.
+//!
+//! If there is no such room, the run that the folio lies in becomes one where nothing moves. If
+//! somebody holds the folio, it is tried again for [`PATIENCE`], and is an error then.
+
+use std::ops::Range;
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+use pinfold_refcount::GetError;
+
+use crate::core::{Core, Held};
+use crate::counters::Event;
+use crate::error::{Error, PinRangeCause, Result};
+use crate::fill;
+use crate::flaw::{self, Flaw};
+use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
+use crate::freeze;
+use crate::handle::Handle;
+use crate::index::FolioAt;
+use crate::mapping::Mapping;
+use crate::reclaim;
+
+use super::PinnedRange;
+use super::run::{Run, Runs};
+
+/// How long a folio that has to move is waited for when others hold it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How many pages are pinned at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// All that are wanted of a folio.
+    Folio,
+    /// One, with a look-up and an addition for each; for comparisons only.
+    Page,
+}
+
+/// Pages of one folio, pinned.
+struct Pinned {
+    head: FrameNumber,
+    skip: u32,
+    pages: u32,
+}
+
+/// Pins the bytes `range` of the file. `asked_by` is for the list of holders.
+#[inline]
+pub(crate) fn pin(
+    handle: &Handle,
+    range: Range<u64>,
+    step: Step,
+    asked_by: &'static Location<'static>,
+) -> Result<PinnedRange> {
+    let (core, mapping) = (&handle.core, &*handle.mapping);
+    check(core, mapping, &range)?;
+    let holder = core.holders.add(asked_by, &mapping.path, &range);
+    let Range { start, end } = range;
+    let mut pinned = PinnedRange { core: core.clone(), start, end, runs: Runs::new(), holder };
+    let done = match step {
+        Step::Folio => pin_pages::<false>(handle, &mut pinned),
+        Step::Page => pin_pages::<true>(handle, &mut pinned),
+    };
+    core.counters.add(Event::PinnedPages, pinned.runs.pages().into());
+    // On an error, what is pinned is given back by the drop.
+    done.map(|()| pinned)
+}
+
+/// Pins all pages of the range, in order; those that are pinned are in its runs, also on an error.
+#[inline]
+fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    let mut page = range.start >> PAGE_SHIFT;
+    let end = range.end.div_ceil(PAGE_BYTES as u64);
+    let mut run = Run::EMPTY;
+    let mut last_head = None;
+    let mut singles = false;
+    // Ends: each turn pins at least a page, or is the last.
+    let done = loop {
+        if page >= end {
+            break Ok(());
+        }
+        let to = if BY_PAGE { page + 1 } else { end };
+        let seek = Seek { core, mapping, page, to, end_byte: range.end };
+        let got = if BY_PAGE {
+            quick::<ONE_PAGE>(seek)
+        } else if singles {
+            let got = lengthen_by_singles(seek, &mut run, &mut page);
+            singles = got.is_some();
+            if got.is_none() {
+                continue;
+            }
+            got
+        } else {
+            quick::<ANY>(seek)
+        };
+        let got = match got {
+            Some(got) => got,
+            None => match slow(handle, page, to, range) {
+                Ok(got) => got,
+                Err(error) => break Err(error),
+            },
+        };
+        let Pinned { head, skip, pages } = got;
+        // A folio whose first pages are others' cannot be found from the one before it.
+        let found = skip == 0 || last_head == Some(head);
+        if !(found && run.lengthen(head.after(skip), pages)) {
+            range.runs.push(run);
+            run = Run::new(head, skip, pages);
+        }
+        last_head = Some(head);
+        page += u64::from(pages);
+        singles = !BY_PAGE && pages == 1;
+    };
+    range.runs.push(run);
+    done
+}
+
+/// Pins the bytes of one folio if that can be done the quick way; for models.
+#[cfg(all(test, loom))]
+pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
+    let core = &handle.core;
+    let (page, to) = (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_BYTES as u64));
+    let seek = Seek { core, mapping: &handle.mapping, page, to, end_byte: range.end };
+    let got = quick::<ANY>(seek)?;
+    assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
+    let mut runs = Runs::new();
+    runs.push(Run::new(got.head, got.skip, got.pages));
+    let Range { start, end } = range;
+    Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
+}
+
+/// Whether there can be such a range.
+#[inline]
+fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
+    let len_bytes = mapping.len_bytes();
+    if range.start < range.end && range.end <= len_bytes {
+        let asked_bytes = range.end.next_multiple_of(PAGE_BYTES as u64)
+            - range.start / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        if asked_bytes >> PAGE_SHIFT <= pages_max(core) {
+            return Ok(());
+        }
+        return Err(Error::PinTooLarge {
+            asked_bytes,
+            most_bytes: pages_max(core) << PAGE_SHIFT,
+            budget_bytes: u64::from(core.frames.frames()) << PAGE_SHIFT,
+        });
+    }
+    Err(no_range(mapping, range))
+}
+
+#[cold]
+fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
+    let len_bytes = mapping.len_bytes();
+    let cause = match () {
+        () if range.start > range.end => PinRangeCause::Reversed,
+        () if range.start == range.end => PinRangeCause::Empty,
+        () => PinRangeCause::BeyondEnd { len_bytes },
+    };
+    let path = mapping.path.clone();
+    Error::PinRange { path, start: range.start, end: range.end, cause }
+}
+
+/// As many pages can be pinned if nothing else is: all but the frame table, the index nodes of so
+/// many pages, and a little to work with.
+#[inline]
+pub(crate) fn pages_max(core: &Core) -> u64 {
+    let frames = u64::from(core.frames.frames());
+    frames - frames / 64 - (frames / 64).max(16)
+}
+
+/// Pins single pages as long as they come, and lie behind the run. Gives the first that does not lie
+/// there; `None` at the end, or at something else. `page` has gone on to it.
+///
+/// A loop of its own, for where most time goes if there are no large folios: the processor, which
+/// knows that the next page is the next look-up, does not wait for the entry of this one.
+#[inline(never)]
+fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Option<Pinned> {
+    let mut longer = *run;
+    let mut left = None;
+    // Ends: each turn pins a page, up to `to`.
+    while seek.page < seek.to {
+        let Some(got) = quick::<SINGLES>(seek) else { break };
+        if !longer.lengthen(got.head, 1) {
+            left = Some(got);
+            break;
+        }
+        seek.page += 1;
+    }
+    *run = longer;
+    *page = seek.page;
+    left
+}
+
+/// What is wanted of the folio that has a page.
+#[derive(Clone, Copy)]
+struct Seek<'a> {
+    core: &'a Core,
+    mapping: &'a Mapping,
+    page: u64,
+    /// The first page that is not wanted.
+    to: u64,
+    /// The first byte that is not.
+    end_byte: u64,
+}
+
+/// All wanted pages of a folio of any size.
+const ANY: u8 = 0;
+/// The page of a folio that has just one.
+const SINGLES: u8 = 1;
+/// One page of a folio of any size; for comparisons.
+const ONE_PAGE: u8 = 2;
+
+/// See the head of the file. `None`: the long way, or the folio is not of the `KIND`.
+#[inline(always)]
+fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
+    let Seek { core, mapping, page, to, end_byte } = seek;
+    let head = mapping.index.lookup(page)?;
+    let frame = core.frames.try_frame(head)?;
+    let stamp = frame.read_begin()?;
+    let identity = frame.identity();
+    let skip = page.wrapping_sub(identity.index);
+    let frames = u64::from(identity.order.frames());
+    if identity.mapping != mapping.id || skip >= frames || must_move(core, head, identity.order) {
+        return None;
+    }
+    if KIND == SINGLES && identity.order != Order::MIN {
+        return None;
+    }
+    // The folio that the end is in was dropped before a longer length was stored; so of a length
+    // loaded now, either the version knows, or the folio has all bytes up to it.
+    if end_byte > mapping.len_bytes() {
+        return None;
+    }
+    let pages = if KIND == ANY { (frames - skip).min(to - page) as u32 } else { 1 };
+    frame.count.try_pin(pages).ok()?;
+    if frame.read_retry(stamp) && !flaw::on(Flaw::PinBlindly) {
+        core.unpin(head, frame, pages);
+        return None;
+    }
+    frame.note_use();
+    Some(Pinned { head, skip: skip as u32, pages })
+}
+
+/// Whether a folio cannot stay where it is if it is to be pinned for long.
+#[inline(always)]
+fn must_move(core: &Core, head: FrameNumber, order: Order) -> bool {
+    order < Order::MAX && core.frames.is_movable(head) && !core.options.pin_in_place
+}
+
+/// The pages from `page` on that are in one folio, by the long way.
+#[cold]
+#[inline(never)]
+fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
+    let core = &handle.core;
+    let since = Instant::now();
+    // Ends: when the folio stays for long enough to be pinned, or patience is at an end.
+    loop {
+        if range.end > handle.mapping.len_bytes() {
+            return Err(no_range(&handle.mapping, &range.range()));
+        }
+        let held = core.hold(&handle.mapping, page).filter(|held| !held.frame().is_changing());
+        let held = match held {
+            Some(held) => held,
+            None => fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64))?,
+        };
+        // Dropped since: look again.
+        let Some(stamp) = held.frame().read_begin() else { continue };
+        let identity = held.frame().identity();
+        if identity.mapping != handle.mapping.id {
+            continue;
+        }
+        if !must_move(core, held.head(), identity.order) {
+            match pin_held(handle, &held, stamp, page, to, range.end)? {
+                Some(pinned) => return Ok(pinned),
+                None => continue,
+            }
+        }
+        match move_and_pin(handle, held, page, to) {
+            Moved::Pinned(pinned) => return Ok(pinned),
+            Moved::Gone => {}
+            Moved::Held { offset, bytes, word } if since.elapsed() > PATIENCE => {
+                return Err(Error::PinHeld {
+                    path: handle.mapping.path.clone(),
+                    offset,
+                    bytes,
+                    referenced: word.refs().saturating_sub(1),
+                    pinned: word.pins(),
+                    waited_ms: since.elapsed().as_millis() as u64,
+                });
+            }
+            Moved::Held { .. } => breathe(),
+        }
+    }
+}
+
+/// Lets those who hold a folio go on.
+fn breathe() {
+    #[cfg(not(loom))]
+    std::thread::sleep(Duration::from_micros(50));
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
+/// Steps 3 to 5 of the quick way, of a folio that is referenced. `None`: it was dropped meanwhile.
+fn pin_held(
+    handle: &Handle,
+    held: &Held<'_>,
+    stamp: Stamp,
+    page: u64,
+    to: u64,
+    end_byte: u64,
+) -> Result<Option<Pinned>> {
+    let (frame, head) = (held.frame(), held.head());
+    let identity = frame.identity();
+    if end_byte > handle.mapping.len_bytes() {
+        return Ok(None);
+    }
+    let skip = page.wrapping_sub(identity.index);
+    let pages = u64::from(identity.order.frames()).saturating_sub(skip).min(to - page) as u32;
+    if pages == 0 {
+        return Ok(None);
+    }
+    match frame.count.try_pin(pages) {
+        Ok(()) => {}
+        Err(GetError::TooMany) => return Err(too_many(page << PAGE_SHIFT)),
+        Err(GetError::Frozen) => return Ok(None),
+    }
+    if frame.read_retry(stamp) {
+        handle.core.unpin(head, frame, pages);
+        return Ok(None);
+    }
+    frame.note_use();
+    Ok(Some(Pinned { head, skip: skip as u32, pages }))
+}
+
+#[cold]
+pub(super) fn too_many(offset: u64) -> Error {
+    Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
+}
+
+/// What came of an attempt to move a folio.
+enum Moved {
+    Pinned(Pinned),
+    /// It is not there any more, or may stay now.
+    Gone,
+    /// By others.
+    Held {
+        offset: u64,
+        bytes: u64,
+        word: crate::frame::CountWord,
+    },
+}
+
+/// The long way's steps, for a folio that has to move.
+fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64) -> Moved {
+    let (core, mapping) = (&handle.core, &handle.mapping);
+    let (head, order) = (held.head(), held.frame().order());
+    let Some(new) = reclaim::place(core, order) else {
+        core.frames.claim_run_of(head);
+        return Moved::Gone;
+    };
+    let mut changing = mapping.change();
+    let folio = changing.writer(&core.nodes).folio(page);
+    let same = |f: &FolioAt| f.frame == head && f.order == u32::from(order.get());
+    let Some(folio) = folio.filter(same) else {
+        drop(changing);
+        core.put(new);
+        return Moved::Gone;
+    };
+    // Not the last reference: the index has one, and whoever wants that one needs the mutex.
+    drop(held);
+    if freeze::migrate(core, &mut changing, folio, new).is_err() {
+        let word = core.frames.frame(head).count.word();
+        drop(changing);
+        core.put(new);
+        return Moved::Held { offset: folio.page << PAGE_SHIFT, bytes: order.bytes() as u64, word };
+    }
+    let frame = core.frames.frame(new);
+    let skip = page - folio.page;
+    let pages = (u64::from(order.frames()) - skip).min(to - page) as u32;
+    if flaw::on(Flaw::PinMovedLate) {
+        drop(changing);
+        frame.count.try_pin(pages).expect("a folio that lives, with few pins");
+    } else {
+        frame.count.try_pin(pages).expect("nobody freezes it without the mutex; few pins");
+        drop(changing);
+    }
+    core.frames.free(head, order);
+    core.counters.count(Event::PinMigration);
+    Moved::Pinned(Pinned { head: new, skip: skip as u32, pages })
+}

@@ -1,0 +1,208 @@
+//! Which frames a range has pinned: runs of pages that lie side by side in memory, whatever folios
+//! they are of; cutting such a list, and unpinning it.
+//!
+//! Only the first folio of a run is written down. Those behind it are found by their sizes: the order
+//! of a folio does not change while it is pinned, for that would take a freeze; it stays with the
+//! folio even when that is dropped from its file. Called by `pin` alone.
+
+use crate::core::Core;
+use crate::counters::Event;
+use crate::frame::FrameNumber;
+
+/// Pages that lie side by side.
+///
+/// # Invariants
+/// Each page of it is pinned once, for the owner of the list. From the second folio on, each begins
+/// where the one before ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Of the first folio.
+    head: FrameNumber,
+    /// Pages of that folio before the run.
+    skip: u32,
+    pages: u32,
+}
+
+impl Run {
+    pub(super) const EMPTY: Run = Run { head: FrameNumber(0), skip: 0, pages: 0 };
+
+    /// Pages of the folio `head`: `pages` of them, `skip` pages into it.
+    #[inline]
+    pub(super) fn new(head: FrameNumber, skip: u32, pages: u32) -> Self {
+        Run { head, skip, pages }
+    }
+
+    /// Adds the pages from the frame `next` on, if they lie behind it; whether they do.
+    #[inline]
+    pub(super) fn lengthen(&mut self, next: FrameNumber, pages: u32) -> bool {
+        let behind = self.pages > 0 && self.first().after(self.pages) == next;
+        if behind {
+            self.pages += pages;
+        }
+        behind
+    }
+
+    /// Its first frame.
+    pub(super) fn first(self) -> FrameNumber {
+        self.head.after(self.skip)
+    }
+
+    pub(super) fn pages(self) -> u32 {
+        self.pages
+    }
+}
+
+/// All that a range has pinned, in the order of the file. The first run is kept in place: a range
+/// that lies in one piece costs no allocation.
+#[derive(Debug)]
+pub(super) struct Runs {
+    /// Of no pages if there is nothing.
+    first: Run,
+    rest: Vec<Run>,
+}
+
+impl Runs {
+    pub(super) const fn new() -> Self {
+        Runs::of(Run::EMPTY)
+    }
+
+    const fn of(run: Run) -> Self {
+        Runs { first: run, rest: Vec::new() }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Run> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    pub(super) fn pages(&self) -> u32 {
+        self.iter().map(|run| run.pages).sum()
+    }
+
+    /// Adds a run behind all others, unless it is empty. Not merged with the last one.
+    #[inline]
+    pub(super) fn push(&mut self, run: Run) {
+        if self.first.pages == 0 {
+            self.first = run;
+        } else if run.pages > 0 {
+            self.rest.push(run);
+        }
+    }
+
+    /// Adds one pinned page at the front, `skip` pages into the folio `head`.
+    pub(super) fn prepend(&mut self, head: FrameNumber, skip: u32) {
+        let run = Run { head, skip, pages: 1 };
+        if self.first.pages > 0 {
+            self.rest.insert(0, self.first);
+        }
+        self.first = run;
+    }
+
+    /// Puts back what `split_off` took.
+    pub(super) fn append(&mut self, other: &Runs) {
+        for run in other.iter() {
+            self.push(*run);
+        }
+    }
+
+    /// Keeps the first `keep` pages, and gives the others.
+    pub(super) fn split_off(&mut self, core: &Core, keep: u32) -> Runs {
+        let all = std::mem::replace(self, Runs::new());
+        let mut other = Runs::new();
+        let mut left = keep;
+        for run in all.iter().filter(|run| run.pages > 0) {
+            let here = run.pages.min(left);
+            left -= here;
+            self.push(Run { pages: here, ..*run });
+            if here < run.pages {
+                other.push(cut(core, *run, here));
+            }
+        }
+        debug_assert_eq!(left, 0, "more is kept than is there");
+        other
+    }
+
+    /// The folio of the last page, and which of its pages that is. There is a page.
+    pub(super) fn last_page(&self, core: &Core) -> (FrameNumber, u32) {
+        let run = self.rest.last().unwrap_or(&self.first);
+        debug_assert!(run.pages > 0);
+        let last = cut(core, *run, run.pages - 1);
+        (last.head, last.skip)
+    }
+
+    /// How many folios there are in it; one that is in two runs counts twice.
+    pub(super) fn folios(&self, core: &Core) -> u64 {
+        let mut folios = 0;
+        for run in self.iter() {
+            let mut behind = *run;
+            while behind.pages > 0 {
+                let rest = core.frames.frame(behind.head).order().frames() - behind.skip;
+                folios += 1;
+                if rest >= behind.pages {
+                    break;
+                }
+                behind = cut(core, behind, rest);
+            }
+        }
+        folios
+    }
+
+    /// Unpins all of it: one subtraction for each folio, or `BY_PAGE`, for comparisons, for each page.
+    /// There is nothing left afterwards.
+    #[inline]
+    pub(super) fn unpin<const BY_PAGE: bool>(&mut self, core: &Core) {
+        let mut pages = 0;
+        for run in std::iter::once(&self.first).chain(&self.rest) {
+            pages += run.pages;
+            unpin_run::<BY_PAGE>(core, *run);
+        }
+        self.first.pages = 0;
+        self.rest.clear();
+        core.counters.add(Event::UnpinnedPages, pages.into());
+    }
+}
+
+/// Unpins each folio of the run.
+#[inline]
+fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
+    let Run { mut head, mut skip, pages: mut left } = run;
+    // Ends: each turn is done with at least a page.
+    while left > 0 {
+        let frame = core.frames.frame(head);
+        // Before the pin goes: after that the folio may become anything.
+        let frames = frame.order().frames();
+        if frames == 1 {
+            // By itself, so that the processor need not wait for the size to find the next entry.
+            core.unpin(head, frame, 1);
+            head = head.after(1);
+            left -= 1;
+            continue;
+        }
+        let pages = (frames - skip).min(left);
+        if BY_PAGE {
+            for _ in 0..pages {
+                core.unpin(head, frame, 1);
+            }
+        } else {
+            core.unpin(head, frame, pages);
+        }
+        head = head.after(frames);
+        skip = 0;
+        left -= pages;
+    }
+}
+
+/// What is behind the first `pages` pages of the run.
+fn cut(core: &Core, run: Run, pages: u32) -> Run {
+    debug_assert!(pages < run.pages);
+    let Run { mut head, skip, .. } = run;
+    let mut skip = skip + pages;
+    // Ends: each turn goes behind a folio, and stays inside the run.
+    loop {
+        let frames = core.frames.frame(head).order().frames();
+        if skip < frames {
+            return Run { head, skip, pages: run.pages - pages };
+        }
+        head = head.after(frames);
+        skip -= frames;
+    }
+}

@@ -1,0 +1,99 @@
+//! Room for what stays: index nodes, and small folios that are about to be pinned for long.
+//!
+//! They are packed into unmovable runs (`frame::mobility`). Room is looked for in this order:
+//! 1. a free block in an unmovable run;
+//! 2. a block of an unmovable run in which there are only folios that can be moved: they go to
+//!    movable runs;
+//! 3. a movable run that has such a block free becomes unmovable: what else is in it makes room
+//!    later, as in 2;
+//! 4. the same again after evicting some pages.
+//!
+//! Not here: what is done with the room (`pin`, `refill_nodes`). No lock may be held.
+
+use crate::core::Core;
+use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};
+use crate::sync::Ordering;
+
+use super::{EFFORT_MAX, compact, evict};
+
+/// Frames that one search for a block to empty looks at, at most: four runs.
+const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
+
+/// A folio of `order` in an unmovable run, counted as [`alloc`](crate::frame::Frames::alloc) does it.
+/// Nothing if there is no such room to be had; then the caller may claim the run it is in.
+pub(crate) fn place(core: &Core, order: Order) -> Option<FrameNumber> {
+    let got = without_evicting(core, order);
+    if got.is_some() {
+        return got;
+    }
+    evict(core, order.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
+    without_evicting(core, order)
+}
+
+/// Steps 1 to 3.
+fn without_evicting(core: &Core, order: Order) -> Option<FrameNumber> {
+    let alloc = || core.frames.alloc_of(order, Mobility::Unmovable);
+    alloc().or_else(|| make_room(core, order).then(alloc)?).or_else(|| {
+        let run = core.frames.claim_run(order)?;
+        // What is in it makes room first from now on. Relaxed: where to look is a hint.
+        core.reclaim.room_hand.store(run.0, Ordering::Relaxed);
+        alloc()
+    })
+}
+
+/// Step 2: empties one block of `order`, or a larger one, going on where the last search ended.
+fn make_room(core: &Core, order: Order) -> bool {
+    // Relaxed, here and below: a hint.
+    let hand = core.reclaim.room_hand.load(Ordering::Relaxed);
+    let first = FrameNumber(hand).align_down(Order::MAX);
+    let behind = core.frames.unmovable_runs().filter(|run| *run >= first);
+    let before = core.frames.unmovable_runs().filter(|run| *run < first);
+    let mut left = LOOKED_AT_MAX;
+    for run in behind.chain(before) {
+        let mut at = if run == first { hand - first.0 } else { 0 };
+        let free = core.frames.free_in(run);
+        // Ends: each turn goes on by at least a block of `order`.
+        while at < Order::MAX.frames() {
+            let head = run.after(at).align_down(order);
+            let (emptied, frames) = empty_block(core, head, order, &free);
+            at = head.0 - run.0 + frames;
+            left = left.saturating_sub(frames);
+            if emptied || left == 0 {
+                core.reclaim.room_hand.store(run.0 + at, Ordering::Relaxed);
+                return emptied;
+            }
+        }
+    }
+    false
+}
+
+/// Moves what is in the block of `order` at `head` away, if all of it can be; whether anything was,
+/// and how many frames to go on by.
+fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> (bool, u32) {
+    let end = head.0 + order.frames();
+    let mut folios = Vec::new();
+    let mut at = head;
+    // Ends: each turn goes on by at least a frame.
+    while at.0 < end {
+        if free.contains(at.0 % Order::MAX.frames()) {
+            at = at.after(1);
+        } else if let Some(order) = can_move(core, at) {
+            folios.push(at);
+            at = at.after(order.frames());
+        } else {
+            return (false, order.frames());
+        }
+    }
+    let emptied =
+        !folios.is_empty() && folios.into_iter().all(|folio| compact::move_out(core, folio));
+    (emptied, at.0 - head.0)
+}
+
+/// The order of the folio at `head`, if it is one that nobody holds as far as can be seen.
+fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
+    let frame = core.frames.frame(head);
+    let word = frame.count.word();
+    let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
+    (alone && !frame.is_changing() && frame.identity().mapping != MAPPING_NONE)
+        .then(|| frame.order())
+}

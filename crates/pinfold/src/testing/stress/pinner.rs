@@ -1,0 +1,163 @@
+//! Those who pin: ranges are held while all else goes on, looked at again and again, given back in
+//! parts, and by another thread than pinned them.
+//!
+//! Belongs here: pinning, the checks while it lasts, what errors are excused. Called by `stress`.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use crate::{Error, PinnedRange};
+
+use super::files::{Nature, Subject};
+use super::watch::{Desk, Doing};
+use super::{Failure, Sabotage, Shared};
+
+/// Ranges that all pinners hold together, at most.
+const HELD_MAX: usize = 24;
+/// Pins after which a sabotaged run spoils one.
+const SOUND: u64 = 50;
+
+/// A pinned range with what its bytes may be. Every pinner may go on with it.
+#[derive(Debug)]
+pub(super) struct Held {
+    subject: usize,
+    pinned: PinnedRange,
+    /// Epochs of a file that is written anew, between which it was pinned.
+    epochs: std::ops::RangeInclusive<u32>,
+}
+
+/// A thread that pins until the run is over, and then gives all back.
+pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
+    let mut rng = Rng::with_seed(seed);
+    let mut pins = 0;
+    while shared.goes_on() {
+        let held = shared.pins.lock().len();
+        let done = if rng.usize(0..HELD_MAX) >= held {
+            pins += 1;
+            pin(shared, desk, &mut rng, pins)
+        } else {
+            go_on(shared, desk, &mut rng)
+        };
+        if let Err(failure) = done {
+            shared.fail(*failure);
+        }
+        // The others shall get on, too.
+        std::thread::sleep(Duration::from_micros(rng.u64(0..50)));
+    }
+    shared.pins.lock().clear();
+}
+
+type Done = Result<(), Box<Failure>>;
+
+/// Pins a range, mostly where somebody reads.
+fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Done {
+    let subjects = &shared.subjects.all;
+    let number = if rng.bool() { rng.usize(0..subjects.len()) } else { shared.watch.latest() };
+    let subject = &subjects[number];
+    let most = shared.options.budget_bytes / 8 / HELD_MAX as u64;
+    let near = shared.watch.spot(number).saturating_sub(rng.u64(0..8192));
+    let start = if rng.bool() { near } else { rng.u64(0..=subject.bytes) };
+    let end = (start + rng.u64(1..=most.max(4096))).min(subject.bytes);
+    if start >= end {
+        return Ok(());
+    }
+    desk.begin(Doing::Pin, number, start, end - start);
+    let oldest = subject.oldest_epoch();
+    let file = subject.file(&shared.cache);
+    let pinned = match file.and_then(|file| file.pin(start..end)) {
+        Ok(pinned) => pinned,
+        Err(error) => return excuse(shared, desk, subject, &error),
+    };
+    let held = Held { subject: number, pinned, epochs: oldest..=subject.newest_epoch() };
+    if shared.options.sabotage == Some(Sabotage::ScribblePins) && pins > SOUND {
+        let extent = held.pinned.extents().next().expect("a byte is pinned");
+        let byte = extent.address().cast_mut();
+        // SAFETY: pinned memory of the cache, which nobody has a reference to. It is against what
+        // pins are for: that is the point.
+        unsafe { byte.write_volatile(!byte.read_volatile()) };
+    }
+    check(shared, desk, &held)?;
+    shared.watch.count(Doing::Pin, 1);
+    shared.pins.lock().push(held);
+    Ok(())
+}
+
+/// Takes a range that somebody pinned, looks at it, and gives some or all of it back.
+fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Done {
+    let mut held = {
+        let mut pins = shared.pins.lock();
+        if pins.is_empty() {
+            return Ok(());
+        }
+        let one = rng.usize(0..pins.len());
+        pins.swap_remove(one)
+    };
+    let range = held.pinned.range();
+    desk.begin(Doing::Unpin, held.subject, range.start, held.pinned.len());
+    check(shared, desk, &held)?;
+    let at = rng.u64(range.start..=range.end);
+    match rng.u32(0..4) {
+        0 => {}
+        1 => held.pinned.unpin_front(at - range.start).expect("it is inside"),
+        2 => {
+            let pinned = held.pinned.split_off(at).expect("few pins");
+            let other = Held { subject: held.subject, pinned, epochs: held.epochs.clone() };
+            check(shared, desk, &other)?;
+            shared.pins.lock().push(other);
+        }
+        _ => held.pinned.unpin_front(range.end - range.start).expect("all of it"),
+    }
+    check(shared, desk, &held)?;
+    shared.watch.count(Doing::Unpin, 1);
+    if !held.pinned.is_empty() {
+        shared.pins.lock().push(held);
+    }
+    Ok(())
+}
+
+/// Whether all bytes are what they were when they were pinned.
+fn check(shared: &Shared, desk: &Desk, held: &Held) -> Done {
+    let subject = &shared.subjects.all[held.subject];
+    let range = held.pinned.range();
+    let mut bytes = vec![0; held.pinned.len() as usize];
+    held.pinned.copy_to(&mut bytes, range.start).expect("all of it is pinned");
+    let checked = match subject.nature {
+        Nature::Rewritten { .. } => {
+            subject.pattern.check_epochs(range.start, &bytes, held.epochs.clone())
+        }
+        _ => subject.pattern.check(range.start, &bytes),
+    };
+    checked.map_err(|wrong| {
+        Box::new(Failure::Wrong {
+            thread: desk.name.clone(),
+            file: subject.name.clone(),
+            wrong,
+            names: shared.subjects.names(),
+        })
+    })?;
+    desk.read(bytes.len());
+    Ok(())
+}
+
+/// Whether a pin may fail like this.
+fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Done {
+    let excused = match error {
+        // Readers under references come without end.
+        Error::PinHeld { .. } => true,
+        Error::Read { .. } | Error::Truncated { .. } => {
+            matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
+        }
+        Error::PinRange { .. } => matches!(subject.nature, Nature::Cut(_)),
+        _ => false,
+    };
+    if excused {
+        desk.excuse();
+        return Ok(());
+    }
+    Err(Box::new(Failure::Unexpected {
+        thread: desk.name.clone(),
+        doing: desk.describe(&shared.subjects),
+        error: format!("{}: {error} ({error:?})", subject.name),
+    }))
+}

@@ -114,6 +114,8 @@ flaws! {
     PinBlindly,
     /// Freezing does not mind pins.
     FreezePinned,
+    /// Whoever drops a folio from its file gives up its pins, too.
+    DropPins,
     /// A range that is cut inside a page has one pin of it for both parts.
     SplitSharesPin,
     /// A folio that was moved to be pinned is pinned after the mutex is let go.

@@ -264,14 +264,7 @@ impl PinArgs {
             "--pages {}: must be from 1 to the pages of --bytes",
             self.pages
         );
-        let available = report::memory_available_bytes();
-        let needed = resident_budget_bytes(bytes) * 2;
-        ensure!(
-            needed < available / 10 * 9,
-            "both cases need {} of memory together, and {} are available: choose fewer --bytes",
-            Size(needed),
-            Size(available)
-        );
+        report::ensure_memory(resident_budget_bytes(bytes) * 2, "--bytes")?;
         Ok(())
     }
 }

@@ -60,7 +60,7 @@ fn kib(name: &str) -> u64 {
 }
 
 /// Memory that programs can have without swapping.
-pub fn memory_available_bytes() -> u64 {
+fn memory_available_bytes() -> u64 {
     kib("MemAvailable") << 10
 }
 

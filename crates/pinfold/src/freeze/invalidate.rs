@@ -121,6 +121,10 @@ pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     let announced = core.readers.announced(gone, &core.counters);
     for (n, &head) in gone.iter().enumerate() {
         core.waiters.wake(head.0);
+        let count = &core.frames.frame(head).count;
+        if flaw::on(Flaw::DropPins) && count.pins() > 0 {
+            let _ = count.unpin(count.pins());
+        }
         if announced.has(n) && !flaw::on(Flaw::GoneAtOnce) {
             core.counters.count(Event::Deferred);
             core.deferred.push(head);

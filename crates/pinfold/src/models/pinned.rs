@@ -84,7 +84,7 @@ fn dropped() {
 
 #[test]
 fn a_pinned_page_that_is_dropped_from_its_file_is_freed_once_by_the_last() {
-    let flaws = [(Flaw::FreezePinned, "Concurrent atomic store and `unsync_load`")];
+    let flaws = [(Flaw::DropPins, "Concurrent atomic store and `unsync_load`")];
     holds_and_catches(dropped, &flaws);
 }
 
@@ -135,7 +135,7 @@ fn pin_and_reuse(model: &Model) {
 fn moved_short() {
     let read = |model: &Model| {
         let mut buf = [0; 8];
-        if model.files[0].short(&model.core, &mut buf, PAGE).is_ok() {
+        if model.short(0, &mut buf, PAGE) {
             assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
         }
     };

@@ -1,5 +1,6 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
+mod aarch64;
 mod packages;
 mod probes;
 
@@ -25,6 +26,8 @@ enum Command {
     /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts
     #[command(disable_help_flag = true)]
     Litmus(LabArgs),
+    /// Build for aarch64 and run the cache's and the count's tests under qemu; not part of `test`
+    Aarch64,
     /// Build the counted reference with tracepoints and see each of them fire in a debugger
     Probes,
 }
@@ -44,6 +47,7 @@ fn main() -> Result<()> {
         Command::Test => test(&sh),
         Command::Kernel(args) => lab(&sh, "kernel", &args.rest),
         Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
+        Command::Aarch64 => aarch64::run(&sh),
         Command::Probes => probes::run(&sh),
     }
 }

@@ -8,12 +8,17 @@ pub(crate) fn need(sh: &Shell, program: &str, package: &str) -> Result<()> {
     if cmd!(sh, "which {program}").quiet().ignore_stdout().ignore_stderr().run().is_ok() {
         return Ok(());
     }
+    install(sh, program, package)
+}
+
+/// Installs Debian's `package`, which brings `what`.
+pub(crate) fn install(sh: &Shell, what: &str, package: &str) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("{program} is missing: run `sudo apt-get install {package}`, then this again");
+        bail!("{what} is missing: run `sudo apt-get install {package}`, then this again");
     }
     let _quiet = sh.push_env("DEBIAN_FRONTEND", "noninteractive");
     cmd!(sh, "apt-get update -q").run()?;
     cmd!(sh, "apt-get install -q -y --no-install-recommends {package}")
         .run()
-        .with_context(|| format!("cannot install {package}, which brings {program}"))
+        .with_context(|| format!("cannot install {package}, which brings {what}"))
 }

@@ -124,7 +124,11 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     let shared = SharedBoard::new()?;
     let sample = |phase: u64, threads: usize, seconds: f64| {
         let lanes = match job.engine.as_str() {
-            "direct-deep" => (DEEP_ALL / threads).clamp(1, DEEP),
+            // Its memory is charged to the group, too.
+            "direct-deep" => {
+                let room = (job.budget_bytes / job.block_bytes) as usize;
+                (room.min(DEEP_ALL) / threads).clamp(1, DEEP)
+            }
             _ => 1,
         };
         let work = Walk { job: &job, engine: &engine, threads, lanes, phase };

@@ -1,5 +1,6 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
+mod aarch64;
 mod packages;
 mod pin_counts;
 mod probes;
@@ -28,6 +29,8 @@ enum Command {
     Litmus(LabArgs),
     /// Lint and test what `bench get` compares with: other caches, one of them RocksDB's
     Peers,
+    /// Build for aarch64 and run the cache's and the count's tests under qemu; not part of `test`
+    Aarch64,
     /// Build the counted reference with tracepoints and see each of them fire in a debugger
     Probes,
     /// Count instructions and cache lines of a pin, batched and page by page; installs valgrind
@@ -50,6 +53,7 @@ fn main() -> Result<()> {
         Command::Kernel(args) => lab(&sh, "kernel", &args.rest),
         Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
+        Command::Aarch64 => aarch64::run(&sh),
         Command::Probes => probes::run(&sh),
         Command::PinCounts => pin_counts::run(&sh),
     }

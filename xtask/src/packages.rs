@@ -15,7 +15,8 @@ pub(crate) fn need_header(sh: &Shell, header: &str, package: &str) -> Result<()>
     if found { Ok(()) } else { install(sh, header, package) }
 }
 
-fn install(sh: &Shell, what: &str, package: &str) -> Result<()> {
+/// Installs Debian's `package`, which brings `what`.
+pub(crate) fn install(sh: &Shell, what: &str, package: &str) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("{what} is missing: run `sudo apt-get install {package}`, then this again");
     }

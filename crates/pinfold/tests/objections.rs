@@ -489,7 +489,6 @@ const TWINS: &[(&str, &str)] = &[
     ("a_frame_reused_for_the_same_page_of_another_file_is_noticed", "AnyIdentity"),
     ("a_folio_split_while_it_is_read_is_noticed", "NoLastLook"),
     ("a_folio_moved_while_it_is_read_is_noticed", "NoLastLook"),
-    ("a_folio_moved_while_it_is_read_is_noticed", "FreezeStaysEven"),
     ("a_truncate_inside_a_folio_is_seen", "KeepOldEnd"),
     ("a_hole_punched_inside_a_folio_is_seen", "InvalidateNothing"),
     ("the_end_of_the_file_belongs_to_the_bytes_read", "LengthFirst"),

@@ -44,7 +44,7 @@ Cases:
 
 Engines:
   direct-deep   scan only: O_DIRECT reads of --direct-scan-block, four on their way for each thread
-                (16 for all), so that the device never waits for the next: its limit
+                (16 for all, and no more than the budget holds), so that the device never waits for the next: its limit
   pread-direct  O_DIRECT reads of the same blocks, nothing cached, one on its way for each thread:
                 what a program without a cache gets. For scan --direct-scan-block at once
   pread, mmap   the kernel's page cache

@@ -121,7 +121,11 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     let shared = SharedBoard::new()?;
     let sample = |phase: u64, threads: usize, seconds: f64| {
         let lanes = match job.engine.as_str() {
-            "direct-deep" => (DEEP_ALL / threads).clamp(1, DEEP),
+            // Its memory is charged to the group, too.
+            "direct-deep" => {
+                let room = (job.budget_bytes / job.block_bytes) as usize;
+                (room.min(DEEP_ALL) / threads).clamp(1, DEEP)
+            }
             _ => 1,
         };
         let work = Walk { job: &job, engine: &engine, threads, lanes, phase };
@@ -152,11 +156,7 @@ impl Engine {
             "pread-direct" | "direct-deep" => Engine::Direct,
             "pread" => Engine::Pread,
             "mmap" => Engine::Mmap(mapping_of(&job.path)?),
-            "pinfold" => {
-                let cache = Cache::new(Options::new(job.budget_bytes))?;
-                touch(&cache, job)?;
-                Engine::Pinfold(cache)
-            }
+            "pinfold" => Engine::Pinfold(Cache::new(Options::new(job.budget_bytes))?),
             other => bail!("no engine {other}"),
         })
     }
@@ -182,23 +182,6 @@ impl Engine {
             source: stats.sources.first().map(|(_, told)| told.kind.clone()).unwrap_or_default(),
         })
     }
-}
-
-/// Has one thread use all of the cache's memory once, and leaves the cache empty. Threads that
-/// touch a huge page for the first time at the same moment are each charged a whole one until one
-/// of them wins: with 32 of them that can be 64 MiB above any budget, and the group's end.
-fn touch(cache: &Cache, job: &Job) -> Result<()> {
-    let file = cache.open(&job.path)?;
-    let mut chunk = vec![0; 1 << 20];
-    let mut offset = 0;
-    while offset < job.budget_bytes {
-        match file.read_at(&mut chunk, offset)? {
-            0 => break,
-            bytes => offset += bytes as u64,
-        }
-    }
-    file.invalidate(0..job.file_bytes)?;
-    Ok(())
 }
 
 /// What this process has had read from storage; `None` where the kernel does not count it.

@@ -13,6 +13,7 @@
 //! read.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -67,6 +68,35 @@ pub(super) struct Arena {
     base: NonNull<u8>,
     frames: u32,
     huge_pages_advised: bool,
+    touched: Touched,
+}
+
+/// Which huge pages of the arena somebody has used, a bit each.
+///
+/// Threads that touch a huge page for the first time at the same moment are each charged a whole one
+/// until one of them wins: 32 of them can be 64 MiB above the budget for that moment, and a tight
+/// control group's end. So the first to be given frames of one touches it, and the others wait.
+///
+/// Not from `crate::sync`: no protocol hangs on it.
+#[derive(Debug)]
+struct Touched {
+    blocks: Box<[AtomicU64]>,
+    touching: parking_lot::Mutex<()>,
+}
+
+impl Touched {
+    fn new(frames: u32) -> Self {
+        let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
+        Touched {
+            blocks: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
+            touching: parking_lot::Mutex::new(()),
+        }
+    }
+
+    fn word_and_bit(&self, frame: FrameNumber) -> (&AtomicU64, u64) {
+        let block = frame.0 / Order::MAX.frames();
+        (&self.blocks[(block / u64::BITS) as usize], 1 << (block % u64::BITS))
+    }
 }
 
 // SAFETY: the arena is an address and a length that never change; it hands out raw pointers only,
@@ -90,7 +120,34 @@ impl Arena {
         // SAFETY: the range is the fresh mapping, and the advice changes how it is backed, not
         // what it holds. Refused where the kernel has no huge pages; small ones work too.
         let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
-        Ok(Arena { base, frames, huge_pages_advised: advised.is_ok() })
+        let touched = Touched::new(frames);
+        Ok(Arena { base, frames, huge_pages_advised: advised.is_ok(), touched })
+    }
+
+    /// Has the system find memory for the huge page that `frame` is in, if nobody has used that yet.
+    /// For whoever was just given the frame, before anybody else has it. Cost: one load, but for the
+    /// first in each 2 MiB, who pays for what its first use would cost anyway.
+    #[inline]
+    pub(super) fn first_touch(&self, frame: FrameNumber) {
+        let (word, bit) = self.touched.word_and_bit(frame);
+        // Relaxed, here and below: who sees it too late waits for the mutex.
+        if word.load(Ordering::Relaxed) & bit == 0 && self.huge_pages_advised {
+            self.touch(frame);
+        }
+    }
+
+    #[cold]
+    fn touch(&self, frame: FrameNumber) {
+        let (word, bit) = self.touched.word_and_bit(frame);
+        let _touching = self.touched.touching.lock();
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // SAFETY: the frame is inside the arena, and the caller's alone to write; readers left
+            // over from an earlier lifetime load from it by racing loads.
+            let byte = unsafe { AtomicU8::from_ptr(self.address(frame)) };
+            // Relaxed: the value means nothing.
+            byte.store(0, Ordering::Relaxed);
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -200,6 +257,32 @@ mod tests {
             let word = arena.address(FrameNumber(n)).cast::<u32>();
             // SAFETY: as above.
             assert_eq!(unsafe { word.read() }, n + 1);
+        }
+    }
+
+    /// Each huge page is touched once, by the first frame of it that is handed out, and no other is.
+    #[test]
+    fn a_huge_page_is_touched_when_its_first_frame_is_handed_out() {
+        let arena = Arena::reserve(300 << 20).unwrap();
+        let resident = |block: u32| {
+            let at = arena.address(FrameNumber(block * 512));
+            let mut page = 0u8;
+            // SAFETY: the range is the arena's, and one byte is told of one page.
+            let told = unsafe { libc::mincore(at.cast(), PAGE_BYTES, &raw mut page) };
+            assert_eq!(told, 0);
+            page & 1 == 1
+        };
+        for block in [0, 63, 64, 149] {
+            assert!(!resident(block), "block {block} before");
+            arena.first_touch(FrameNumber(block * 512));
+            assert_eq!(resident(block), arena.huge_pages_advised(), "block {block} after");
+            assert!(!resident(block ^ 1), "its neighbour");
+            // SAFETY: the arena is this test's alone.
+            unsafe { arena.address(FrameNumber(block * 512)).write(7) };
+            arena.first_touch(FrameNumber(block * 512));
+            // SAFETY: as above.
+            let byte = unsafe { arena.address(FrameNumber(block * 512)).read() };
+            assert!(byte == 7 || !arena.huge_pages_advised(), "touched twice");
         }
     }
 

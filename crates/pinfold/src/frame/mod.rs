@@ -275,6 +275,7 @@ impl Frames {
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
         let head = self.buddy.take(&self.table, order)?;
+        self.arena.first_touch(head);
         self.frame(head).hand_out(order);
         Some(head)
     }
@@ -283,6 +284,7 @@ impl Frames {
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.buddy.take_at_most(&self.table, order)?;
+        self.arena.first_touch(head);
         self.frame(head).hand_out(order);
         Some((head, order))
     }

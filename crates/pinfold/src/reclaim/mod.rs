@@ -185,7 +185,7 @@ pub(crate) fn allocate(
     }
     core.reclaim.daemon.kick();
     core.counters.count(Event::DirectReclaim);
-    evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
+    let mut last = evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
     let (since, mut nap) = (Instant::now(), NAP_MIN);
     // Ends: when memory comes, or patience does.
     loop {
@@ -197,22 +197,29 @@ pub(crate) fn allocate(
             return Ok(None);
         }
         if since.elapsed() > PATIENCE {
-            return Err(no_memory(core, wish));
+            return Err(no_memory(core, wish, &last));
         }
-        if evict(core, core.reclaim.direct_pages, EFFORT_MAX).evicted == 0 {
+        last = evict(core, core.reclaim.direct_pages, EFFORT_MAX);
+        if last.evicted == 0 {
             core.reclaim.wait_for_progress(seen, nap);
             nap = (nap * 2).min(NAP_MAX);
         }
     }
 }
 
-fn no_memory(core: &Core, wish: Order) -> Error {
-    let census = Census::take(core);
+fn no_memory(core: &Core, wish: Order, last: &SweepCounts) -> Error {
+    let mut census = Census::take(core);
+    let page = PAGE_BYTES as u64;
+    // What is borrowed has no reference: the sweep met it, the walk over the table cannot tell.
+    let borrowed_bytes = (last.busy_pages * page).saturating_sub(census.held_bytes);
+    let borrowed_bytes = borrowed_bytes.min(census.reclaimable_bytes);
+    census.reclaimable_bytes -= borrowed_bytes;
+    census.held_bytes += borrowed_bytes + core.deferred.outstanding(core).1 * page;
     Error::NoMemory {
         wanted_bytes: wish.bytes() as u64,
-        budget_bytes: u64::from(core.frames.frames()) * PAGE_BYTES as u64,
+        budget_bytes: u64::from(core.frames.frames()) * page,
         pinned_bytes: census.pinned_bytes,
-        held_bytes: census.held_bytes + core.deferred.outstanding(core).1 * PAGE_BYTES as u64,
+        held_bytes: census.held_bytes,
         filling_bytes: census.filling_bytes,
         dirty_bytes: census.dirty_bytes,
         reclaimable_bytes: census.reclaimable_bytes,

@@ -188,9 +188,12 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     #[inline(always)]
     fn view(&self) -> &View {
         let shows = self.state().shows.as_ptr();
-        // SAFETY: set by `of`, and not again before the guard's drop gives the state back, which
-        // takes the guard from all who have this.
-        unsafe { (*shows).as_ref().map(|(view, _)| view).unwrap_unchecked() }
+        // SAFETY: stored to by `of`, and not again before the guard's drop gives the state back,
+        // which takes the guard from all who have this.
+        let shows = unsafe { &*shows };
+        // SAFETY: `of` stored something.
+        let (view, _) = unsafe { shows.as_ref().unwrap_unchecked() };
+        view
     }
 
     fn handle(&self) -> &'f Handle {

@@ -11,10 +11,9 @@
 //! 4. the light fence;
 //! 5. load the version again: unchanged means that 2 saw one thing, and that it stays.
 //!
-//! No step waits, and a hit stores to the reader's own line only. On any doubt the slot is
-//! cleared and the page held by a reference instead; then 3 to 5 are tried under that reference,
-//! which is given back if they succeed. With no slot free, or with the folio being frozen over and
-//! over, the guard keeps the reference.
+//! No step waits, and a hit stores to memory of the thread's own only. On any doubt the slot is cleared
+//! and the page held by a reference instead; then 2 to 5 are tried again under that reference, which is
+//! given back if they succeed. With no slot free the guard keeps it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;

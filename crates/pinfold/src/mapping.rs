@@ -8,10 +8,10 @@
 //!
 //! `resizing` is taken before anything else, and is the only one held while a source is asked. The
 //! table's mutex is taken before a mapping's `change` mutex, and that one before the policy's, never
-//! after; no two mappings' are held
-//! at once; nothing is allocated or read while one is held. Whoever freezes a folio holds it from
-//! before the freeze until the folio is thawed or out of the index, so under it no folio of the
-//! mapping is ever seen frozen.
+//! after; several mappings' only by a batch (`freeze/batch.rs`), in rising order of their numbers;
+//! nothing is allocated or read while one is held. Whoever freezes a folio holds it from before the
+//! freeze until the folio is thawed or out of the index, so under it no folio of the mapping is ever
+//! seen frozen.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

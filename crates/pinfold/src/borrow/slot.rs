@@ -11,10 +11,9 @@
 //! 4. the light fence;
 //! 5. load the version again: unchanged means that 2 saw one thing, and that it stays.
 //!
-//! No step waits, and a hit stores to the reader's own line only. On any doubt the slot is
-//! cleared and the page held by a reference instead; then 3 to 5 are tried under that reference,
-//! which is given back if they succeed. With no slot free, or with the folio being frozen over and
-//! over, the guard keeps the reference.
+//! No step waits, and a hit stores to memory of the thread's own only. On any doubt the slot is cleared
+//! and the page held by a reference instead; then 2 to 5 are tried again under that reference, which is
+//! given back if they succeed. With no slot free the guard keeps it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -188,9 +187,12 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     #[inline(always)]
     fn view(&self) -> &View {
         let shows = self.state().shows.as_ptr();
-        // SAFETY: set by `of`, and not again before the guard's drop gives the state back, which
-        // takes the guard from all who have this.
-        unsafe { (*shows).as_ref().map(|(view, _)| view).unwrap_unchecked() }
+        // SAFETY: stored to by `of`, and not again before the guard's drop gives the state back,
+        // which takes the guard from all who have this.
+        let shows = unsafe { &*shows };
+        // SAFETY: `of` stored something.
+        let (view, _) = unsafe { shows.as_ref().unwrap_unchecked() };
+        view
     }
 
     fn handle(&self) -> &'f Handle {

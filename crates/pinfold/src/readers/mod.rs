@@ -180,10 +180,7 @@ impl Readers {
     pub(crate) fn barrier(&self) -> Barrier {
         // Acquire: pairs with the release in `heavy`; who sees the change sees no reader without a
         // fence registered after it.
-        match self.fenced.load(Ordering::Acquire) {
-            false => Barrier::Membarrier,
-            true => Barrier::FullFence,
-        }
+        if self.fenced.load(Ordering::Acquire) { Barrier::FullFence } else { Barrier::Membarrier }
     }
 
     /// How many readers are registered.

@@ -155,14 +155,13 @@ impl Holder<'_> {
             (Guard::Borrowed(guard), 0..200) => {
                 guard.upgrade().map_err(|error| self.unexpected(&subject.name, &error))?
             }
-            (Guard::Borrowed(_), _) => return Ok(()),
             (Guard::Counted(guard), 0..500) => guard,
             (Guard::Counted(guard), 500..700) => {
                 let clone = guard.clone();
                 drop(guard);
                 clone
             }
-            (Guard::Counted(_), _) => return Ok(()),
+            (Guard::Borrowed(_) | Guard::Counted(_), _) => return Ok(()),
         };
         self.unchanged(&subject.name, &counted, &copy)?;
         if self.rng.u32(0..16) == 0 {

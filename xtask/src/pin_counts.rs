@@ -73,13 +73,16 @@ fn count(sh: &Shell, engine: &str, case: &str, functions: &str) -> Result<(Count
     let bytes = BYTES.to_string();
     // The last-level cache takes a pass's lines, but not the 16 MiB that are read before it.
     let caches = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=8388608,16,64"];
+    let log = dir.path().join("log");
+    let log_file = format!("--log-file={}", log.display());
     let folios = cmd!(
         sh,
-        "valgrind --quiet --tool=callgrind --collect-atstart=no {caches...} {out_file} {toggle}
+        "valgrind --tool=callgrind --collect-atstart=no {caches...} {log_file} {out_file} {toggle}
          target/release/pinfold bench pin --once {engine} --cases {case} --bytes {bytes}"
     )
     .quiet()
-    .read()?;
+    .read()
+    .with_context(|| sh.read_file(&log).unwrap_or_default())?;
     let folios = folios.trim().parse().with_context(|| format!("no number of folios: {folios}"))?;
     let text = sh.read_file(&out)?;
     Ok((parse(&text).with_context(|| format!("callgrind's output for {engine}, {case}"))?, folios))

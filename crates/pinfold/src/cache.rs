@@ -75,6 +75,10 @@ impl Cache {
         // SAFETY: the arena stays mapped as long as `frames`, which `Core` drops after the nodes
         // and every index; `refill_nodes` hands out slabs that it allocated and never frees.
         let nodes = unsafe { NodePool::new(base, arena_bytes, PAGE_BYTES) };
+        let mut engine = EngineOptions::default();
+        if !options.io_uring {
+            engine.ring_depth = 0;
+        }
         let core = Arc::new(Core {
             counters: Counters::new(),
             mappings: Mappings::new(),
@@ -82,7 +86,7 @@ impl Cache {
             waiters: Waiters::new(),
             failures: Failures::new(),
             holders: Holders::new(options.track_pins),
-            engine: Arc::new(Engine::new(EngineOptions::default())),
+            engine: Arc::new(Engine::new(engine)),
             options,
             nodes,
             frames,

@@ -9,6 +9,7 @@ pub struct Options {
     pub(crate) short_read_max_bytes: usize,
     pub(crate) readahead_max_bytes: usize,
     pub(crate) reference: Reference,
+    pub(crate) io_uring: bool,
     pub(crate) track_pins: bool,
     pub(crate) pin_in_place: bool,
 }
@@ -32,6 +33,7 @@ impl Options {
             short_read_max_bytes: 64 << 10,
             readahead_max_bytes: 2 << 20,
             reference: Reference::Add,
+            io_uring: true,
             track_pins: false,
             pin_in_place: false,
         }
@@ -50,6 +52,14 @@ impl Options {
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
+        self
+    }
+
+    /// Whether reading ahead may go through io_uring; by default it does where the kernel lets it.
+    /// Without, threads do it: for debuggers and valgrind, which know little of rings.
+    #[must_use]
+    pub fn io_uring(mut self, allowed: bool) -> Self {
+        self.io_uring = allowed;
         self
     }
 

@@ -43,7 +43,7 @@ use crate::mapping::Mapping;
 use crate::reclaim;
 
 use super::PinnedRange;
-use super::run::Runs;
+use super::run::{Run, Runs};
 
 /// How long a folio that has to move is waited for when others hold it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -74,26 +74,51 @@ pub(crate) fn pin(
 ) -> Result<PinnedRange> {
     let (core, mapping) = (&handle.core, &*handle.mapping);
     check(core, mapping, &range)?;
+    let holder = core.holders.add(asked_by, &mapping.path, &range);
+    let Range { start, end } = range;
+    let mut pinned = PinnedRange { core: core.clone(), start, end, runs: Runs::new(), holder };
+    let done = match step {
+        Step::Folio => pin_pages::<false>(handle, &mut pinned),
+        Step::Page => pin_pages::<true>(handle, &mut pinned),
+    };
+    core.counters.add(Event::PinnedPages, pinned.runs.pages().into());
+    // On an error, what is pinned is given back by the drop.
+    done.map(|()| pinned)
+}
+
+/// Pins all pages of the range, in order; those that are pinned are in its runs, also on an error.
+#[inline]
+fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
     let mut page = range.start >> PAGE_SHIFT;
     let end = range.end.div_ceil(PAGE_BYTES as u64);
-    let holder = core.holders.add(asked_by, &mapping.path, &range);
-    let Range { start, end: end_byte } = range;
-    let mut pinned =
-        PinnedRange { core: core.clone(), start, end: end_byte, runs: Runs::new(), holder };
-    let mut last = None;
-    // Ends: each turn pins at least a page. On an error, what is pinned is given back by the drop.
-    while page < end {
-        let to = if step == Step::Page { page + 1 } else { end };
-        let got = match quick(core, mapping, page, to, end_byte) {
+    let mut run = Run::EMPTY;
+    let mut last_head = None;
+    // Ends: each turn pins at least a page, or is the last.
+    let done = loop {
+        if page >= end {
+            break Ok(());
+        }
+        let to = if BY_PAGE { page + 1 } else { end };
+        let got = match quick(core, mapping, page, to, range.end) {
             Some(got) => got,
-            None => slow(handle, page, to, &pinned)?,
+            None => match slow(handle, page, to, range) {
+                Ok(got) => got,
+                Err(error) => break Err(error),
+            },
         };
-        core.counters.add(Event::PinnedPages, got.pages.into());
-        pinned.runs.push(got.head, got.skip, got.pages, last);
-        last = Some(got.head);
-        page += u64::from(got.pages);
-    }
-    Ok(pinned)
+        let Pinned { head, skip, pages } = got;
+        // A folio whose first pages are others' cannot be found from the one before it.
+        let found = skip == 0 || last_head == Some(head);
+        if !(found && run.lengthen(head.after(skip), pages)) {
+            range.runs.push(run);
+            run = Run::new(head, skip, pages);
+        }
+        last_head = Some(head);
+        page += u64::from(pages);
+    };
+    range.runs.push(run);
+    done
 }
 
 /// Pins the bytes of one folio if that can be done the quick way; for models.
@@ -104,7 +129,7 @@ pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange>
     let got = quick(core, &handle.mapping, page, to, range.end)?;
     assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
     let mut runs = Runs::new();
-    runs.push(got.head, got.skip, got.pages, None);
+    runs.push(Run::new(got.head, got.skip, got.pages));
     let Range { start, end } = range;
     Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
 }

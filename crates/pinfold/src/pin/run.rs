@@ -23,9 +23,25 @@ pub(super) struct Run {
     pages: u32,
 }
 
-const EMPTY: Run = Run { head: FrameNumber(0), skip: 0, pages: 0 };
-
 impl Run {
+    pub(super) const EMPTY: Run = Run { head: FrameNumber(0), skip: 0, pages: 0 };
+
+    /// Pages of the folio `head`: `pages` of them, `skip` pages into it.
+    #[inline]
+    pub(super) fn new(head: FrameNumber, skip: u32, pages: u32) -> Self {
+        Run { head, skip, pages }
+    }
+
+    /// Adds the pages from the frame `next` on, if they lie behind it; whether they do.
+    #[inline]
+    pub(super) fn lengthen(&mut self, next: FrameNumber, pages: u32) -> bool {
+        let behind = self.pages > 0 && self.first().after(self.pages) == next;
+        if behind {
+            self.pages += pages;
+        }
+        behind
+    }
+
     /// Its first frame.
     pub(super) fn first(self) -> FrameNumber {
         self.head.after(self.skip)
@@ -47,7 +63,7 @@ pub(super) struct Runs {
 
 impl Runs {
     pub(super) const fn new() -> Self {
-        Runs::of(EMPTY)
+        Runs::of(Run::EMPTY)
     }
 
     const fn of(run: Run) -> Self {
@@ -62,28 +78,12 @@ impl Runs {
         self.iter().map(|run| run.pages).sum()
     }
 
-    /// Adds pages of the folio `head` that were just pinned: `pages` of them, `skip` pages into it. The
-    /// pages before are of the folio `last_head`.
+    /// Adds a run behind all others, unless it is empty. Not merged with the last one.
     #[inline]
-    pub(super) fn push(
-        &mut self,
-        head: FrameNumber,
-        skip: u32,
-        pages: u32,
-        last_head: Option<FrameNumber>,
-    ) {
-        let run = Run { head, skip, pages };
+    pub(super) fn push(&mut self, run: Run) {
         if self.first.pages == 0 {
             self.first = run;
-            return;
-        }
-        let last = self.rest.last_mut().unwrap_or(&mut self.first);
-        // A folio whose first pages are others' has to be written down: it cannot be found from the
-        // one before.
-        let found = skip == 0 || last_head == Some(head);
-        if found && last.first().after(last.pages) == head.after(skip) {
-            last.pages += pages;
-        } else {
+        } else if run.pages > 0 {
             self.rest.push(run);
         }
     }
@@ -99,13 +99,8 @@ impl Runs {
 
     /// Puts back what `split_off` took.
     pub(super) fn append(&mut self, other: &Runs) {
-        for run in other.iter().filter(|run| run.pages > 0) {
-            // Not merged: the first folio of a run that was cut off may begin before it.
-            if self.first.pages == 0 {
-                self.first = *run;
-            } else {
-                self.rest.push(*run);
-            }
+        for run in other.iter() {
+            self.push(*run);
         }
     }
 
@@ -117,16 +112,10 @@ impl Runs {
         for run in all.iter().filter(|run| run.pages > 0) {
             let here = run.pages.min(left);
             left -= here;
-            if here == run.pages {
-                self.append(&Runs::of(*run));
-                continue;
+            self.push(Run { pages: here, ..*run });
+            if here < run.pages {
+                other.push(cut(core, *run, here));
             }
-            let behind = cut(core, *run, here);
-            if here > 0 {
-                let before = Run { pages: here, ..*run };
-                self.append(&Runs::of(before));
-            }
-            other.append(&Runs::of(behind));
         }
         debug_assert_eq!(left, 0, "more is kept than is there");
         other

@@ -94,13 +94,27 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
     let end = range.end.div_ceil(PAGE_BYTES as u64);
     let mut run = Run::EMPTY;
     let mut last_head = None;
+    let mut singles = false;
     // Ends: each turn pins at least a page, or is the last.
     let done = loop {
         if page >= end {
             break Ok(());
         }
         let to = if BY_PAGE { page + 1 } else { end };
-        let got = match quick(core, mapping, page, to, range.end) {
+        let seek = Seek { core, mapping, page, to, end_byte: range.end };
+        let got = if BY_PAGE {
+            quick::<ONE_PAGE>(seek)
+        } else if singles {
+            let got = lengthen_by_singles(seek, &mut run, &mut page);
+            singles = got.is_some();
+            if got.is_none() {
+                continue;
+            }
+            got
+        } else {
+            quick::<ANY>(seek)
+        };
+        let got = match got {
             Some(got) => got,
             None => match slow(handle, page, to, range) {
                 Ok(got) => got,
@@ -116,6 +130,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
         }
         last_head = Some(head);
         page += u64::from(pages);
+        singles = !BY_PAGE && pages == 1;
     };
     range.runs.push(run);
     done
@@ -126,7 +141,8 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
 pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
     let core = &handle.core;
     let (page, to) = (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_BYTES as u64));
-    let got = quick(core, &handle.mapping, page, to, range.end)?;
+    let seek = Seek { core, mapping: &handle.mapping, page, to, end_byte: range.end };
+    let got = quick::<ANY>(seek)?;
     assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
     let mut runs = Runs::new();
     runs.push(Run::new(got.head, got.skip, got.pages));
@@ -173,9 +189,52 @@ pub(crate) fn pages_max(core: &Core) -> u64 {
     frames - frames / 64 - (frames / 64).max(16)
 }
 
-/// See the head of the file. `None`: the long way.
+/// Pins single pages as long as they come, and lie behind the run. Gives the first that does not lie
+/// there; `None` at the end, or at something else. `page` has gone on to it.
+///
+/// A loop of its own, for where most time goes if there are no large folios: the processor, which
+/// knows that the next page is the next look-up, does not wait for the entry of this one.
+#[inline(never)]
+fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Option<Pinned> {
+    let mut longer = *run;
+    let mut left = None;
+    // Ends: each turn pins a page, up to `to`.
+    while seek.page < seek.to {
+        let Some(got) = quick::<SINGLES>(seek) else { break };
+        if !longer.lengthen(got.head, 1) {
+            left = Some(got);
+            break;
+        }
+        seek.page += 1;
+    }
+    *run = longer;
+    *page = seek.page;
+    left
+}
+
+/// What is wanted of the folio that has a page.
+#[derive(Clone, Copy)]
+struct Seek<'a> {
+    core: &'a Core,
+    mapping: &'a Mapping,
+    page: u64,
+    /// The first page that is not wanted.
+    to: u64,
+    /// The first byte that is not.
+    end_byte: u64,
+}
+
+/// All wanted pages of a folio of any size.
+const ANY: u8 = 0;
+/// The page of a folio that has just one.
+const SINGLES: u8 = 1;
+/// One page of a folio of any size; for comparisons.
+const ONE_PAGE: u8 = 2;
+
+/// See the head of the file. `None`: the long way, or the folio is not of the `KIND`.
 #[inline(always)]
-fn quick(core: &Core, mapping: &Mapping, page: u64, to: u64, end_byte: u64) -> Option<Pinned> {
+fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
+    let Seek { core, mapping, page, to, end_byte } = seek;
     let head = mapping.index.lookup(page)?;
     let frame = core.frames.try_frame(head)?;
     let stamp = frame.read_begin()?;
@@ -185,12 +244,15 @@ fn quick(core: &Core, mapping: &Mapping, page: u64, to: u64, end_byte: u64) -> O
     if identity.mapping != mapping.id || skip >= frames || must_move(core, head, identity.order) {
         return None;
     }
+    if KIND == SINGLES && identity.order != Order::MIN {
+        return None;
+    }
     // The folio that the end is in was dropped before a longer length was stored; so of a length
     // loaded now, either the version knows, or the folio has all bytes up to it.
     if end_byte > mapping.len_bytes() {
         return None;
     }
-    let pages = (frames - skip).min(to - page) as u32;
+    let pages = if KIND == ANY { (frames - skip).min(to - page) as u32 } else { 1 };
     frame.count.try_pin(pages).ok()?;
     if frame.read_retry(stamp) && !flaw::on(Flaw::PinBlindly) {
         core.unpin(head, frame, pages);

@@ -170,6 +170,13 @@ fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
         let frame = core.frames.frame(head);
         // Before the pin goes: after that the folio may become anything.
         let frames = frame.order().frames();
+        if frames == 1 {
+            // By itself, so that the processor need not wait for the size to find the next entry.
+            core.unpin(head, frame, 1);
+            head = head.after(1);
+            left -= 1;
+            continue;
+        }
         let pages = (frames - skip).min(left);
         if BY_PAGE {
             for _ in 0..pages {

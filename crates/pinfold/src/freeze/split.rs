@@ -5,9 +5,10 @@
 //! 2. freeze, version of the head odd;
 //! 3. hand out each piece in its own frames (count 1, the index's), with its identity. The tails'
 //!    versions were odd all along; the head is a smaller folio of the same frame now;
-//! 4. put the pieces over the folio's slots: a racing look-up finds the old head or the piece,
+//! 4. tell the policy, in one critical section of its lock with 3: it weighs a folio by its order, and
+//!    somebody else's sweep may offer the head at any moment;
+//! 5. put the pieces over the folio's slots: a racing look-up finds the old head or the piece,
 //!    and the old head's identity sends it back if its page is no longer there;
-//! 5. tell the policy;
 //! 6. make the versions even: from here on the pieces are read.
 
 use std::ops::Range;
@@ -71,6 +72,7 @@ pub(crate) fn split(
     let uses = head.uses();
     let pieces = 1 << (folio.order - u32::from(order.get()));
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
+    let mut policy = core.reclaim.policy();
     for n in 0..pieces {
         let frame = core.frames.frame(piece(n));
         let index = folio.page + u64::from(n * order.frames());
@@ -78,12 +80,13 @@ pub(crate) fn split(
         frame.set_uses(uses);
         frame.set_identity(Identity { mapping, index, order });
     }
+    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
+    policy.split(&mut Entries::of(core), folio.frame.0, 1 << folio.order, &rest);
+    drop(policy);
     let split = writer.split(folio.page, folio.order, u32::from(order.get()), piece);
     split.expect("the nodes were reserved, and the folio is there");
     drop(writer);
     changing.folios_added(u64::from(pieces - 1));
-    let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
-    core.reclaim.policy().split(&mut Entries::of(core), folio.frame.0, 1 << folio.order, &rest);
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
         // A reader may have got a reference to a piece since step 3, and wait for this.

@@ -401,3 +401,54 @@ fn stress_names_bad_input() {
         .code(2)
         .stderr(contains("not a number of reads"));
 }
+
+#[test]
+fn bench_pin_gives_both_halves_of_every_engine() {
+    let quick = ["--bytes", "8M", "--seconds", "0.01", "--runs", "2", "--json", "-"];
+    let result = json(&[&["bench", "pin"], &quick[..]].concat());
+    assert_eq!(result["bench"], "pin");
+    for metric in ["get_us", "put_us"] {
+        let mut engines = engines_of(&result, metric);
+        // Some systems do not let it have a ring.
+        engines.remove("io_uring-register");
+        assert_eq!(engines, ["add", "pinfold", "pinfold-per-page"].map(String::from).into());
+        let rows = rows_of(&result, metric);
+        let of = |engine: &str, case: &str| {
+            let row = rows.iter().find(|row| row["engine"] == engine && row["case"] == case);
+            row.unwrap()["median"].as_f64().unwrap()
+        };
+        // Far from what it is, but above what noise could make of a walk by the page.
+        assert!(of("pinfold-per-page", "2M") > 5.0 * of("pinfold", "2M"), "{metric}");
+    }
+}
+
+#[test]
+fn bench_pin_counts_folios_once() {
+    for (case, folios) in [("2M", "4\n"), ("4K", "2048\n")] {
+        for engine in ["pinfold", "pinfold-per-page"] {
+            pinfold(&["bench", "pin", "--bytes", "8M", "--cases", case, "--once", engine])
+                .assert()
+                .success()
+                .stdout(folios);
+        }
+    }
+}
+
+#[test]
+fn bench_pin_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["bench", "pin", "--runs", "1"])
+            .args(args)
+            .assert()
+            .failure()
+            .stderr(contains(why));
+    };
+    refused(&["--cases", "1G"], "--cases 1G: no such case; there are 2M, 4K");
+    refused(&["--only", "pread"], "--only pread: no such engine; there are add, pinfold");
+    refused(&["--bytes", "1M"], "--bytes 1 MiB: must be a multiple of 2 MiB");
+    refused(&["--bytes", "8M", "--pages", "0"], "--pages 0: must be from 1");
+    refused(&["--bytes", "8M", "--pages", "2049"], "--pages 2049: must be from 1");
+    refused(&["--threads", "2"], "measures one thread");
+    refused(&["--bytes", "64G"], "both cases need");
+    refused(&["--bytes", "8M", "--once", "add"], "--once add: must be pinfold or");
+}

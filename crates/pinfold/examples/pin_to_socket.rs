@@ -121,7 +121,7 @@ fn send_pinned(
             unsafe { ring.submission().push(&entry)? };
             match result(ring, &mut in_use)? {
                 0 => return Err("the receiver has gone".into()),
-                bytes @ 1.. => done += bytes as usize,
+                bytes @ 1.. => done += usize::try_from(bytes)?,
                 _ if sent.zero_copy => sent.zero_copy = false,
                 failed => return Err(std::io::Error::from_raw_os_error(-failed).into()),
             }

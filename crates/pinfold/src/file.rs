@@ -33,6 +33,12 @@ impl File {
         File { handle: Handle { core, mapping, stream: Stream::new(window_max) } }
     }
 
+    /// What its doors work on.
+    #[cfg(test)]
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// Copies bytes out, as pread(2) does: as many as `buf` holds, fewer at the end of the file, 0
     /// beyond it. What is not cached is read from the source first.
     ///

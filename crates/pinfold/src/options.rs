@@ -68,7 +68,7 @@ impl Options {
         self
     }
 
-    /// Whether reading ahead may go through io_uring; by default it does where the kernel lets it.
+    /// Whether reading ahead may go through `io_uring`; by default it does where the kernel lets it.
     /// Without, threads do it: for debuggers and valgrind, which know little of rings.
     #[must_use]
     pub fn io_uring(mut self, allowed: bool) -> Self {

@@ -224,7 +224,7 @@ fn ranges_that_cannot_be_pinned_are_named_with_the_cause() {
     }
     assert_eq!(pinned_bytes(&cache), 0);
     check(&file.pin(0..10_000).unwrap(), pattern, 0..10_000);
-    let (empty, _) = (cache.attach("empty", Arc::new(Memory::new(Vec::new()))).unwrap(), ());
+    let empty = cache.attach("empty", Arc::new(Memory::new(Vec::new()))).unwrap();
     assert!(empty.pin(0..1).is_err() && empty.pin(0..0).is_err());
 }
 
@@ -341,7 +341,7 @@ fn invalidation_leaves_a_pin_its_bytes_and_everybody_else_gets_the_new_ones() {
     let memory = Arc::new(Memory::new(vec![1; 100_000]));
     let file = cache.attach("file", memory.clone()).unwrap();
     let old = file.pin(0..100_000).unwrap();
-    memory.write_at(0, &[2; 100_000]).unwrap();
+    memory.write_at(0, &vec![2; 100_000]).unwrap();
     assert!(bytes_of(&old).iter().all(|&byte| byte == 1), "the source is not looked at");
     assert!(file.invalidate(0..1).unwrap() >= PAGE);
     file.invalidate(0..100_000).unwrap();
@@ -405,8 +405,7 @@ fn runs_left(options: Options) -> (u32, u32) {
     }
     let mut made = 0;
     let mut folios = Vec::new();
-    let (filler, _) =
-        (cache.attach("filler", Arc::new(Memory::new(vec![9; 128 << 20]))).unwrap(), ());
+    let filler = cache.attach("filler", Arc::new(Memory::new(vec![9; 128 << 20]))).unwrap();
     while cache.compact() {
         made += 1;
         let at = u64::from(made - 1) * 2 * MIB;

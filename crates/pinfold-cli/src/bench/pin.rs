@@ -274,7 +274,7 @@ pub fn run(args: &PinArgs) -> Result<()> {
     args.check()?;
     let common = &args.common;
     common.crews(&[1])?;
-    let (engines, length) = (common.engines(&ENGINES)?, common.sample()?);
+    let (mut engines, length) = (common.engines(&ENGINES)?, common.sample()?);
     let cases = chosen("--cases", "case", &args.cases, &CASES)?;
     if let Some(engine) = &args.once {
         return once(args, engine, cases[0]);
@@ -284,6 +284,7 @@ pub fn run(args: &PinArgs) -> Result<()> {
         Ok((case, Bed::new(case, args.bytes.0, args.pages, |options| options)?))
     };
     let beds: Vec<(&str, Bed)> = cases.iter().map(bed).collect::<Result<_>>()?;
+    let left_out = leave_out(common, &mut engines, &beds)?;
     let moved = |bed: &Bed| bed.cache.stats().pin_migrations;
     let before: Vec<u64> = beds.iter().map(|(_, bed)| moved(bed)).collect();
     let cells: Vec<(&(&str, Bed), &str)> =
@@ -305,8 +306,25 @@ pub fn run(args: &PinArgs) -> Result<()> {
         })
         .collect();
     let params = serde_json::json!({ "seconds": common.seconds, "runs": common.runs });
-    let table = table(args, &engines, &cases, &rows);
+    let table = table(args, &engines, &cases, &rows) + &left_out;
     common.publish(&table, &Object::new("pin", params, rows.into_iter().flatten().collect()))
+}
+
+/// Takes the ring off the list where this system does not let it register so much, unless it was asked
+/// for by name; gives a line to say so.
+fn leave_out(common: &Common, engines: &mut Vec<&str>, beds: &[(&str, Bed)]) -> Result<String> {
+    const RING: &str = "io_uring-register";
+    if !engines.contains(&RING) {
+        return Ok(String::new());
+    }
+    for (_, bed) in beds {
+        if let Err(why) = sample(RING, bed, Duration::ZERO) {
+            ensure!(common.only.is_empty(), "{RING}: {why:#}");
+            engines.retain(|&engine| engine != RING);
+            return Ok(format!("\n{RING} is left out: {why:#}"));
+        }
+    }
+    Ok(String::new())
 }
 
 /// For callgrind: the halves are functions of their own, called once each after the cache was filled.
@@ -327,9 +345,9 @@ fn once(args: &PinArgs, engine: &str, case: &str) -> Result<()> {
     println!("{}", pins.iter().map(PinnedRange::folios).sum::<u64>());
     push_out();
     if engine == "pinfold" {
-        put_all::<false>(pins)
+        put_all::<false>(pins);
     } else {
-        put_all::<true>(pins)
+        put_all::<true>(pins);
     }
     Ok(())
 }

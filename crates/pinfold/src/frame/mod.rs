@@ -17,6 +17,7 @@ mod copy;
 mod count;
 mod entry;
 mod mobility;
+mod run_map;
 mod table;
 
 #[cfg(all(test, not(loom)))]
@@ -29,7 +30,7 @@ mod stress;
 mod tests;
 
 pub(crate) use arena::OpenError;
-pub(crate) use buddy::{FrameStats, RunMap};
+pub(crate) use buddy::FrameStats;
 #[cfg(loom)]
 pub(crate) use bytes::{copy_racing, copy_still};
 #[cfg(not(loom))]
@@ -37,6 +38,7 @@ pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 pub(crate) use mobility::Mobility;
+pub(crate) use run_map::RunMap;
 
 use std::ptr::NonNull;
 

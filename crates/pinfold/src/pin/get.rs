@@ -410,3 +410,39 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64) -> Moved {
     core.counters.count(Event::PinMigration);
     Moved::Pinned(Pinned { head: new, skip: skip as u32, pages })
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::source::Memory;
+    use crate::{Cache, Error, Hint, Options};
+
+    #[test]
+    fn a_folio_that_has_to_move_and_is_held_is_an_error_that_says_by_whom() {
+        let cache = Cache::new(Options::new(16 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 8192).unwrap();
+        let handle = file.handle();
+        let held = [(); 2].map(|()| handle.core.hold(&handle.mapping, 2).expect("it was read"));
+        assert!(handle.core.frames.is_movable(held[0].head()), "a pin may not stay there");
+        let error = file.pin(9_000..9_001).unwrap_err();
+        let Error::PinHeld {
+            offset: 8192, bytes: 4096, referenced: 2, pinned: 0, waited_ms, ..
+        } = error
+        else {
+            panic!("{error:?}")
+        };
+        assert!((500..5_000).contains(&waited_ms), "{waited_ms} ms");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot pin file at 8192: the folio of 4096 bytes there has to"));
+        assert!(text.ends_with("by 2 references and 0 pins at last"), "{text}");
+        assert_eq!(cache.stats().pinned_bytes, 0);
+        drop(held);
+        let pinned = file.pin(9_000..9_001).unwrap();
+        let moved = handle.core.hold(&handle.mapping, 2).expect("it is pinned");
+        assert!(!handle.core.frames.is_movable(moved.head()));
+        drop((moved, pinned));
+    }
+}

@@ -75,7 +75,9 @@ fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Done {
         let byte = extent.address().cast_mut();
         // SAFETY: pinned memory of the cache, which nobody has a reference to. It is against what
         // pins are for: that is the point.
-        unsafe { byte.write_volatile(!byte.read_volatile()) };
+        let spoilt = unsafe { !byte.read_volatile() };
+        // SAFETY: as above.
+        unsafe { byte.write_volatile(spoilt) };
     }
     check(shared, desk, &held)?;
     shared.watch.count(Doing::Pin, 1);

@@ -39,9 +39,9 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Of an index of `pages` pages, all empty.
+    /// Of an index of `pages` pages, all empty; of none if there are none.
     pub(super) fn new<const BITS: u32>(pages: u64) -> Self {
-        let blocks = pages.div_ceil(1 << BITS).max(1).min(BLOCKS_MAX);
+        let blocks = pages.div_ceil(1 << BITS).min(BLOCKS_MAX);
         Directory { words: (0..blocks).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect() }
     }
 

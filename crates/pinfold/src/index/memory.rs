@@ -151,8 +151,9 @@ mod real {
         #[inline(always)]
         pub(in super::super) fn slot(&self, entry: Entry, i: u64) -> &AtomicU32 {
             assert!(self.is_node(entry), "{entry:?} is no node");
-            let first = self.zero.wrapping_add(entry.0 as usize * Self::SLOTS_BYTES as usize);
+            let first = self.zero.wrapping_add((entry.0 as usize) << (BITS + 2));
             let i = (i & ((1 << BITS) - 1)) as usize;
+            #[expect(clippy::cast_ptr_alignment, reason = "slabs and nodes are aligned to 8")]
             let slot = first.cast::<AtomicU32>().wrapping_add(i);
             // SAFETY: `entry.0` is at least `first`, so the sum is at most the reach below the
             // anchor: inside the arena. i is below the fan-out, and the node's slots are 4 bytes
@@ -173,6 +174,7 @@ mod real {
             let nth = (offset - slab) / Self::SLOTS_BYTES;
             let headers = slab + i64::from(self.nodes_per_slab()) * Self::SLOTS_BYTES;
             let header = headers + nth * Self::HEADER_BYTES;
+            #[expect(clippy::cast_ptr_alignment, reason = "slabs and nodes are aligned to 8")]
             let first = self.anchor().wrapping_offset(header as isize).cast::<AtomicU64>();
             let word = first.wrapping_add(i);
             // SAFETY: the header of the nth node of a slab lies behind the slots of all, inside the

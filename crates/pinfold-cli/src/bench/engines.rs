@@ -26,6 +26,10 @@ pub const NAMES: [&str; 6] =
 
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// Knuth's generator for MMIX.
+const LCG_FACTOR: u64 = 6_364_136_223_846_793_005;
+const LCG_TERM: u64 = 1_442_695_040_888_963_407;
+
 /// Something that reads at an offset.
 pub trait Reader {
     /// As pread(2).
@@ -238,12 +242,10 @@ impl Blocks {
                 ensure!(count < 1 << 32, "{count} blocks are more than can be told apart here");
                 let mut state = worker as u64;
                 turn(reader, block_bytes, board, worker, || {
-                    // Knuth's MMIX generator, whose upper half is random enough to spread reads. A
-                    // better one would cost as much as a read: what waits for memory is paid by
-                    // the instruction.
-                    state =
-                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    ((state >> 32) * count >> 32) * block_bytes as u64
+                    // Its upper half is random enough to spread reads. A better generator would
+                    // cost as much as a read: what waits for memory is paid by the instruction.
+                    state = state.wrapping_mul(LCG_FACTOR).wrapping_add(LCG_TERM);
+                    (((state >> 32) * count) >> 32) * block_bytes as u64
                 })
             }
         }

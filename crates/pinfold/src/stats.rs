@@ -57,9 +57,11 @@ pub struct Stats {
     pub dirty_bytes: u64,
     /// Pinned: the bytes of all pages, each as often as it is pinned.
     pub pinned_bytes: u64,
-    /// The frame table and the index nodes with their slabs, which the budget pays; and the files'
-    /// directories, which lie outside of it: 4 bytes for each 256 KiB of a file, 256 KiB at most.
+    /// The frame table and the index nodes with their slabs.
     pub metadata_bytes: u64,
+    /// The directories of files, which lie outside of the budget like their names: 4 bytes for each
+    /// 256 KiB of a file, 256 KiB at most.
+    pub directories_bytes: u64,
     /// Bytes that nothing is in.
     pub free_bytes: u64,
     /// Whether the system agreed to back the cache with huge pages where it can.

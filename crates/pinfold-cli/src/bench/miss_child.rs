@@ -178,7 +178,8 @@ impl Engine {
         let Engine::Pinfold(cache) = self else { return None };
         let stats = cache.stats();
         Some(CacheFigures {
-            metadata_percent: 100.0 * stats.metadata_bytes as f64 / stats.budget_bytes as f64,
+            metadata_percent: 100.0 * (stats.metadata_bytes + stats.directories_bytes) as f64
+                / stats.budget_bytes as f64,
             source: stats.sources.first().map(|(_, told)| told.kind.clone()).unwrap_or_default(),
         })
     }

@@ -84,8 +84,9 @@ impl Report {
             cache: CacheFigures {
                 budget_bytes: stats.budget_bytes,
                 resident_bytes: stats.resident_bytes,
-                metadata_bytes: stats.metadata_bytes,
-                metadata_percent: 100.0 * stats.metadata_bytes as f64 / stats.budget_bytes as f64,
+                metadata_bytes: stats.metadata_bytes + stats.directories_bytes,
+                metadata_percent: 100.0 * (stats.metadata_bytes + stats.directories_bytes) as f64
+                    / stats.budget_bytes as f64,
                 short_reads: stats.short_reads,
                 counted_hits: stats.counted_hits,
                 misses: stats.misses,

@@ -235,7 +235,7 @@ const ONE_PAGE: u8 = 2;
 #[inline(always)]
 fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     let Seek { core, mapping, page, to, end_byte } = seek;
-    let head = mapping.index.lookup(page)?;
+    let head = mapping.index.lookup_hint(page);
     let frame = core.frames.try_frame(head)?;
     let stamp = frame.read_begin()?;
     let identity = frame.identity();
@@ -296,7 +296,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
                 None => continue,
             }
         }
-        match move_and_pin(handle, held, page, to) {
+        match move_and_pin(handle, held, page, to, range.end) {
             Moved::Pinned(pinned) => return Ok(pinned),
             Moved::Gone => {}
             Moved::Held { offset, bytes, word } if since.elapsed() > PATIENCE => {
@@ -373,7 +373,7 @@ enum Moved {
 }
 
 /// The long way's steps, for a folio that has to move.
-fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64) -> Moved {
+fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
     let Some(new) = reclaim::place(core, order) else {
@@ -382,7 +382,10 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64) -> Moved {
     };
     let mut changing = mapping.change();
     let folio = changing.writer(&core.nodes).folio(page);
-    let same = |f: &FolioAt| f.frame == head && f.order == u32::from(order.get());
+    // And has all bytes: a longer length is stored under this mutex, when the folio that the old end
+    // is in has been dropped.
+    let whole = end_byte <= mapping.len_bytes();
+    let same = |f: &FolioAt| whole && f.frame == head && f.order == u32::from(order.get());
     let Some(folio) = folio.filter(same) else {
         drop(changing);
         core.put(new);

@@ -449,6 +449,6 @@ fn bench_pin_refuses_what_makes_no_sense() {
     refused(&["--bytes", "8M", "--pages", "0"], "--pages 0: must be from 1");
     refused(&["--bytes", "8M", "--pages", "2049"], "--pages 2049: must be from 1");
     refused(&["--threads", "2"], "measures one thread");
-    refused(&["--bytes", "64G"], "both cases need");
+    refused(&["--bytes", "64G"], "choose a smaller --bytes");
     refused(&["--bytes", "8M", "--once", "add"], "--once add: must be pinfold or");
 }

@@ -221,7 +221,9 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
             changing.writer(&reader.core.nodes).next_absent(page..plan.ahead_end)
         };
         let Some(start) = absent else { break };
-        let end = (start + u64::from(plan.window_pages)).min(plan.ahead_end);
+        // To a multiple of the window: then it is one folio, not the pieces of two.
+        let window = u64::from(plan.window_pages);
+        let end = ((start / window + 1) * window).min(plan.ahead_end);
         let Ok(batch) = prepare(reader, start, end, false) else { break };
         let Some(last) = batch.last() else {
             if reader.mapping.index.lookup(start).is_none() {

@@ -21,7 +21,7 @@ use crate::frame::{FrameNumber, Identity, MAPPING_NONE};
 use crate::mapping::{Changing, Mapping};
 use crate::readers::LOOK_MAX;
 
-/// The most folios of one batch. A membarrier takes some ten times as long as what else there is to
+/// The most folios of one batch. A membarrier takes many times as long as what else there is to
 /// the eviction of one folio; and as long as a batch takes, others wait for the mutex.
 pub(crate) const BATCH_MAX: usize = LOOK_MAX;
 

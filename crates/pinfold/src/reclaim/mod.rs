@@ -177,7 +177,16 @@ pub(crate) fn allocate(
     wish: Order,
     needed: bool,
 ) -> Result<Option<(FrameNumber, Order)>> {
-    if let Some(got) = core.frames.alloc_at_most(wish) {
+    let whole = core.frames.alloc(wish).map(|head| (head, wish));
+    let got = whole.or_else(|| {
+        // What is free is in smaller pieces. Taken as they are they would be evicted as pieces one
+        // day, and so on: first as much as is wanted makes room, in the order in which it came.
+        if wish > Order::MIN {
+            evict(core, wish.frames(), EFFORT_MAX);
+        }
+        core.frames.alloc_at_most(wish)
+    });
+    if let Some(got) = got {
         if core.frames.free_frames() < core.reclaim.low_frames {
             core.reclaim.daemon.kick();
         }

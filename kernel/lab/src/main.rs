@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod guest;
 mod litmus;
+mod lock;
 mod paths;
 mod prepare;
 mod proc;
@@ -16,6 +17,7 @@ mod report;
 mod selftests;
 mod series;
 mod splat;
+mod stress;
 mod suite;
 
 use anyhow::Result;
@@ -74,9 +76,16 @@ enum Kernel {
         each: bool,
     },
     /// The stress alone, on one of the debug kernels (or, quicker, the fast one).
+    /// What the patched kernel complains of is put to the plain one, too.
     Stress {
+        /// See what the plain kernel complains of; that fails nothing.
+        #[arg(long)]
+        plain: bool,
         #[arg(long, value_enum, default_value_t = Config::Debug)]
         config: Config,
+        /// How long the guest works.
+        #[arg(long, default_value_t = stress::SECONDS)]
+        seconds: u32,
     },
     /// Count instructions in plain and patched kernels.
     Bench,
@@ -145,27 +154,38 @@ fn run(cli: Cli) -> Result<()> {
     let paths = Paths::find()?;
     match cli.command {
         Command::Litmus { model, write } => litmus::run(&paths, model, write),
-        Command::Kernel(kernel) => match kernel {
-            Kernel::Prepare => prepare::prepare(&paths),
-            Kernel::Build(which) => {
-                prepare::prepare(&paths)?;
-                let image = build::build(&paths, which.tree(), which.config)?;
-                println!("{}", image.display());
-                Ok(())
+        Command::Kernel(kernel) => {
+            let _lock = lock::take(&paths)?;
+            run_kernel(&paths, kernel)
+        }
+    }
+}
+
+fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
+    match kernel {
+        Kernel::Prepare => prepare::prepare(paths),
+        Kernel::Build(which) => {
+            prepare::prepare(paths)?;
+            let image = build::build(paths, which.tree(), which.config)?;
+            println!("{}", image.display());
+            Ok(())
+        }
+        Kernel::Run { which, limit_s, command } => {
+            prepare::prepare(paths)?;
+            let image = build::build(paths, which.tree(), which.config)?;
+            suite::run_command(paths, &image, &command.join(" "), limit_s)
+        }
+        Kernel::Test { full, each } => suite::test(paths, full, each),
+        Kernel::Stress { plain, config, seconds } => {
+            prepare::prepare(paths)?;
+            if plain {
+                stress::plain(paths, config, seconds)
+            } else {
+                stress::series(paths, config, seconds)
             }
-            Kernel::Run { which, limit_s, command } => {
-                prepare::prepare(&paths)?;
-                let image = build::build(&paths, which.tree(), which.config)?;
-                suite::run_command(&paths, &image, &command.join(" "), limit_s)
-            }
-            Kernel::Test { full, each } => suite::test(&paths, full, each),
-            Kernel::Stress { config } => {
-                prepare::prepare(&paths)?;
-                suite::stress(&paths, config)
-            }
-            Kernel::Bench => bench::bench(&paths),
-            Kernel::Report { out } => report::report(&paths, out),
-        },
+        }
+        Kernel::Bench => bench::bench(paths),
+        Kernel::Report { out } => report::report(paths, out),
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot, Outcome};
-use crate::{Config, Tree, bench, build, guest, prepare, selftests, series};
+use crate::{Config, Tree, bench, build, guest, prepare, selftests, series, stress};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
@@ -60,7 +60,10 @@ fn kunit(console: &str) -> Result<String> {
 
 /// Boots once to see that the kernel is sound: `KUnit` runs, and both file systems
 /// are read by two threads and two processes.
-fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
+///
+/// # Errors
+/// A boot that fails, a splat, a failing test.
+pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
     let image = build::image(paths, tree, config);
     let root = guest::root(paths, &[])?;
     let accel = accel(paths, &image, &root)?;
@@ -105,8 +108,8 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
         each_patch(paths)?;
     }
     if full {
-        stress(paths, Config::Debug)?;
-        stress(paths, Config::Kcsan)?;
+        stress::series(paths, Config::Debug, stress::SECONDS)?;
+        stress::series(paths, Config::Kcsan, stress::SECONDS)?;
     }
     println!("kernel test: passed");
     Ok(())
@@ -116,8 +119,6 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
 fn each_patch(paths: &Paths) -> Result<()> {
     let patches = series::patches(paths)?;
     let tree = series::checkout(paths)?;
-    // The tree no longer carries the whole series until the end of the loop.
-    let _ = std::fs::remove_file(paths.cache.join("src/applied"));
     for patch in &patches {
         series::apply_one(&tree, patch)?;
         let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -141,38 +142,7 @@ fn each_patch(paths: &Paths) -> Result<()> {
         .with_context(|| format!("after {name}"))?;
         println!("{name}: builds and boots");
     }
-    series::apply(paths)
-}
-
-/// The stress on one debug kernel with the series; any splat fails the boot.
-///
-/// # Errors
-/// A build or boot that fails, a splat, wrong data.
-pub(crate) fn stress(paths: &Paths, config: Config) -> Result<()> {
-    let image = build::build(paths, Tree::Series, config)?;
-    smoke(paths, Tree::Series, config)?;
-    let root = guest::root(paths, &[])?;
-    let accel = accel(paths, &image, &root)?;
-    let name = format!("stress-{}", config.name());
-    let outcome = qemu::boot(
-        paths,
-        &Boot {
-            name: &name,
-            image: &image,
-            root: &root,
-            command: include_str!("../../guest/stress.sh"),
-            append: "kunit.enable=0",
-            accel,
-            limit: Duration::from_secs(1800),
-            mem_mib: 2048,
-        },
-    )?;
-    print!("{}", outcome.output);
-    if outcome.status != 0 {
-        bail!("{name}: failed with status {}", outcome.status);
-    }
-    println!("{name} ({}): no splat", accel.name());
-    Ok(())
+    series::record(paths)
 }
 
 #[cfg(test)]

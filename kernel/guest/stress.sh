@@ -12,6 +12,12 @@ mkdir -p /tmp/huge /cg && mount -t tmpfs -o huge=always,size=256M huge /tmp/huge
 mount -t cgroup2 cgroup2 /cg && echo +memory > /cg/cgroup.subtree_control && mkdir /cg/stress || exit 1
 echo 128M > /cg/stress/memory.high
 echo 1 > /sys/kernel/mm/ksm/run
+# Pages of a device under a file system, where the lab has put the device.
+dax=
+if [ -b /dev/pmem0 ]; then
+	mkdir -p /dax && mke2fs -b 4096 /dev/pmem0 >/dev/null && mount -t ext4 -o dax /dev/pmem0 /dax || exit 1
+	dax=/dax/d
+fi
 
 # before TIME: whether it is yet to come
 before() {
@@ -78,7 +84,7 @@ phase() {
 
 echo always > /sys/kernel/mm/transparent_hugepage/enabled
 echo "phase: THP, splits, swap, migration, soft offline"
-phase $((S * 2 / 3)) 0 /tmp/a /tmp/huge/b /mnt/c
+phase $((S * 2 / 3)) 0 /tmp/a /tmp/huge/b /mnt/c $dax
 rm -f /tmp/huge/b
 echo "phase: hugetlb with and without its vmemmap"
 # One page stays optimised for good, so that the static key is not flipped under
@@ -87,7 +93,7 @@ echo 1 > /proc/sys/vm/hugetlb_optimize_vmemmap
 echo 0 > /proc/sys/vm/nr_hugepages
 echo 1 > /proc/sys/vm/nr_hugepages
 fallocate -l 2M /dev/hugepages/kept || exit 1
-phase $((S / 3)) 1 /tmp/a /mnt/c
+phase $((S / 3)) 1 /tmp/a /mnt/c $dax
 swapoff /dev/zram0
 grep -E "^(pswpin|pswpout|thp_split_page|pgmigrate_success|thp_migration_success|compact_success|htlb_buddy_alloc_success) " /proc/vmstat
 grep HardwareCorrupted /proc/meminfo

@@ -4,7 +4,9 @@
 
 use crate::paths::Paths;
 use anyhow::{Context, Result, bail};
-use std::fs::{File, OpenOptions, TryLockError};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 
 /// Held for as long as this lives.
@@ -26,9 +28,9 @@ pub(crate) fn take(paths: &Paths) -> Result<Lock> {
         .write(true)
         .open(&path)
         .with_context(|| format!("cannot open {}", path.display()))?;
-    match file.try_lock() {
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
+        Err(Errno::WOULDBLOCK) => {
             let mut holder = String::new();
             file.read_to_string(&mut holder).context("cannot read who has the lock")?;
             bail!(
@@ -38,7 +40,7 @@ pub(crate) fn take(paths: &Paths) -> Result<Lock> {
                 paths.cache.display()
             );
         }
-        Err(TryLockError::Error(error)) => {
+        Err(error) => {
             return Err(error).with_context(|| format!("cannot lock {}", path.display()));
         }
     }

@@ -49,6 +49,9 @@ impl Accel {
     }
 }
 
+/// Room for memory that is plugged into a guest.
+const SPARE_MIB: u32 = 512;
+
 /// One boot: what to boot, and what to run in it.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
@@ -60,6 +63,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) accel: Accel,
     pub(crate) limit: Duration,
     pub(crate) mem_mib: u32,
+    /// More arguments for the emulator.
+    pub(crate) devices: &'a [&'a str],
 }
 
 /// What a guest left: its programs' output, their exit status, the kernel's log.
@@ -129,6 +134,12 @@ pub(crate) fn run(paths: &Paths, boot: &Boot) -> Result<Ran> {
     Ok(ran)
 }
 
+/// What the guest has, and room for what is plugged where there are devices to do it.
+fn memory(boot: &Boot) -> String {
+    let room = if boot.devices.is_empty() { 0 } else { SPARE_MIB };
+    format!("{}M,maxmem={}M", boot.mem_mib, boot.mem_mib + room)
+}
+
 fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
     let initramfs = guest::initramfs(paths, boot.root, boot.command)?;
     let disk = guest::disk(paths)?;
@@ -139,7 +150,8 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
     }
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-nodefaults", "-display", "none", "-no-reboot"])
-        .args(["-m", &format!("{}M", boot.mem_mib)])
+        .args(["-m", &memory(boot)])
+        .args(boot.devices)
         .args(boot.accel.args())
         .arg("-kernel")
         .arg(boot.image)
@@ -218,6 +230,7 @@ pub(crate) fn kvm_works(paths: &Paths, image: &Path, root: &Path) -> Result<bool
                 accel: Accel::Kvm,
                 limit: Duration::from_secs(20),
                 mem_mib: 512,
+                devices: &[],
             },
         )
         .is_ok();

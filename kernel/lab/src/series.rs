@@ -78,11 +78,11 @@ pub(crate) fn record(paths: &Paths) -> Result<()> {
 
 /// What the series' files were before they were taken back to the base and patched
 /// again. Most come out as they went in; with their old times they are not built anew.
-struct Times(Vec<(PathBuf, Vec<u8>, SystemTime)>);
+pub(crate) struct Times(Vec<(PathBuf, Vec<u8>, SystemTime)>);
 
 impl Times {
     /// Of the files in which this tree differs from the base; none if it is not there.
-    fn of(tree: &Path) -> Self {
+    pub(crate) fn of(tree: &Path) -> Self {
         let names = git(tree, &["diff", "--name-only", BASE_TAG]).unwrap_or_default();
         let file = |name: &str| {
             let path = tree.join(name);
@@ -92,7 +92,11 @@ impl Times {
         Self(names.lines().filter_map(file).collect())
     }
 
-    fn restore(self, tree: &Path) -> Result<()> {
+    /// Gives the files that came out the same their old times back.
+    ///
+    /// # Errors
+    /// If a time cannot be set.
+    pub(crate) fn restore(self, tree: &Path) -> Result<()> {
         for (path, content, time) in self.0 {
             if fs::read(&path).is_ok_and(|now| now == content) {
                 fs::File::options()

@@ -17,6 +17,18 @@ pub(crate) const SECONDS: u32 = 180;
 /// a debug kernel under emulation is some fifty times slower than a real one.
 const GRACE: Duration = Duration::from_secs(1500);
 
+/// Memory to take out and put back, and memory that is a device, at 1280 MiB.
+const APPEND: &str =
+    "kunit.enable=0 movablecore=768M memhp_default_state=online_movable memmap=128M!1280M";
+
+/// Memory that the host plugs in parts: of its second block of 128 MiB a part only.
+const DEVICES: &[&str] = &[
+    "-object",
+    "memory-backend-ram,id=plugged,size=256M",
+    "-device",
+    "virtio-mem-pci,memdev=plugged,requested-size=200M",
+];
+
 /// What one kernel made of the stress.
 struct Found {
     splats: Vec<Splat>,
@@ -109,10 +121,11 @@ fn run(paths: &Paths, tree: Tree, config: Config, seconds: u32) -> Result<Found>
         image: &image,
         root: &root,
         command: &command,
-        append: "kunit.enable=0 movablecore=768M",
+        append: APPEND,
         accel,
         limit: GRACE + Duration::from_secs(seconds.into()),
         mem_mib: 2048,
+        devices: DEVICES,
     };
     let ran = qemu::run(paths, &boot)?;
     Ok(Found { failure: failure(&name, &ran), splats: ran.splats, accel: accel.name() })

@@ -100,6 +100,10 @@ enum Kernel {
         /// Where to (default: the cache folder).
         #[arg(long)]
         out: Option<PathBuf>,
+        /// What `pinfold bench ref --only cas,frozen32 --json FILE` has written: the two
+        /// sequences on this machine's cores.
+        #[arg(long = "ref", value_name = "FILE")]
+        cores: Option<PathBuf>,
     },
 }
 
@@ -204,7 +208,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             }
         }
         Kernel::Bench => bench::bench(paths),
-        Kernel::Report { out } => report::report(paths, out),
+        Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }
 }
 

@@ -33,8 +33,10 @@ impl Accel {
 
     fn args(self) -> &'static [&'static str] {
         match self {
-            Accel::Kvm => &["-accel", "kvm", "-cpu", "host", "-smp", "2"],
-            Accel::Tcg => &["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"],
+            Accel::Kvm => &["-accel", "kvm", "-cpu", "host", "-smp", "2,sockets=2,cores=1"],
+            Accel::Tcg => {
+                &["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2,sockets=2,cores=1"]
+            }
             Accel::Icount => &[
                 "-accel",
                 "tcg,thread=single",

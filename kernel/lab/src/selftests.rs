@@ -224,7 +224,7 @@ fn run_on(paths: &Paths, tree: Tree, programs: &[PathBuf]) -> Result<Vec<(String
             accel,
             limit: Duration::from_secs(900),
             mem_mib: 3072,
-            devices: &[],
+            args: &[],
         },
     )?;
     Ok(outcome

@@ -23,6 +23,8 @@ const APPEND: &str =
 
 /// Memory that the host plugs in parts: of its second block of 128 MiB a part only.
 const DEVICES: &[&str] = &[
+    "-m",
+    "2048M,maxmem=2560M",
     "-object",
     "memory-backend-ram,id=plugged,size=256M",
     "-device",
@@ -125,7 +127,7 @@ fn run(paths: &Paths, tree: Tree, config: Config, seconds: u32) -> Result<Found>
         accel,
         limit: GRACE + Duration::from_secs(seconds.into()),
         mem_mib: 2048,
-        devices: DEVICES,
+        args: DEVICES,
     };
     let ran = qemu::run(paths, &boot)?;
     Ok(Found { failure: failure(&name, &ran), splats: ran.splats, accel: accel.name() })

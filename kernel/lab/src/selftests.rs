@@ -197,7 +197,7 @@ fn script(programs: &[PathBuf]) -> String {
             let _ = writeln!(
                 text,
                 "pool\n\
-                 timeout -s KILL 60 ./{program} {args} >/tmp/log 2>&1 </dev/null\ns=$?\n\
+                 timeout -s KILL 180 ./{program} {args} >/tmp/log 2>&1 </dev/null\ns=$?\n\
                  echo \"selftest|{name}|$s\"\n\
                  if [ $s != 0 ] && [ $s != 4 ]; then grep -v -E '^(ok|# \\[RUN\\])' /tmp/log | tail -n 8 | sed 's/^/  /'; fi"
             );
@@ -222,7 +222,7 @@ fn run_on(paths: &Paths, tree: Tree, programs: &[PathBuf]) -> Result<Vec<(String
             // (a split THP's page is freed as hugetlb), which would hide the rest.
             append: "kunit.enable=0",
             accel,
-            limit: Duration::from_secs(900),
+            limit: Duration::from_secs(2400),
             mem_mib: 3072,
             args: &[],
         },

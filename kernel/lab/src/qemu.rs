@@ -62,6 +62,10 @@ impl Accel {
     }
 }
 
+/// The longest that RCU offers, in seconds: a guest that the host stops for a minute comes
+/// back to a grace period that is a minute old, and has done nothing wrong.
+const STALL: &str = "rcupdate.rcu_cpu_stall_timeout=300";
+
 /// One boot: what to boot, and what to run in it.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
@@ -162,7 +166,7 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
         .arg("-initrd")
         .arg(initramfs)
         .arg("-append")
-        .arg(format!("console=ttyS0 panic=-1 rdinit=/init {}", boot.append))
+        .arg(format!("console=ttyS0 panic=-1 rdinit=/init {STALL} {}", boot.append))
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
         .arg("-serial")

@@ -79,6 +79,12 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("uffd-unit-tests", "uffd-unit-tests", ""),
 ];
 
+/// Huge pages of 2 MiB that a test finds.
+const POOL: u32 = 160;
+
+/// Tests that skip themselves unless there is one huge page to fight for.
+const SINGLE_PAGE: &[&str] = &["hugetlb_madv_vs_map", "hugetlb_fault_after_madv"];
+
 /// One test's result on both kernels.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {
@@ -184,9 +190,9 @@ pub(crate) fn gup_test(paths: &Paths) -> Result<PathBuf> {
 /// The guest's script: each test with a limit, its status on a line of its own.
 fn script(programs: &[PathBuf]) -> String {
     let mut text = String::from(
-        "pool() { [ $(cat /proc/sys/vm/nr_hugepages) = 160 ] && return\n\
+        "pool() { [ $(cat /proc/sys/vm/nr_hugepages) = $1 ] && return\n\
          echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memory\n\
-         echo 160 > /proc/sys/vm/nr_hugepages; }\n\
+         echo $1 > /proc/sys/vm/nr_hugepages; }\n\
          echo 256M > /sys/block/zram0/disksize\n\
          mkswap /dev/zram0 >/dev/null && swapon /dev/zram0\n\
          echo 4294967296 > /proc/sys/kernel/shmmax\n\
@@ -194,9 +200,10 @@ fn script(programs: &[PathBuf]) -> String {
     );
     for (name, program, args) in TESTS {
         if programs.iter().any(|p| p.file_name().is_some_and(|f| f == *program)) {
+            let pool = if SINGLE_PAGE.contains(program) { 1 } else { POOL };
             let _ = writeln!(
                 text,
-                "pool\n\
+                "pool {pool}\n\
                  timeout -s KILL 180 ./{program} {args} >/tmp/log 2>&1 </dev/null\ns=$?\n\
                  echo \"selftest|{name}|$s\"\n\
                  if [ $s != 0 ] && [ $s != 4 ]; then grep -v -E '^(ok|# \\[RUN\\])' /tmp/log | tail -n 8 | sed 's/^/  /'; fi"

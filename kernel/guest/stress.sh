@@ -2,7 +2,8 @@
 # What the debug kernels are put through, sourced as the guest's command: the
 # workers of mm_stress, and around them everything an administrator can do to
 # their pages. STRESS_S seconds in all, 180 unless set: two thirds with huge
-# pages being split, one third with hugetlb's vmemmap optimised.
+# pages being split and memory taken out and put back, one third with hugetlb's
+# vmemmap optimised and restored.
 S=${STRESS_S:-180}
 echo lzo-rle > /sys/block/zram0/comp_algorithm 2>/dev/null
 echo 256M > /sys/block/zram0/disksize
@@ -11,35 +12,70 @@ mkdir -p /tmp/huge /cg && mount -t tmpfs -o huge=always,size=256M huge /tmp/huge
 mount -t cgroup2 cgroup2 /cg && echo +memory > /cg/cgroup.subtree_control && mkdir /cg/stress || exit 1
 echo 128M > /cg/stress/memory.high
 echo 1 > /sys/kernel/mm/ksm/run
+# Pages of a device under a file system, where the lab has put the device.
+dax=
+if [ -b /dev/pmem0 ]; then
+	mkdir -p /dax && mke2fs -b 4096 /dev/pmem0 >/dev/null && mount -t ext4 -o dax /dev/pmem0 /dax || exit 1
+	dax=/dax/d
+fi
 
-# around SECONDS SPLIT HVO: until the time is over
-around() {
-	end=$(($(date +%s) + $1))
+# before TIME: whether it is yet to come
+before() {
+	[ "$(date +%s)" -lt $1 ]
+}
+
+# pools END HVO: compaction, and hugetlb's pool, grown and shrunk; with HVO
+# set each second growth is of folios whose vmemmap is optimised
+pools() {
 	n=0
-	while [ "$(date +%s)" -lt $end ]; do
+	while before $1; do
 		n=$((n + 1))
 		echo 1 > /proc/sys/vm/compact_memory
-		if [ $3 = 0 ]; then echo $((n % 2 * 24)) > /proc/sys/vm/nr_hugepages; fi
+		if [ $2 = 1 ]; then echo $((n / 2 % 2)) > /proc/sys/vm/hugetlb_optimize_vmemmap; fi
+		echo $((n % 2 * 24)) > /proc/sys/vm/nr_hugepages
 		echo 3 > /proc/sys/vm/drop_caches
 		sleep 0.2
 	done
-	echo "around $n"
+	echo "pools $n"
 }
 
 # Splitting everything there is takes long, so it goes beside the rest.
 splits() {
-	end=$(($(date +%s) + $1))
-	while [ $2 = 1 ] && [ "$(date +%s)" -lt $end ]; do
+	n=0
+	while before $1; do
 		echo 1 > /sys/kernel/debug/split_huge_pages
+		n=$((n + 1))
 	done
+	echo "splits $n"
 }
 
-# phase SECONDS SPLIT HVO FILE...
+# Taking a block of memory out migrates every page in it; putting it back gives
+# its pages to the allocator as at boot. One that does not get empty is let be.
+blocks() {
+	n=0
+	movable=$(cd /sys/devices/system/memory && grep -l Movable memory*/valid_zones)
+	while before $1; do
+		for m in $movable; do
+			m=/sys/devices/system/memory/${m%/*}
+			if timeout 10 sh -c "echo offline > $m/state"; then n=$((n + 1)); fi
+			sleep 0.2
+			if [ "$(cat $m/state)" = offline ]; then
+				echo online_movable > $m/state || echo "blocks: $m stays offline"
+			fi
+			before $1 || break
+		done
+	done
+	echo "blocks $n"
+}
+
+# phase SECONDS HVO FILE...
 phase() {
-	around $1 $2 $3 2>/dev/null &
-	splits $1 $2 2>/dev/null &
+	end=$(($(date +%s) + $1))
 	seconds=$1
-	shift 3
+	pools $end $2 2>/dev/null &
+	if [ $2 = 0 ]; then splits $end 2>/dev/null & fi
+	blocks $end 2>/dev/null &
+	shift 2
 	(echo 0 > /cg/stress/cgroup.procs; exec mm_stress $seconds "$@")
 	status=$?
 	wait
@@ -47,16 +83,18 @@ phase() {
 }
 
 echo always > /sys/kernel/mm/transparent_hugepage/enabled
-echo "phase: THP, splits, swap, soft offline"
-phase $((S * 2 / 3)) 1 0 /tmp/a /tmp/huge/b /mnt/c
+echo "phase: THP, splits, swap, migration, soft offline"
+phase $((S * 2 / 3)) 0 /tmp/a /tmp/huge/b /mnt/c $dax
 rm -f /tmp/huge/b
-echo "phase: hugetlb without its vmemmap"
-# The pool is not shrunk: 6.12.117 itself restores a vmemmap wrongly, with copies
-# of the head where the tails belong, and whoever gets that memory next suffers.
+echo "phase: hugetlb with and without its vmemmap"
+# One page stays optimised for good, so that the static key is not flipped under
+# load: QEMU's CPUs may run into the breakpoint of a flip that is over.
 echo 1 > /proc/sys/vm/hugetlb_optimize_vmemmap
-echo 28 > /proc/sys/vm/nr_hugepages
-phase $((S / 3)) 0 1 /tmp/a /mnt/c
+echo 0 > /proc/sys/vm/nr_hugepages
+echo 1 > /proc/sys/vm/nr_hugepages
+fallocate -l 2M /dev/hugepages/kept || exit 1
+phase $((S / 3)) 1 /tmp/a /mnt/c $dax
 swapoff /dev/zram0
-grep -E "^(pswpin|pswpout|thp_split_page|pgmigrate_success|compact_success|htlb_buddy_alloc_success) " /proc/vmstat
+grep -E "^(pswpin|pswpout|thp_split_page|pgmigrate_success|thp_migration_success|compact_success|htlb_buddy_alloc_success) " /proc/vmstat
 grep HardwareCorrupted /proc/meminfo
 true

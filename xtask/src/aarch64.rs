@@ -28,7 +28,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     packages::need(sh, "aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")?;
     packages::need(sh, "qemu-aarch64", "qemu-user")?;
     if !Path::new(SYSROOT).join("lib/crt1.o").exists() {
-        packages::install(sh, "the C library for aarch64", "libc6-dev-arm64-cross")?;
+        packages::bring(sh, "the C library for aarch64", "libc6-dev-arm64-cross")?;
     }
     // With no network it is an error only where the target is not there yet.
     let installed = cmd!(sh, "rustup target list --installed").quiet().read()?;

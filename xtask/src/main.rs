@@ -1,6 +1,7 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
 mod aarch64;
+mod kernel;
 mod packages;
 mod pin_counts;
 mod probes;
@@ -19,9 +20,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints
+    /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, a patched kernel
     Test,
-    /// The kernel lab: prepare, build, run, test, bench, report (`kernel --help` for all)
+    /// The kernel lab: prepare, check, build, run, test, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
     /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts
@@ -50,8 +51,8 @@ fn main() -> Result<()> {
     sh.change_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     match command {
         Command::Test => test(&sh),
-        Command::Kernel(args) => lab(&sh, "kernel", &args.rest),
-        Command::Litmus(args) => lab(&sh, "litmus", &args.rest),
+        Command::Kernel(args) => kernel::lab(&sh, "kernel", &args.rest),
+        Command::Litmus(args) => kernel::lab(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
         Command::Aarch64 => aarch64::run(&sh),
         Command::Probes => probes::run(&sh),
@@ -85,11 +86,6 @@ fn peers(sh: &Shell) -> Result<()> {
     Ok(cmd!(sh, "cargo test {WITH_PEERS...} --lib --test cli -- {tests...}").run()?)
 }
 
-/// Runs the lab's own command.
-fn lab(sh: &Shell, what: &str, rest: &[String]) -> Result<()> {
-    Ok(cmd!(sh, "cargo run --quiet --release -p pinfold-lab -- {what} {rest...}").quiet().run()?)
-}
-
 /// Quick and strict things first.
 fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
@@ -107,6 +103,7 @@ fn test(sh: &Shell) -> Result<()> {
         let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
         cmd!(sh, "cargo doc --workspace --no-deps").run()?;
     }
-    lab(sh, "litmus", &[])?;
-    probes::run(sh)
+    kernel::lab(sh, "litmus", &[])?;
+    probes::run(sh)?;
+    kernel::check(sh)
 }

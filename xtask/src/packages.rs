@@ -6,23 +6,32 @@ use xshell::{Shell, cmd};
 /// Sees to it that `program` is there, which Debian's `package` brings.
 pub(crate) fn need(sh: &Shell, program: &str, package: &str) -> Result<()> {
     let found = cmd!(sh, "which {program}").quiet().ignore_stdout().ignore_stderr().run().is_ok();
-    if found { Ok(()) } else { install(sh, program, package) }
+    if found { Ok(()) } else { bring(sh, program, package) }
 }
 
 /// Sees to it that the C or C++ header `header` is there, which Debian's `package` brings.
 pub(crate) fn need_header(sh: &Shell, header: &str, package: &str) -> Result<()> {
     let found = sh.path_exists(format!("/usr/include/{header}"));
-    if found { Ok(()) } else { install(sh, header, package) }
+    if found { Ok(()) } else { bring(sh, header, package) }
 }
 
-/// Installs Debian's `package`, which brings `what`.
-pub(crate) fn install(sh: &Shell, what: &str, package: &str) -> Result<()> {
+/// Installs the package that brings `what`.
+pub(crate) fn bring(sh: &Shell, what: &str, package: &str) -> Result<()> {
+    install(sh, &[package]).with_context(|| format!("{what} is missing"))
+}
+
+/// Installs Debian packages; none is no work.
+pub(crate) fn install(sh: &Shell, packages: &[&str]) -> Result<()> {
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let names = packages.join(" ");
     if !rustix::process::geteuid().is_root() {
-        bail!("{what} is missing: run `sudo apt-get install {package}`, then this again");
+        bail!("run `sudo apt-get install {names}`, then this again");
     }
     let _quiet = sh.push_env("DEBIAN_FRONTEND", "noninteractive");
     cmd!(sh, "apt-get update -q").run()?;
-    cmd!(sh, "apt-get install -q -y --no-install-recommends {package}")
+    cmd!(sh, "apt-get install -q -y --no-install-recommends {packages...}")
         .run()
-        .with_context(|| format!("cannot install {package}, which brings {what}"))
+        .with_context(|| format!("cannot install {names}"))
 }

@@ -70,6 +70,7 @@ fn count(paths: &Paths, tree: Tree) -> Result<Vec<(String, f64)>> {
             accel: Accel::Icount,
             limit: Duration::from_secs(600),
             mem_mib: 1024,
+            args: &[],
         },
     )?;
     if outcome.status != 0 {
@@ -149,6 +150,7 @@ fn threads(paths: &Paths) -> Result<()> {
                 accel: Accel::Kvm,
                 limit: Duration::from_secs(120),
                 mem_mib: 1024,
+                args: &[],
             },
         )?;
         let _ = write!(table, "{} (KVM):\n{}", tree.name(), outcome.output);

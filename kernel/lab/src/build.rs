@@ -12,6 +12,7 @@ use std::thread;
 fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
     let dir = paths.kernel.join("lab/config");
     let names: &[&str] = match config {
+        Config::Tiny => &["tiny.config"],
         Config::Fast => &["fast.config"],
         Config::Debug => &["fast.config", "debug.config"],
         Config::Kcsan => &["fast.config", "debug.config", "kcsan.config"],
@@ -44,6 +45,11 @@ fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
+/// Whether a tree has the series' `KUnit` tests, which a part of the series has not.
+pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
+    paths.source(tree).join("mm/page_ref_kunit.c").is_file()
+}
+
 fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     let objects = paths.objects(tree, config);
     let mut all = String::new();
@@ -52,8 +58,7 @@ fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
             .with_context(|| format!("cannot read {}", fragment.display()))?;
     }
     // A tree that has no KUnit tests yet cannot be asked for them.
-    let has_tests = paths.source(tree).join("mm/page_ref_kunit.c").is_file();
-    if !has_tests {
+    if !has_tests(paths, tree) {
         all = all.replace("CONFIG_PAGE_REF_KUNIT_TEST=y\n", "");
     }
     let stamp = objects.join("lab-fragments");
@@ -110,6 +115,13 @@ pub(crate) fn build(paths: &Paths, tree: Tree, config: Config) -> Result<PathBuf
 /// Where the image of a build lies.
 pub(crate) fn image(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
     paths.objects(tree, config).join("arch/x86/boot/bzImage")
+}
+
+/// Whether the image of a build is there and younger than the series as applied.
+pub(crate) fn is_current(paths: &Paths, tree: Tree, config: Config) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
+    let image = time(&image(paths, tree, config));
+    image.is_some() && image > time(&paths.cache.join("src/applied"))
 }
 
 /// Puts the kernel's exported headers where the selftests look for them.

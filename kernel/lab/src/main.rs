@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod guest;
 mod litmus;
+mod lock;
 mod paths;
 mod prepare;
 mod proc;
@@ -16,6 +17,7 @@ mod report;
 mod selftests;
 mod series;
 mod splat;
+mod stress;
 mod suite;
 
 use anyhow::Result;
@@ -49,8 +51,14 @@ enum Command {
 
 #[derive(Subcommand)]
 enum Kernel {
+    /// Name the Debian packages that are missing here, one a line.
+    Packages,
     /// Unpack Debian's kernel source into the cache, and apply the series.
     Prepare,
+    /// What passes in minutes from nothing: the series applies, its style is clean,
+    /// a tiny kernel with it builds, boots, and passes its `KUnit` tests. The
+    /// counts, too, if the cache has the kernels for them.
+    Check,
     /// Build a kernel; a second build reuses the first.
     Build(Which),
     /// Boot a kernel and run a command in it.
@@ -69,14 +77,21 @@ enum Kernel {
         /// Also the debug kernels (KASAN, lockdep, KCSAN) and the stress.
         #[arg(long)]
         full: bool,
-        /// Also build and boot after each patch of the series, and check its style.
+        /// Also build a tiny kernel after each patch of the series, and boot it.
         #[arg(long)]
         each: bool,
     },
     /// The stress alone, on one of the debug kernels (or, quicker, the fast one).
+    /// What the patched kernel complains of is put to the plain one, too.
     Stress {
+        /// See what the plain kernel complains of; that fails nothing.
+        #[arg(long)]
+        plain: bool,
         #[arg(long, value_enum, default_value_t = Config::Debug)]
         config: Config,
+        /// How long the guest works.
+        #[arg(long, default_value_t = stress::SECONDS)]
+        seconds: u32,
     },
     /// Count instructions in plain and patched kernels.
     Bench,
@@ -85,6 +100,10 @@ enum Kernel {
         /// Where to (default: the cache folder).
         #[arg(long)]
         out: Option<PathBuf>,
+        /// What `pinfold bench ref --only cas,frozen32 --json FILE` has written: the two
+        /// sequences on this machine's cores.
+        #[arg(long = "ref", value_name = "FILE")]
+        cores: Option<PathBuf>,
     },
 }
 
@@ -116,10 +135,12 @@ impl Tree {
     }
 }
 
-/// Which configuration; `Debug` is KASAN with lockdep, `Kcsan` stands alone
-/// because the two sanitizers exclude each other.
+/// Which configuration; `Tiny` builds in a minute or two and has no disk, `Debug` is
+/// KASAN with lockdep, `Kcsan` stands alone because the two sanitizers exclude
+/// each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Config {
+    Tiny,
     Fast,
     Debug,
     Kcsan,
@@ -128,6 +149,7 @@ pub(crate) enum Config {
 impl Config {
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Config::Tiny => "tiny",
             Config::Fast => "fast",
             Config::Debug => "debug",
             Config::Kcsan => "kcsan",
@@ -145,27 +167,48 @@ fn run(cli: Cli) -> Result<()> {
     let paths = Paths::find()?;
     match cli.command {
         Command::Litmus { model, write } => litmus::run(&paths, model, write),
-        Command::Kernel(kernel) => match kernel {
-            Kernel::Prepare => prepare::prepare(&paths),
-            Kernel::Build(which) => {
-                prepare::prepare(&paths)?;
-                let image = build::build(&paths, which.tree(), which.config)?;
-                println!("{}", image.display());
-                Ok(())
+        Command::Kernel(kernel) => {
+            let _lock = match kernel {
+                Kernel::Packages => None,
+                _ => Some(lock::take(&paths)?),
+            };
+            run_kernel(&paths, kernel)
+        }
+    }
+}
+
+fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
+    match kernel {
+        Kernel::Packages => {
+            for package in prepare::packages(&prepare::missing()) {
+                println!("{package}");
             }
-            Kernel::Run { which, limit_s, command } => {
-                prepare::prepare(&paths)?;
-                let image = build::build(&paths, which.tree(), which.config)?;
-                suite::run_command(&paths, &image, &command.join(" "), limit_s)
+            Ok(())
+        }
+        Kernel::Prepare => prepare::prepare(paths),
+        Kernel::Check => suite::check(paths),
+        Kernel::Build(which) => {
+            prepare::prepare(paths)?;
+            let image = build::build(paths, which.tree(), which.config)?;
+            println!("{}", image.display());
+            Ok(())
+        }
+        Kernel::Run { which, limit_s, command } => {
+            prepare::prepare(paths)?;
+            let image = build::build(paths, which.tree(), which.config)?;
+            suite::run_command(paths, &image, &command.join(" "), limit_s)
+        }
+        Kernel::Test { full, each } => suite::test(paths, full, each),
+        Kernel::Stress { plain, config, seconds } => {
+            prepare::prepare(paths)?;
+            if plain {
+                stress::plain(paths, config, seconds)
+            } else {
+                stress::series(paths, config, seconds)
             }
-            Kernel::Test { full, each } => suite::test(&paths, full, each),
-            Kernel::Stress { config } => {
-                prepare::prepare(&paths)?;
-                suite::stress(&paths, config)
-            }
-            Kernel::Bench => bench::bench(&paths),
-            Kernel::Report { out } => report::report(&paths, out),
-        },
+        }
+        Kernel::Bench => bench::bench(paths),
+        Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::paths::Paths;
 use crate::{Tree, proc, series};
 use anyhow::{Context, Result, bail};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// What unpacking, building and booting need: program and Debian package.
@@ -19,6 +19,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("bison", "bison"),
     ("bc", "bc"),
     ("perl", "perl"),
+    ("python3", "python3"),
     ("cpio", "cpio"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -28,6 +29,15 @@ const PROGRAMS: &[(&str, &str)] = &[
 /// Where Debian's package puts the source.
 const TARBALL: &str = "/usr/src/linux-source-6.12.tar.xz";
 
+/// What they need besides: file and Debian package. The kernel's own build wants the
+/// first of the headers, its selftests the others.
+const FILES: &[(&str, &str)] = &[
+    (TARBALL, "linux-source-6.12"),
+    ("/usr/include/gelf.h", "libelf-dev"),
+    ("/usr/include/numa.h", "libnuma-dev"),
+    ("/usr/include/sys/capability.h", "libcap-dev"),
+];
+
 /// The one commit under everything; `git am` goes on top.
 pub(crate) const BASE_TAG: &str = "lab-base";
 
@@ -36,17 +46,32 @@ pub(crate) const BASE_TAG: &str = "lab-base";
 /// # Errors
 /// A missing program or package, a full disk, or a patch that does not apply.
 pub(crate) fn prepare(paths: &Paths) -> Result<()> {
-    proc::need(PROGRAMS)?;
+    let missing = missing();
+    if !missing.is_empty() {
+        let names: Vec<_> = missing.iter().map(|m| m.0).collect();
+        bail!(
+            "missing: {}; on Debian: apt-get install {}",
+            names.join(", "),
+            packages(&missing).join(" ")
+        );
+    }
     unpack(paths)?;
     series::apply(paths)
 }
 
-fn tarball() -> Result<PathBuf> {
-    let path = Path::new(TARBALL);
-    if path.is_file() {
-        return Ok(path.to_path_buf());
-    }
-    bail!("{TARBALL} is missing; on Debian: apt-get install linux-source-6.12")
+/// Programs and files that are not here, each with the package that brings it.
+pub(crate) fn missing() -> Vec<(&'static str, &'static str)> {
+    let programs = PROGRAMS.iter().filter(|(program, _)| !proc::on_path(program));
+    let files = FILES.iter().filter(|(file, _)| !Path::new(file).is_file());
+    programs.chain(files).copied().collect()
+}
+
+/// The packages that bring what is missing, each once.
+pub(crate) fn packages(missing: &[(&'static str, &'static str)]) -> Vec<&'static str> {
+    let mut packages: Vec<_> = missing.iter().map(|m| m.1).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
 }
 
 /// Which tarball the tree was unpacked from: a newer package is unpacked anew.
@@ -57,8 +82,8 @@ fn stamp(tarball: &Path) -> Result<String> {
 }
 
 fn unpack(paths: &Paths) -> Result<()> {
-    let tarball = tarball()?;
-    let stamp = stamp(&tarball)?;
+    let tarball = Path::new(TARBALL);
+    let stamp = stamp(tarball)?;
     let stamp_file = paths.cache.join("src/unpacked");
     let plain = paths.source(Tree::Plain);
     if fs::read_to_string(&stamp_file).ok().as_deref() == Some(stamp.as_str()) {
@@ -72,7 +97,7 @@ fn unpack(paths: &Paths) -> Result<()> {
         "unpacking the kernel source",
         Command::new("tar")
             .arg("-xJf")
-            .arg(&tarball)
+            .arg(tarball)
             .arg("-C")
             .arg(&plain)
             .arg("--strip-components=1"),
@@ -113,4 +138,15 @@ pub(crate) fn version(paths: &Paths) -> Result<String> {
             .to_string()
     };
     Ok(format!("{}.{}.{}", field("VERSION"), field("PATCHLEVEL"), field("SUBLEVEL")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_that_brings_two_things_is_named_once() {
+        let missing = [("b", "two"), ("a", "one"), ("c", "two")];
+        assert_eq!(packages(&missing), ["one", "two"]);
+    }
 }

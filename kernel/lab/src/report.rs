@@ -3,11 +3,12 @@
 
 use crate::paths::Paths;
 use crate::{Config, Tree, bench, build, prepare, selftests, series};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn load<T: DeserializeOwned>(paths: &Paths, name: &str) -> Result<T> {
     let path = paths.result(name);
@@ -22,11 +23,65 @@ fn around_lock(lines: &[String]) -> Vec<String> {
     lines[at.saturating_sub(8)..lines.len().min(at + 4)].to_vec()
 }
 
+/// The part of `pinfold bench ref`'s JSON that is shown.
+#[derive(Deserialize)]
+struct Cores {
+    machine: Machine,
+    rows: Vec<CoresRow>,
+}
+
+#[derive(Deserialize)]
+struct Machine {
+    cpu: String,
+    cores: u32,
+}
+
+#[derive(Deserialize)]
+struct CoresRow {
+    engine: String,
+    threads: u32,
+    median: f64,
+    mean: f64,
+    stddev: f64,
+}
+
+/// The benchmark's table, with the ratio.
+fn on_cores(file: &Path) -> Result<String> {
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let found: Cores = serde_json::from_str(&text)
+        .with_context(|| format!("{} is not of `pinfold bench ref`", file.display()))?;
+    let mut table = format!(
+        "Get and put of one shared count, operations per second by all threads (`pinfold bench ref`, {}, {} \
+         cores; medians, and the spread of the runs):\n\n| threads | compare-and-swap | frozen bit | ratio |\n\
+         |---:|---:|---:|---:|\n",
+        found.machine.cpu, found.machine.cores
+    );
+    let mut pairs = 0;
+    for cas in found.rows.iter().filter(|r| r.engine == "cas") {
+        let Some(bit) =
+            found.rows.iter().find(|r| r.engine == "frozen32" && r.threads == cas.threads)
+        else {
+            continue;
+        };
+        let cell =
+            |r: &CoresRow| format!("{:.1} M ± {:.1} %", r.median / 1e6, r.stddev / r.mean * 100.0);
+        let ratio = bit.median / cas.median;
+        let _ = writeln!(table, "| {} | {} | {} | {ratio:.2} |", cas.threads, cell(cas), cell(bit));
+        pairs += 1;
+    }
+    if pairs == 0 {
+        bail!("{} has no rows of both cas and frozen32", file.display());
+    }
+    Ok(table)
+}
+
 /// Writes the page.
 ///
 /// # Errors
-/// If nothing was measured yet, or the page cannot be written.
-pub(crate) fn report(paths: &Paths, out: Option<PathBuf>) -> Result<()> {
+/// If nothing was measured yet, `cores` is not what the benchmark writes, or the page
+/// cannot be written.
+pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) -> Result<()> {
     let counts: Vec<bench::Row> = load(paths, "counts")?;
     let tests: Vec<selftests::Row> = load(paths, "selftests")?;
     let mut text = format!(
@@ -54,11 +109,14 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>) -> Result<()> {
         let lines = build::disassemble(&vmlinux, "filemap_get_entry")?;
         let _ = write!(text, "\n{}:\n```\n{}\n```\n", tree.name(), around_lock(&lines).join("\n"));
     }
-    let _ = write!(
-        text,
-        "\nContention needs real cores: `pinfold bench ref --only cas,frozen32` compares exactly these two \
-         sequences on this machine's.\n"
-    );
+    text += "\n## The two sequences on real cores\n\n";
+    match cores {
+        Some(file) => text += &on_cores(file)?,
+        None => {
+            text += "Not measured for this page: `pinfold bench ref --only cas,frozen32` compares exactly \
+                     these two on a machine's own cores.\n";
+        }
+    }
     if let Ok(table) = fs::read_to_string(paths.cache.join("results/threads.txt")) {
         let _ = write!(text, "\n## Threads and processes, KVM\n\n```\n{table}```\n");
     } else {
@@ -83,6 +141,27 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ratio_is_of_equal_threads() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ref.json");
+        let row = |engine: &str, threads: u32, median: f64| {
+            format!(
+                "{{\"engine\":\"{engine}\",\"threads\":{threads},\"median\":{median},\"mean\":1,\"stddev\":0}}"
+            )
+        };
+        let page = |rows: &[String]| {
+            let rows = rows.join(",");
+            let json = format!("{{\"machine\":{{\"cpu\":\"c\",\"cores\":2}},\"rows\":[{rows}]}}");
+            fs::write(&file, json).unwrap();
+            on_cores(&file)
+        };
+        let (one, two) = (row("cas", 1, 2e6), row("cas", 2, 1e6));
+        let table = page(&[one.clone(), two, row("frozen32", 2, 1.5e6)]).unwrap();
+        assert!(table.ends_with("| 2 | 1.0 M ± 0.0 % | 1.5 M ± 0.0 % | 1.50 |\n"), "{table}");
+        assert!(page(&[one]).unwrap_err().to_string().contains("no rows of both"));
+    }
 
     #[test]
     fn the_lock_is_in_the_middle() {

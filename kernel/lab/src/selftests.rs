@@ -25,6 +25,13 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("gup_test -b", "gup_test", "-b"),
     ("gup_test -L", "gup_test", "-L"),
     ("gup_test -c", "gup_test", "-ct -F 0x1 0 19 0x1000"),
+    ("gup_test -aH", "gup_test", "-aH -m 64"),
+    ("gup_test -bH", "gup_test", "-bH -m 64"),
+    ("gup_test -LH", "gup_test", "-LH -m 64"),
+    ("gup_test -at", "gup_test", "-at -m 64"),
+    ("gup_test -bt", "gup_test", "-bt -m 64"),
+    ("gup_test -Lt", "gup_test", "-Lt -m 64"),
+    ("hmm-tests", "hmm-tests", ""),
     ("hugepage-mmap", "hugepage-mmap", ""),
     ("hugepage-mremap", "hugepage-mremap", ""),
     ("hugepage-shm", "hugepage-shm", ""),
@@ -36,12 +43,20 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("hugetlb_madv_vs_map", "hugetlb_madv_vs_map", ""),
     ("hugetlb_fault_after_madv", "hugetlb_fault_after_madv", ""),
     ("khugepaged", "khugepaged", ""),
+    ("khugepaged -s 2", "khugepaged", "-s 2"),
     ("ksm_functional_tests", "ksm_functional_tests", ""),
+    ("ksm_tests -H", "ksm_tests", "-H -s 50"),
+    ("ksm_tests -P", "ksm_tests", "-P -s 50"),
+    ("ksm_tests -M", "ksm_tests", "-M -p 10"),
+    ("ksm_tests -U", "ksm_tests", "-U"),
+    ("ksm_tests -Z 0", "ksm_tests", "-Z -p 10 -z 0"),
+    ("ksm_tests -Z 1", "ksm_tests", "-Z -p 10 -z 1"),
     ("madv_populate", "madv_populate", ""),
     ("map_fixed_noreplace", "map_fixed_noreplace", ""),
     ("map_hugetlb", "map_hugetlb", ""),
     ("map_populate", "map_populate", ""),
     ("mdwe_test", "mdwe_test", ""),
+    ("memfd_secret", "memfd_secret", ""),
     ("mkdirty", "mkdirty", ""),
     ("mlock2-tests", "mlock2-tests", ""),
     ("mrelease_test", "mrelease_test", ""),
@@ -50,14 +65,25 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("mseal_test", "mseal_test", ""),
     ("on-fault-limit", "on-fault-limit", ""),
     ("pagemap_ioctl", "pagemap_ioctl", ""),
-    ("split_huge_page_test", "split_huge_page_test", "/mnt"),
+    ("pkey_sighandler_tests", "pkey_sighandler_tests", ""),
+    ("protection_keys", "protection_keys", ""),
+    ("soft-dirty", "soft-dirty", ""),
+    ("split_huge_page_test", "split_huge_page_test", ""),
     ("thuge-gen", "thuge-gen", ""),
     ("transhuge-stress", "transhuge-stress", "-d 5"),
     ("uffd-stress anon", "uffd-stress", "anon 8 4"),
     ("uffd-stress shmem", "uffd-stress", "shmem 8 4"),
+    ("uffd-stress shmem-private", "uffd-stress", "shmem-private 8 4"),
     ("uffd-stress hugetlb", "uffd-stress", "hugetlb 16 4"),
+    ("uffd-stress hugetlb-private", "uffd-stress", "hugetlb-private 16 4"),
     ("uffd-unit-tests", "uffd-unit-tests", ""),
 ];
+
+/// Huge pages of 2 MiB that a test finds.
+const POOL: u32 = 160;
+
+/// Tests that skip themselves unless there is one huge page to fight for.
+const SINGLE_PAGE: &[&str] = &["hugetlb_madv_vs_map", "hugetlb_fault_after_madv"];
 
 /// One test's result on both kernels.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -130,16 +156,16 @@ fn compile_one(
         .arg(headers)
         .arg("-o")
         .arg(binary)
-        .arg(mm.join(format!("{program}.c")))
-        .arg(mm.join("vm_util.c"))
-        .arg(mm.join("thp_settings.c"))
+        // Named from their own folder: some make files beside what __FILE__ says.
+        .arg(format!("{program}.c"))
+        .args(["vm_util.c", "thp_settings.c"])
         .current_dir(&mm);
     if program == "khugepaged" {
         // It uses a constant of this header and does not include it.
         gcc.arg("-include").arg(source.join("kselftest.h"));
     }
     if program.starts_with("uffd-") {
-        gcc.arg(mm.join("uffd-common.c"));
+        gcc.arg("uffd-common.c");
     }
     gcc.args(["-lrt", "-lpthread", "-lm"]);
     proc::run(&format!("compiling {program}"), &mut gcc, &paths.log(&format!("selftest-{program}")))
@@ -164,7 +190,9 @@ pub(crate) fn gup_test(paths: &Paths) -> Result<PathBuf> {
 /// The guest's script: each test with a limit, its status on a line of its own.
 fn script(programs: &[PathBuf]) -> String {
     let mut text = String::from(
-        "echo 160 > /proc/sys/vm/nr_hugepages\n\
+        "pool() { [ $(cat /proc/sys/vm/nr_hugepages) = $1 ] && return\n\
+         echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memory\n\
+         echo $1 > /proc/sys/vm/nr_hugepages; }\n\
          echo 256M > /sys/block/zram0/disksize\n\
          mkswap /dev/zram0 >/dev/null && swapon /dev/zram0\n\
          echo 4294967296 > /proc/sys/kernel/shmmax\n\
@@ -172,12 +200,13 @@ fn script(programs: &[PathBuf]) -> String {
     );
     for (name, program, args) in TESTS {
         if programs.iter().any(|p| p.file_name().is_some_and(|f| f == *program)) {
+            let pool = if SINGLE_PAGE.contains(program) { 1 } else { POOL };
             let _ = writeln!(
                 text,
-                "echo 160 > /proc/sys/vm/nr_hugepages\n\
-                 timeout -s KILL 60 ./{program} {args} >/tmp/log 2>&1 </dev/null\ns=$?\n\
+                "pool {pool}\n\
+                 timeout -s KILL 180 ./{program} {args} >/tmp/log 2>&1 </dev/null\ns=$?\n\
                  echo \"selftest|{name}|$s\"\n\
-                 if [ $s != 0 ] && [ $s != 4 ]; then grep -v '^ok' /tmp/log | tail -n 8 | sed 's/^/  /'; fi"
+                 if [ $s != 0 ] && [ $s != 4 ]; then grep -v -E '^(ok|# \\[RUN\\])' /tmp/log | tail -n 8 | sed 's/^/  /'; fi"
             );
         }
     }
@@ -200,8 +229,9 @@ fn run_on(paths: &Paths, tree: Tree, programs: &[PathBuf]) -> Result<Vec<(String
             // (a split THP's page is freed as hugetlb), which would hide the rest.
             append: "kunit.enable=0",
             accel,
-            limit: Duration::from_secs(900),
+            limit: Duration::from_secs(2400),
             mem_mib: 3072,
+            args: &[],
         },
     )?;
     Ok(outcome

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 /// The patches, in order; the cover letter is not one.
 ///
@@ -57,13 +58,57 @@ pub(crate) fn apply(paths: &Paths) -> Result<()> {
     if tree.is_dir() && fs::read_to_string(&stamp).ok().as_deref() == Some(want.as_str()) {
         return Ok(());
     }
-    // The stamp goes first, so that a failure half-way is not taken for done.
-    let _ = fs::remove_file(&stamp);
+    let before = Times::of(&tree);
     let tree = checkout(paths)?;
     for patch in &patches {
         apply_one(&tree, patch)?;
     }
-    fs::write(&stamp, want).context("cannot record what was applied")
+    before.restore(&tree)?;
+    record(paths)
+}
+
+/// Notes that the series' tree carries all patches as they are now.
+///
+/// # Errors
+/// If a patch cannot be read or the note not be kept.
+pub(crate) fn record(paths: &Paths) -> Result<()> {
+    let want = fingerprint(&patches(paths)?)?;
+    fs::write(paths.cache.join("src/applied"), want).context("cannot record what was applied")
+}
+
+/// What the series' files were before they were taken back to the base and patched
+/// again. Most come out as they went in; with their old times they are not built anew.
+pub(crate) struct Times(Vec<(PathBuf, Vec<u8>, SystemTime)>);
+
+impl Times {
+    /// Of the files in which this tree differs from the base; none if it is not there.
+    pub(crate) fn of(tree: &Path) -> Self {
+        let names = git(tree, &["diff", "--name-only", BASE_TAG]).unwrap_or_default();
+        let file = |name: &str| {
+            let path = tree.join(name);
+            let time = fs::metadata(&path).ok()?.modified().ok()?;
+            Some((path.clone(), fs::read(&path).ok()?, time))
+        };
+        Self(names.lines().filter_map(file).collect())
+    }
+
+    /// Gives the files that came out the same their old times back.
+    ///
+    /// # Errors
+    /// If a time cannot be set.
+    pub(crate) fn restore(self, tree: &Path) -> Result<()> {
+        for (path, content, time) in self.0 {
+            if fs::read(&path).is_ok_and(|now| now == content) {
+                fs::File::options()
+                    .write(true)
+                    .open(&path)
+                    .and_then(|file| file.set_modified(time))
+                    .with_context(|| format!("cannot set the time of {}", path.display()))?;
+            }
+        }
+        // Git's own note of the times is old now, which costs it a look at each file.
+        git(tree, &["update-index", "-q", "--refresh"]).map(drop)
+    }
 }
 
 /// The series' tree at the base, without any patch.
@@ -72,6 +117,8 @@ pub(crate) fn apply(paths: &Paths) -> Result<()> {
 /// If git cannot make the work tree.
 pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
     let tree = paths.source(Tree::Series);
+    // The note goes first, so that a failure half-way is not taken for done.
+    let _ = fs::remove_file(paths.cache.join("src/applied"));
     if tree.is_dir() {
         // An earlier failure may have left an `am` under way; if not, this fails.
         let _ = git(&tree, &["am", "--abort"]);
@@ -128,6 +175,7 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const PATCH: &str = "From 0 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\nDate: Thu, 1 Jan 1970 00:00:00 +0000\n\
                          Subject: [PATCH] change\n\n---\n a | 2 +-\n\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n\
@@ -149,6 +197,31 @@ mod tests {
         fs::write(&patch, PATCH).unwrap();
         apply_one(dir.path(), &patch).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "two\n");
+    }
+
+    #[test]
+    fn a_file_that_comes_out_the_same_keeps_its_time() {
+        let dir = repository("one\n");
+        let (tree, file) = (dir.path(), dir.path().join("a"));
+        git(tree, &["tag", BASE_TAG]).unwrap();
+        let patch = tree.join("0001-change.patch");
+        fs::write(&patch, PATCH).unwrap();
+        apply_one(tree, &patch).unwrap();
+        let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let file_time = || fs::metadata(&file).unwrap().modified().unwrap();
+        fs::File::options().write(true).open(&file).unwrap().set_modified(old).unwrap();
+
+        let again = |second: &str| {
+            let before = Times::of(tree);
+            git(tree, &["reset", "-q", "--hard", BASE_TAG]).unwrap();
+            fs::write(&patch, PATCH.replace("+two", second)).unwrap();
+            apply_one(tree, &patch).unwrap();
+            before.restore(tree).unwrap();
+        };
+        again("+two");
+        assert_eq!(file_time(), old);
+        again("+2");
+        assert_ne!(file_time(), old);
     }
 
     #[test]

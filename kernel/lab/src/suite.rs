@@ -4,7 +4,7 @@
 
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot, Outcome};
-use crate::{Config, Tree, bench, build, guest, prepare, selftests, series};
+use crate::{Config, Tree, bench, build, guest, prepare, selftests, series, stress};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
@@ -27,6 +27,7 @@ pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u
             accel,
             limit: Duration::from_secs(limit_s),
             mem_mib: 2048,
+            args: &[],
         },
     )?;
     print!("{}", outcome.output);
@@ -58,9 +59,22 @@ fn kunit(console: &str) -> Result<String> {
     Ok(line.trim_start_matches([' ', '#']).to_string())
 }
 
-/// Boots once to see that the kernel is sound: `KUnit` runs, and both file systems
+/// Readers of tmpfs, and of ext4 where there is a disk.
+const READ: &str = "set -e
+for f in /tmp/x /mnt/x; do
+pread_bench -t 2 -s 0.3 $f; pread_bench -p 2 -s 0.3 $f
+done";
+
+/// Without ACPI a kernel finds the CPUs that the firmware's MP table has: one a socket.
+/// The others stay with one socket, across which it would not trust the TSC.
+const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
+
+/// Boots once to see that the kernel is sound: `KUnit` runs, and its file systems
 /// are read by two threads and two processes.
-fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
+///
+/// # Errors
+/// A boot that fails, a splat, a failing test.
+pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
     let image = build::image(paths, tree, config);
     let root = guest::root(paths, &[])?;
     let accel = accel(paths, &image, &root)?;
@@ -71,20 +85,51 @@ fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
             name: &name,
             image: &image,
             root: &root,
-            command: "set -e\nfor f in /tmp/x /mnt/x; do\npread_bench -t 2 -s 0.3 $f\n\
-                      pread_bench -p 2 -s 0.3 $f\ndone\n",
+            command: READ,
             append: "",
             accel,
-            limit: Duration::from_secs(if config == Config::Fast { 120 } else { 600 }),
+            limit: Duration::from_secs(match config {
+                Config::Tiny | Config::Fast => 120,
+                Config::Debug | Config::Kcsan => 600,
+            }),
             mem_mib: 2048,
+            args: if config == Config::Tiny { TWO_SOCKETS } else { &[] },
         },
     )?;
     if outcome.status != 0 {
         bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
     }
-    let tests = if tree == Tree::Series { kunit(&outcome.console)? } else { String::from("boots") };
+    let tests = if build::has_tests(paths, tree) {
+        kunit(&outcome.console)?
+    } else {
+        String::from("boots and reads")
+    };
     println!("{name} ({}): {tests}", accel.name());
     Ok(outcome)
+}
+
+/// `kernel check`: what every change of the project has to pass. From nothing it
+/// takes as long as unpacking the source and building one tiny kernel.
+///
+/// # Errors
+/// The first thing that is not as it should be.
+pub(crate) fn check(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    let count = series::check_style(paths)?;
+    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    build::build(paths, Tree::Series, Config::Tiny)?;
+    smoke(paths, Tree::Series, Config::Tiny)?;
+    if [Tree::Plain, Tree::Series].iter().all(|&tree| build::is_current(paths, tree, Config::Fast))
+    {
+        bench::bench(paths)?;
+    } else {
+        println!(
+            "kernel check: no counts and no selftests, the cache has no kernels for them; \
+             `cargo xtask kernel test` builds them in some ten minutes"
+        );
+    }
+    println!("kernel check: passed");
+    Ok(())
 }
 
 /// `kernel test`.
@@ -105,74 +150,28 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
         each_patch(paths)?;
     }
     if full {
-        stress(paths, Config::Debug)?;
-        stress(paths, Config::Kcsan)?;
+        stress::series(paths, Config::Debug, stress::SECONDS)?;
+        stress::series(paths, Config::Kcsan, stress::SECONDS)?;
     }
     println!("kernel test: passed");
     Ok(())
 }
 
-/// Builds and boots the kernel after each patch.
+/// Builds and boots a tiny kernel after each patch.
 fn each_patch(paths: &Paths) -> Result<()> {
     let patches = series::patches(paths)?;
+    let before = series::Times::of(&paths.source(Tree::Series));
     let tree = series::checkout(paths)?;
-    // The tree no longer carries the whole series until the end of the loop.
-    let _ = std::fs::remove_file(paths.cache.join("src/applied"));
     for patch in &patches {
         series::apply_one(&tree, patch)?;
         let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        build::build(paths, Tree::Series, Config::Fast).with_context(|| format!("after {name}"))?;
-        let root = guest::root(paths, &[])?;
-        let image = build::image(paths, Tree::Series, Config::Fast);
-        let accel = accel(paths, &image, &root)?;
-        qemu::boot(
-            paths,
-            &Boot {
-                name: "each",
-                image: &image,
-                root: &root,
-                command: "pread_bench -t 2 -s 0.3 /tmp/x && mm_count /mnt/x",
-                append: "",
-                accel,
-                limit: Duration::from_secs(120),
-                mem_mib: 1024,
-            },
-        )
-        .with_context(|| format!("after {name}"))?;
+        build::build(paths, Tree::Series, Config::Tiny)
+            .and_then(|_| smoke(paths, Tree::Series, Config::Tiny))
+            .with_context(|| format!("after {name}"))?;
         println!("{name}: builds and boots");
     }
-    series::apply(paths)
-}
-
-/// The stress on one debug kernel with the series; any splat fails the boot.
-///
-/// # Errors
-/// A build or boot that fails, a splat, wrong data.
-pub(crate) fn stress(paths: &Paths, config: Config) -> Result<()> {
-    let image = build::build(paths, Tree::Series, config)?;
-    smoke(paths, Tree::Series, config)?;
-    let root = guest::root(paths, &[])?;
-    let accel = accel(paths, &image, &root)?;
-    let name = format!("stress-{}", config.name());
-    let outcome = qemu::boot(
-        paths,
-        &Boot {
-            name: &name,
-            image: &image,
-            root: &root,
-            command: include_str!("../../guest/stress.sh"),
-            append: "kunit.enable=0",
-            accel,
-            limit: Duration::from_secs(1800),
-            mem_mib: 2048,
-        },
-    )?;
-    print!("{}", outcome.output);
-    if outcome.status != 0 {
-        bail!("{name}: failed with status {}", outcome.status);
-    }
-    println!("{name} ({}): no splat", accel.name());
-    Ok(())
+    before.restore(&tree)?;
+    series::record(paths)
 }
 
 #[cfg(test)]

@@ -1,0 +1,163 @@
+//! `kernel stress`: minutes of `kernel/guest/stress.sh` in one kernel. What the
+//! patched kernel complains of is put to the plain one under the same load: a
+//! complaint that plain makes as well is not the series' doing, any other fails.
+
+use crate::paths::Paths;
+use crate::qemu::{self, Boot, Ran};
+use crate::splat::Splat;
+use crate::{Config, Tree, build, guest, suite};
+use anyhow::{Result, bail};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long the guest works, unless asked for more or less.
+pub(crate) const SECONDS: u32 = 180;
+
+/// How much longer than it works a guest may take: swap is emptied at the end, and
+/// a debug kernel under emulation is some fifty times slower than a real one.
+const GRACE: Duration = Duration::from_secs(1500);
+
+/// Memory to take out and put back, and memory that is a device, at 1280 MiB.
+const APPEND: &str =
+    "kunit.enable=0 movablecore=768M memhp_default_state=online_movable memmap=128M!1280M";
+
+/// Memory that the host plugs in parts: of its second block of 128 MiB a part only.
+const DEVICES: &[&str] = &[
+    "-m",
+    "2048M,maxmem=2560M",
+    "-object",
+    "memory-backend-ram,id=plugged,size=256M",
+    "-device",
+    "virtio-mem-pci,memdev=plugged,requested-size=200M",
+];
+
+/// What one kernel made of the stress.
+struct Found {
+    splats: Vec<Splat>,
+    /// Why it did not come to a good end, if it did not.
+    failure: Option<String>,
+    accel: &'static str,
+}
+
+impl Found {
+    /// How often it made each complaint, with the first of the kind.
+    fn kinds(&self) -> BTreeMap<String, (usize, &Splat)> {
+        let mut kinds = BTreeMap::new();
+        for splat in &self.splats {
+            kinds.entry(splat.signature()).or_insert((0, splat)).0 += 1;
+        }
+        kinds
+    }
+}
+
+/// The stress on the patched kernel.
+///
+/// # Errors
+/// A build or boot that fails, wrong data, and every splat that the plain kernel
+/// does not show under the same stress.
+pub(crate) fn series(paths: &Paths, config: Config, seconds: u32) -> Result<()> {
+    let found = run(paths, Tree::Series, config, seconds)?;
+    let name = format!("stress-series-{}", config.name());
+    if found.splats.is_empty() {
+        if let Some(failure) = found.failure {
+            bail!("{failure}");
+        }
+        println!("{name} ({}): no splat", found.accel);
+        return Ok(());
+    }
+    println!(
+        "{name}: {} complaint(s); plain is asked whether it makes them, too",
+        found.splats.len()
+    );
+    let plain = run(paths, Tree::Plain, config, seconds)?;
+    let new = not_in(&found, &plain);
+    if !new.is_empty() {
+        bail!("{name}: complaints that plain does not make:\n{}", new.join("\n"));
+    }
+    if let (Some(failure), None) = (&found.failure, &plain.failure) {
+        bail!("{failure}\n(plain made the same complaints, and came to its end)");
+    }
+    for (signature, (times, _)) in found.kinds() {
+        println!("{name}: {times} x {signature}; plain does it, too");
+    }
+    Ok(())
+}
+
+/// The stress on the plain kernel, to see what it complains of.
+///
+/// # Errors
+/// A build that fails, or an emulator that does not start.
+pub(crate) fn plain(paths: &Paths, config: Config, seconds: u32) -> Result<()> {
+    let found = run(paths, Tree::Plain, config, seconds)?;
+    let name = format!("stress-plain-{}", config.name());
+    for (signature, (times, splat)) in found.kinds() {
+        println!("{name}: {times} x {signature}\n{}\n", splat.shown());
+    }
+    if let Some(failure) = &found.failure {
+        println!("{failure}");
+    }
+    println!("{name} ({}): {} complaint(s)", found.accel, found.splats.len());
+    Ok(())
+}
+
+/// The complaints of one kernel that another does not make.
+fn not_in(found: &Found, other: &Found) -> Vec<String> {
+    let known = other.kinds();
+    found
+        .kinds()
+        .into_iter()
+        .filter(|(signature, _)| !known.contains_key(signature))
+        .map(|(signature, (times, splat))| format!("{times} x {signature}\n{}", splat.shown()))
+        .collect()
+}
+
+fn run(paths: &Paths, tree: Tree, config: Config, seconds: u32) -> Result<Found> {
+    let image = build::build(paths, tree, config)?;
+    suite::smoke(paths, tree, config)?;
+    let root = guest::root(paths, &[])?;
+    let accel = suite::accel(paths, &image, &root)?;
+    let name = format!("stress-{}-{}", tree.name(), config.name());
+    let command = format!("STRESS_S={seconds}\n{}", include_str!("../../guest/stress.sh"));
+    let boot = Boot {
+        name: &name,
+        image: &image,
+        root: &root,
+        command: &command,
+        append: APPEND,
+        accel,
+        limit: GRACE + Duration::from_secs(seconds.into()),
+        mem_mib: 2048,
+        args: DEVICES,
+    };
+    let ran = qemu::run(paths, &boot)?;
+    Ok(Found { failure: failure(&name, &ran), splats: ran.splats, accel: accel.name() })
+}
+
+/// Prints what the workers have done; says what is wrong with how they ended.
+fn failure(name: &str, ran: &Ran) -> Option<String> {
+    match &ran.end {
+        Ok((output, status)) => {
+            print!("{output}");
+            (*status != 0).then(|| format!("{name}: failed with status {status}"))
+        }
+        Err(error) => Some(format!("{error:#}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::splat;
+
+    fn found(log: &str) -> Found {
+        Found { splats: splat::find(log), failure: None, accel: "TCG" }
+    }
+
+    #[test]
+    fn only_what_plain_does_not_say_is_new() {
+        let series = found("BUG: a\n </TASK>\nBUG: b\n </TASK>\nBUG: a\n </TASK>\n");
+        assert_eq!(not_in(&series, &found("BUG: a\n")), ["1 x BUG: BUG: b  []\nBUG: b\n </TASK>"]);
+        assert_eq!(not_in(&series, &found("BUG: b\n </TASK>\nBUG: a\n")), Vec::<String>::new());
+        assert_eq!(not_in(&found("BUG: a\n </TASK>\nBUG: a\n"), &found("")).len(), 1);
+    }
+}

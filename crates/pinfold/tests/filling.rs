@@ -183,3 +183,25 @@ fn a_random_read_across_pages_reads_nothing_ahead() {
     assert_eq!(stats.readahead, 0, "{stats:?}");
     assert!(stats.sources[0].1.read.bytes <= 2 * 199 * PAGE, "{stats:?}");
 }
+
+/// A file many times the budget, front to back, again and again: its folios stay large. Taken from
+/// whatever is free, each round's pieces would be smaller than those of the one before.
+#[test]
+fn folios_of_a_scan_stay_large() {
+    let cache = Cache::new(Options::new(64 << 20)).unwrap();
+    let file = cache.attach("long", Arc::new(Memory::new(vec![7; 256 << 20]))).unwrap();
+    file.advise(0..file.len(), Hint::Sequential).unwrap();
+    let mut buf = vec![0; 64 << 10];
+    let mut last = cache.stats();
+    for round in 0..4 {
+        for offset in (0..file.len()).step_by(buf.len()) {
+            file.read_at(&mut buf, offset).unwrap();
+        }
+        let stats = cache.stats();
+        let folios = stats.evictions - last.evictions;
+        let bytes = (stats.evicted_bytes - last.evicted_bytes) / folios;
+        println!("round {round}: {folios} folios of {bytes} bytes");
+        assert!(bytes >= 100 << 10, "round {round}: {bytes} bytes a folio");
+        last = stats;
+    }
+}

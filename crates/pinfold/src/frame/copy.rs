@@ -14,29 +14,30 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// From here on the system's memcpy is worth its call.
 const MANY: usize = 192;
 
+/// One load and one store a function, in the words of the machine.
+macro_rules! moves {
+    ($($(#[$doc:meta])* $name:ident($lane:ident: $class:ident) = $load:literal, $store:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Both can be accessed there for that long; nobody else accesses what is at `to`.
+        #[inline(always)]
+        pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
+            // SAFETY: one load and one store, of which the caller says that they may be made.
+            unsafe {
+                asm!(
+                    $load, $store,
+                    lane = out($class) _, from = in(reg) from, to = in(reg) to, at = const AT,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    )*};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use std::arch::asm;
-
-    macro_rules! moves {
-        ($($(#[$doc:meta])* $name:ident($lane:ident: $class:ident) = $load:literal, $store:literal;)*) => {$(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// Both can be accessed there for that long; nobody else accesses what is at `to`.
-            #[inline(always)]
-            pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
-                // SAFETY: one load and one store, of which the caller says that they may be made.
-                unsafe {
-                    asm!(
-                        $load, $store,
-                        lane = out($class) _, from = in(reg) from, to = in(reg) to, at = const AT,
-                        options(nostack, preserves_flags),
-                    );
-                }
-            }
-        )*};
-    }
 
     moves! {
         /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
@@ -69,26 +70,6 @@ mod machine {
 #[cfg(target_arch = "aarch64")]
 mod machine {
     use std::arch::asm;
-
-    macro_rules! moves {
-        ($($(#[$doc:meta])* $name:ident($lane:ident: $class:ident) = $load:literal, $store:literal;)*) => {$(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// Both can be accessed there for that long; nobody else accesses what is at `to`.
-            #[inline(always)]
-            pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
-                // SAFETY: one load and one store, of which the caller says that they may be made.
-                unsafe {
-                    asm!(
-                        $load, $store,
-                        lane = out($class) _, from = in(reg) from, to = in(reg) to, at = const AT,
-                        options(nostack, preserves_flags),
-                    );
-                }
-            }
-        )*};
-    }
 
     // The offset of a plain `ldr` is a multiple of its size: so are all that are asked for.
     moves! {

@@ -3,8 +3,8 @@
 //! Here: the array, and how the writer keeps it in step. Not here: the tree, which alone is exact.
 //! Who calls it: `Index::lookup_hint`, and the writer at the end of each change.
 //!
-//! A walk from the root costs a dozen instructions for the root and seven a level, and a read of
-//! what is in memory costs by the instruction (docs/cache.md, "What a short read costs"). With the
+//! A walk from the root costs some instructions for the root and more for each level, and a read of
+//! what is in memory is paid by the instruction (docs/cache.md, "What a short read costs"). With the
 //! directory any page of the first 16 GiB is found by one load, or two where its block is made of
 //! small folios: that of the leaf's number, and that of its slot.
 //!

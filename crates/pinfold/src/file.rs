@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::fill::{self, Stream};
+use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
@@ -30,7 +30,7 @@ impl File {
         let frames = core.frames.frames() as usize;
         let window_max =
             core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
-        File { handle: Handle { core, mapping, stream: Stream::new(window_max) } }
+        File { handle: Handle::new(core, mapping, window_max) }
     }
 
     /// What its doors work on.

@@ -78,6 +78,8 @@ flaws! {
     // ---- of borrowing ----
     /// A reader has its last look at the version before it announces.
     AnnounceLate,
+    /// A slot's last page is taken for what it was, whatever version it has by now.
+    RecallBlindly,
     /// A reader's announcement and its last look are not kept apart.
     AnnounceUnfenced,
     /// The end of a borrow is not told with release.

@@ -28,7 +28,7 @@ use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, guessed};
 use crate::handle::Handle;
 use crate::mapping::Mapping;
 
@@ -75,9 +75,10 @@ impl Handle {
         if offset + bytes > early.unwrap_or_else(|| mapping.len_bytes()) {
             return not_shortly(core, Event::EndOfFile);
         }
+        let from = guessed(from, at as usize, offset as usize & (PAGE_BYTES - 1));
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
         // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
-        unsafe { copy_racing(buf.as_mut_ptr(), from.wrapping_add(at as usize), buf.len()) };
+        unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
         if frame.read_retry(stamp) {
             return not_shortly(core, Event::Changed);
         }

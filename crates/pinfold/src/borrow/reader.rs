@@ -7,6 +7,10 @@
 //! would carry it through memory wherever it is returned, store it by words and load it by pairs;
 //! and such a load waits for the stores to get to the cache, which took twice as long as all the rest
 //! of a borrow.
+//!
+//! Each state remembers what it showed last, under which version. A folio whose version has not moved since
+//! is what it was, where it was (versions only grow, over all lifetimes of a frame), so whoever borrows the
+//! same page again, as one does who reads its records one by one, needs neither the look-up nor the identity.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -14,18 +18,42 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::view::View;
-use crate::frame::FrameNumber;
+use crate::frame::{Frame, FrameNumber, Stamp};
 use crate::handle::Handle;
 use crate::readers::{Readers, SLOTS, Seat};
 use crate::sync::{AtomicU32, Ordering};
 
 /// What a guard shows, and where it is announced.
+///
+/// # Invariants
+/// With a memory there is a view: of that page, at that head, as long as the version is that stamp.
 #[derive(Debug)]
 pub(super) struct State {
     /// Its slot, in the thread's record. Without, the guard has a reference, and the state is boxed.
     pub(super) slot: Option<NonNull<AtomicU32>>,
     /// Of the guard that has the slot, or had it last.
-    pub(super) shows: Cell<Option<(View, NonNull<Handle>)>>,
+    pub(super) view: Cell<Option<View>>,
+    /// Where it came from; stale without a guard.
+    pub(super) handle: Cell<Option<NonNull<Handle>>>,
+    pub(super) memory: Cell<Memory>,
+}
+
+/// Which page a state showed last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// The handle's; 0 is nobody's.
+    pub(super) serial: u64,
+    pub(super) page: u64,
+    pub(super) stamp: Stamp,
+    pub(super) head: FrameNumber,
+}
+
+impl State {
+    pub(super) fn new(slot: Option<NonNull<AtomicU32>>) -> Self {
+        let (serial, page, stamp, head) = (0, 0, Stamp::default(), FrameNumber(0));
+        let memory = Cell::new(Memory { serial, page, stamp, head });
+        State { slot, view: Cell::new(None), handle: Cell::new(None), memory }
+    }
 }
 
 /// A thread's right to borrow from one cache: see [`File::borrow`](crate::File::borrow).
@@ -60,11 +88,7 @@ pub struct Reader {
 
 impl Reader {
     pub(crate) fn new(seat: Seat) -> Self {
-        let state = |n: usize| {
-            let slot = Some(NonNull::from(&seat.slots()[n]));
-            State { slot, shows: Cell::new(None) }
-        };
-        let states = std::array::from_fn(state);
+        let states = std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))));
         Reader { seat, last_head: Cell::new(u32::MAX), states, stays: PhantomData }
     }
 
@@ -100,13 +124,12 @@ impl Reader {
         self.seat.light_fence();
     }
 
-    /// Whether the thread comes to the folio `head` from another one.
+    /// Notes a use of the folio, if the thread comes to it from another one.
     #[inline(always)]
-    pub(super) fn comes_to(&self, head: FrameNumber) -> bool {
-        if self.last_head.get() == head.0 {
-            return false;
+    pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber) {
+        if !frame.is_used_most() && self.last_head.get() != head.0 {
+            self.last_head.set(head.0);
+            frame.note_use();
         }
-        self.last_head.set(head.0);
-        true
     }
 }

@@ -11,25 +11,26 @@
 //! 4. the light fence;
 //! 5. load the version again: unchanged means that 2 saw one thing, and that it stays.
 //!
+//! A slot remembers the page that it showed last, with the version: for that page 3 to 5 are enough.
+//!
 //! No step waits, and a hit stores to memory of the thread's own only. On any doubt the slot is cleared
 //! and the page held by a reference instead; then 2 to 5 are tried again under that reference, which is
 //! given back if they succeed. With no slot free the guard keeps it.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
 use super::FolioRef;
-use super::reader::{Reader, State};
+use super::reader::{Memory, Reader, State};
 use super::view::View;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_SHIFT};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_SHIFT, Stamp, guessed};
 use crate::handle::Handle;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU32, Ordering};
 
 /// A page of a file, in place, announced in the thread's own slot: derefs to its bytes.
 ///
@@ -88,6 +89,14 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>, Trouble> {
+        let (slot, state) = reader.free_slot().ok_or(Trouble::Slots)?;
+        let Memory { serial, page: shown, stamp, head } = state.memory.get();
+        if shown == page
+            && serial == self.serial
+            && let Some(borrowed) = self.announce_again((slot, state), head, stamp, reader)
+        {
+            return Ok(borrowed);
+        }
         let core = &*self.core;
         // Its slots are looked at by those who freeze in its own cache only.
         if !reader.is_of(&core.readers) {
@@ -95,7 +104,30 @@ impl Handle {
         }
         let head = self.mapping.index.lookup_hint(page);
         let both = core.frames.try_both(head).ok_or(Trouble::Folio)?;
-        self.announce(page, head, both, reader)
+        self.announce(page, head, both, (slot, state), reader)
+    }
+
+    /// Steps 3 to 5, for the page that the slot showed last.
+    #[inline(always)]
+    fn announce_again<'f, 'r>(
+        &'f self,
+        (slot, state): (&AtomicU32, &'r State),
+        head: FrameNumber,
+        stamp: Stamp,
+        reader: &'r Reader,
+    ) -> Option<Borrowed<'f, 'r>> {
+        // SAFETY: there is a view with a memory. Its cache is this one's: the serial is this handle's.
+        let frame = unsafe { state.view.get().unwrap_unchecked().frame_of(self) };
+        let stamp = if flaw::on(Flaw::RecallBlindly) { frame.read_begin()? } else { stamp };
+        // Release, both stores: as in `announce`.
+        slot.store(head.0, Ordering::Release);
+        reader.light_fence();
+        if frame.read_retry(stamp) {
+            slot.store(0, Ordering::Release);
+            return None;
+        }
+        reader.note_use(frame, head);
+        Some(Borrowed::again(state, self))
     }
 
     /// Steps 2 to 5.
@@ -105,9 +137,9 @@ impl Handle {
         page: u64,
         head: FrameNumber,
         (frame, from): (&Frame, *mut u8),
+        (slot, state): (&AtomicU32, &'r State),
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>, Trouble> {
-        let (slot, state) = reader.free_slot().ok_or(Trouble::Slots)?;
         let stamp = frame.read_begin().ok_or(Trouble::Folio)?;
         let (id, folio_start, span) = frame.readable();
         let start = page << PAGE_SHIFT;
@@ -115,10 +147,11 @@ impl Handle {
         if id != self.mapping.id || at >= u64::from(span) {
             return Err(Trouble::Folio);
         }
-        // SAFETY: `at` is inside the folio at this head, if both are of one time; and inside the
-        // arena if not, as orders of a head are of folios that began there.
-        let view = unsafe { View::of(self, frame, from.wrapping_add(at as usize), start) };
-        let view = view.ok_or(Trouble::Folio)?;
+        // Inside the folio at this head, if both are of one time; and inside the arena if not, as
+        // orders of a head are of folios that began there.
+        let bytes = guessed(from, at as usize, 0);
+        // SAFETY: see above.
+        let view = unsafe { View::of(self, frame, bytes, start) }.ok_or(Trouble::Folio)?;
         if flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
             return Err(Trouble::Folio);
         }
@@ -131,9 +164,8 @@ impl Handle {
             slot.store(0, Ordering::Release);
             return Err(Trouble::Folio);
         }
-        if reader.comes_to(head) {
-            frame.note_use();
-        }
+        reader.note_use(frame, head);
+        state.memory.set(Memory { serial: self.serial, page, stamp, head });
         Ok(Borrowed::of(state, view, self))
     }
 
@@ -155,13 +187,16 @@ impl Handle {
                 fill::read_further(self, &held);
             }
             let both = (held.frame(), self.core.frames.address(held.head()));
-            match self.announce(page, held.head(), both, reader) {
-                Ok(borrowed) => return Ok(borrowed),
-                Err(Trouble::Slots) => self.core.counters.count(Event::BorrowCounted),
-                Err(Trouble::Folio) => {}
+            match reader.free_slot() {
+                Some(free) => {
+                    if let Ok(borrowed) = self.announce(page, held.head(), both, free, reader) {
+                        return Ok(borrowed);
+                    }
+                }
+                None => self.core.counters.count(Event::BorrowCounted),
             }
             if let Some(folio) = FolioRef::of(self, held, page) {
-                let state = Box::leak(Box::new(State { slot: None, shows: Cell::new(None) }));
+                let state = Box::leak(Box::new(State::new(None)));
                 return Ok(Borrowed::of(state, folio.into_view(), self));
             }
             self.check_page(page)?;
@@ -172,7 +207,14 @@ impl Handle {
 impl<'f, 'r> Borrowed<'f, 'r> {
     #[inline(always)]
     fn of(state: &'r State, view: View, handle: &'f Handle) -> Self {
-        state.shows.set(Some((view, handle.into())));
+        state.view.set(Some(view));
+        Self::again(state, handle)
+    }
+
+    /// Of what the state showed last.
+    #[inline(always)]
+    fn again(state: &'r State, handle: &'f Handle) -> Self {
+        state.handle.set(Some(handle.into()));
         Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
     }
 
@@ -186,17 +228,15 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// What the guard shows.
     #[inline(always)]
     fn view(&self) -> &View {
-        let shows = self.state().shows.as_ptr();
         // SAFETY: stored to by `of`, and not again before the guard's drop gives the state back,
         // which takes the guard from all who have this.
-        let shows = unsafe { &*shows };
+        let view = unsafe { &*self.state().view.as_ptr() };
         // SAFETY: `of` stored something.
-        let (view, _) = unsafe { shows.as_ref().unwrap_unchecked() };
-        view
+        unsafe { view.as_ref().unwrap_unchecked() }
     }
 
     fn handle(&self) -> &'f Handle {
-        let (_, handle) = self.state().shows.get().expect("set with the guard");
+        let handle = self.state().handle.get().expect("set with the guard");
         // SAFETY: it was made of a reference of this lifetime.
         unsafe { handle.as_ref() }
     }

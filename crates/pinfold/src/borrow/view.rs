@@ -60,6 +60,16 @@ impl View {
         unsafe { self.frame.as_ref() }
     }
 
+    /// The folio's entry, for somebody who has a handle of the same cache: that keeps the table.
+    ///
+    /// # Safety
+    /// It is the same cache.
+    #[inline(always)]
+    pub(super) unsafe fn frame_of(self, _: &Handle) -> &Frame {
+        // SAFETY: the caller's promise.
+        unsafe { self.frame.as_ref() }
+    }
+
     /// Where the page is.
     #[inline(always)]
     pub(super) fn address(&self) -> *const u8 {

@@ -107,7 +107,7 @@ pub(crate) struct Identity {
 }
 
 /// An even version, as seen by [`Frame::read_begin`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
 
 /// The entry of one frame: exactly one cache line.

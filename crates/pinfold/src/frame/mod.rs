@@ -16,6 +16,7 @@ pub(crate) mod bytes;
 mod copy;
 mod count;
 mod entry;
+mod guess;
 mod mobility;
 mod run_map;
 mod table;
@@ -37,6 +38,7 @@ pub(crate) use bytes::{copy_racing, copy_still};
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+pub(crate) use guess::guessed;
 pub(crate) use mobility::Mobility;
 pub(crate) use run_map::RunMap;
 

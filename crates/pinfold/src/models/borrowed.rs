@@ -75,6 +75,23 @@ fn what_is_borrowed_is_not_evicted() {
     holds_and_catches(against_eviction, &flaws);
 }
 
+/// The same page twice: the second time the slot remembers it.
+fn borrow_again(model: &Model) {
+    let reader = reader(model);
+    for _ in 0..2 {
+        if let Ok(borrowed) = model.files[0].borrow_at_once(0, &reader) {
+            assert_eq!(borrowed.word(), model.sources[0].word(0), "wrong bytes");
+        }
+    }
+}
+
+#[test]
+fn what_a_slot_remembers_is_borrowed_only_if_it_is_still_there() {
+    let against_eviction = || race(&only(), evict_and_reuse, borrow_again);
+    let flaws = [(Flaw::RecallBlindly, "wrong bytes"), (Flaw::AnnounceUnfenced, RACE)];
+    holds_and_catches(against_eviction, &flaws);
+}
+
 fn against_invalidation() {
     let drop_and_reuse = |model: &Model| {
         freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::core::Core;
 use crate::counters::Counters;
 use crate::error::Result;
-use crate::fill::{Failures, Stream};
+use crate::fill::Failures;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::freeze;
@@ -230,7 +230,7 @@ fn open(core: &Arc<Core>, source: Arc<Pages>) -> Handle {
     let len_bytes = source.len_bytes().expect("it has a length");
     let backing = Backing::new(source, core.engine.clone());
     let mapping = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
-    Handle { core: core.clone(), mapping, stream: Stream::new(0) }
+    Handle::new(core.clone(), mapping, 0)
 }
 
 fn word(bytes: &[u8]) -> u64 {

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::fill::Stream;
 use crate::flaw::Flaw;
 use crate::freeze;
 use crate::handle::Handle;
@@ -17,7 +16,7 @@ fn open(model: &Model) -> Handle {
     let backing = Backing::new(model.sources[0].clone(), core.engine.clone());
     let path = PathBuf::from("again");
     let mapping = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);
-    Handle { core: core.clone(), mapping, stream: Stream::new(0) }
+    Handle::new(core.clone(), mapping, 0)
 }
 
 /// Reads the first page, and closes the file.

@@ -44,8 +44,7 @@ impl Barrier {
             // Pairs with the membarrier in `heavy`, which is the fence that runs here.
             std::sync::atomic::compiler_fence(Ordering::SeqCst);
         } else {
-            // SeqCst: pairs with the fence in `heavy`.
-            fence(Ordering::SeqCst);
+            full_fence();
         }
     }
 
@@ -61,6 +60,14 @@ impl Barrier {
         }
         true
     }
+}
+
+/// Out of line: those who have no fence do not even jump over it.
+#[cold]
+#[inline(never)]
+fn full_fence() {
+    // SeqCst: pairs with the fence in `heavy`.
+    fence(Ordering::SeqCst);
 }
 
 impl std::fmt::Display for Barrier {

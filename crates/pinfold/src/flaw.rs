@@ -59,13 +59,10 @@ flaws! {
     LastLookUnfenced,
     /// A folio of another file will do.
     AnyIdentity,
-    /// The file's length is loaded before the folio is seen up to date.
+    /// A folio lands without being told where the file ends.
+    LandUnclipped,
+    /// A file gets its new length before the folios with its old end are dropped.
     LengthFirst,
-
-    /// A file that has grown gets its new length before the folio with its old end is dropped.
-    GrowFirst,
-    /// A reader with a reference does not ask, after the length, whether the folio is still there.
-    HeldLengthBlindly,
 
     // ---- of counted references and freezing ----
     /// A counted look-up does not check what it got a reference to.

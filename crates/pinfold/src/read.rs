@@ -12,12 +12,13 @@
 //!
 //! 1. look the page up: a hint, whatever it says;
 //! 2. load the folio's version, acquire; odd: not up to date, or being changed;
-//! 3. load its identity; not the page that we want: another folio by now;
-//! 4. load the file's length, *after* the folio was seen up to date;
-//! 5. copy, by loads that may race;
-//! 6. fence, load the version again: unchanged means that 3 to 5 saw one thing.
+//! 3. load its identity, and how many of its bytes are the file's; not what we want: another folio by
+//!    now, or the end of the file;
+//! 4. copy, by loads that may race;
+//! 5. fence, load the version again: unchanged means that 3 and 4 saw one thing.
 //!
-//! Nothing is held at any time. Step 5 reads only inside the arena, which stays mapped and ordinary
+//! The end of the file is the folio's own affair: a length changes only when no folio is there that
+//! knows another (`freeze::resize`). Nothing is held at any time. Step 4 reads only inside the arena, which stays mapped and ordinary
 //! memory as long as the cache lives: a head's entry only ever holds orders of folios that began at
 //! that frame, so head and order, of whatever times, give a range inside the arena.
 
@@ -28,7 +29,9 @@ use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, guessed};
+use crate::frame::{
+    Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, guessed,
+};
 use crate::handle::Handle;
 use crate::mapping::Mapping;
 
@@ -57,7 +60,6 @@ impl Handle {
         if buf.len() > core.options.short_read_max_bytes {
             return not_shortly(core, Event::LongRead);
         }
-        let early = flaw::on(Flaw::LengthFirst).then(|| mapping.len_bytes());
         let head = mapping.index.lookup_hint(offset >> PAGE_SHIFT);
         let Some((frame, from)) = core.frames.try_both(head) else {
             return not_shortly(core, Event::Absent);
@@ -69,11 +71,7 @@ impl Handle {
             return not_shortly(core, Event::Identity);
         }
         if at >= u64::from(span) || bytes > u64::from(span) - at {
-            return not_in(core, frame, at);
-        }
-        // `at` is below 2 MiB and so is `bytes`: no overflow, as `offset` is that of a page.
-        if offset + bytes > early.unwrap_or_else(|| mapping.len_bytes()) {
-            return not_shortly(core, Event::EndOfFile);
+            return not_in(core, frame, at, bytes);
         }
         let from = guessed(from, at as usize, offset as usize & (PAGE_BYTES - 1));
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
@@ -108,63 +106,47 @@ impl Handle {
     }
 
     /// What of `buf` is in the folio at `offset`, under a reference; 0 at the end of the file.
-    ///
-    /// The reference keeps the bytes, but not their being the file's: a folio that was dropped
-    /// because the file's length changed has zeros where the file may have bytes by now. So the
-    /// version is checked here, too, over the look at the length and the copy.
     #[inline(always)]
     fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        // Ends: each further turn follows an invalidation of this very folio.
-        loop {
-            if offset >= self.mapping.len_bytes() {
-                return Ok(0);
-            }
-            let page = offset >> PAGE_SHIFT;
-            let held = self.core.hold(&self.mapping, page);
-            // Given back before the fill, which may have to make room: hence no guard in the match.
-            let held = match held.filter(|held| !held.frame().is_changing()) {
-                Some(held) => {
-                    self.core.counters.count(Event::CountedHit);
-                    held
-                }
-                // From the start of the page: else a read across two pages looks like two in a row.
-                None => fill::get(self, page, (offset as usize & (PAGE_BYTES - 1)) + buf.len())?,
-            };
-            if held.frame().flags().contains(Flags::READAHEAD) {
-                fill::read_further(self, &held);
-            }
-            if let Some(copied) = self.copy_held(&held, buf, offset) {
-                return Ok(copied);
-            }
+        if offset >= self.mapping.len_bytes() {
+            return Ok(0);
         }
+        let page = offset >> PAGE_SHIFT;
+        let held = self.core.hold(&self.mapping, page);
+        // Given back before the fill, which may have to make room: hence no guard in the match.
+        let held = match held.filter(|held| !held.frame().is_changing()) {
+            Some(held) => {
+                self.core.counters.count(Event::CountedHit);
+                held
+            }
+            // From the start of the page: else a read across two pages looks like two in a row.
+            None => fill::get(self, page, (offset as usize & (PAGE_BYTES - 1)) + buf.len())?,
+        };
+        if held.frame().flags().contains(Flags::READAHEAD) {
+            fill::read_further(self, &held);
+        }
+        Ok(self.copy_held(&held, buf, offset))
     }
 
-    /// Copies from a folio that is held. `None`: it was dropped meanwhile.
+    /// Copies from a folio that is held, has the page and was up to date; gives how much.
     ///
     /// All that the entry says is read before the copy: soon after the reference was taken, while
     /// the entry's line is still this core's. Asking after the copy would fetch it once more from
     /// whoever else is reading the folio.
     #[inline(always)]
-    pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> Option<usize> {
-        let stamp = held.frame().read_begin()?;
-        let at = offset - held.offset();
-        let rest = held.frame().order().bytes() as u64 - at;
-        // After the folio was seen up to date, as in the short way.
-        let file_rest = self.mapping.len_bytes().saturating_sub(offset);
-        let bytes = (buf.len() as u64).min(rest).min(file_rest) as usize;
+    pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
+        let at = (offset - held.offset()) as usize;
+        let bytes = buf.len().min(held.frame().file_bytes().saturating_sub(at));
         if !held.frame().is_used_most() && self.core.counters.shard().comes_to(held.head().0) {
             held.frame().note_use();
-        }
-        if held.frame().read_retry(stamp) && !flaw::on(Flaw::HeldLengthBlindly) {
-            return None;
         }
         // SAFETY: inside the folio, which the reference keeps; nobody changes the bytes of a
         // folio that others hold. `buf` is the caller's alone.
         unsafe {
-            let from = held.address().wrapping_add(at as usize);
+            let from = held.address().wrapping_add(at);
             copy_still(buf.as_mut_ptr(), from, bytes);
         }
-        Some(bytes)
+        bytes
     }
 }
 
@@ -187,14 +169,17 @@ fn not_shortly(core: &Core, why: Event) -> bool {
     false
 }
 
-/// The same for a range that begins at `at` of the folio.
+/// The same for so many bytes from `at` of the folio on.
 #[cold]
 #[inline(never)]
-fn not_in(core: &Core, frame: &Frame, at: u64) -> bool {
-    let why = if at >= frame.order().bytes() as u64 {
+fn not_in(core: &Core, frame: &Frame, at: u64, bytes: u64) -> bool {
+    let (order_bytes, file_bytes) = (frame.order().bytes() as u64, frame.file_bytes() as u64);
+    let why = if at >= order_bytes {
         Event::Identity
     } else if frame.flags().contains(Flags::READAHEAD) {
         Event::ReadaheadMark
+    } else if file_bytes < order_bytes && at + bytes > file_bytes {
+        Event::EndOfFile
     } else {
         Event::Crosses
     };

@@ -11,7 +11,8 @@ use pinfold::{
 };
 
 const PAGE: usize = 4096;
-const BYTES: usize = 1_000_000;
+/// An even number of pages, so that the last two are one folio.
+const BYTES: usize = 1_004_000;
 /// Borrows of one reader that need no count.
 const SLOTS: u64 = 8;
 
@@ -77,6 +78,51 @@ fn every_page_is_itself_and_the_last_one_ends_with_the_file() {
             subject.pattern.check(got.folio_offset(), folio).unwrap();
         }
     });
+}
+
+#[test]
+fn a_slot_that_showed_a_page_shows_the_same_page_of_another_file() {
+    with_each_barrier(|subject| {
+        let reader = subject.cache.reader().unwrap();
+        let other = Pattern::new(73, 0);
+        let source = Arc::new(Memory::new(other.to_vec(BYTES)));
+        let second = subject.cache.attach("second", source).unwrap();
+        for _ in 0..3 {
+            subject.check(5, &subject.file.borrow(5, &reader).unwrap());
+            subject.check(5, &subject.file.borrow(5, &reader).unwrap());
+            let page = second.borrow(5, &reader).unwrap();
+            other.check(5 * PAGE as u64, &page).unwrap();
+        }
+    });
+}
+
+/// The last folio knows where the file ends, and so do its pieces, and what it is moved to.
+#[test]
+fn the_file_ends_where_it_did_when_folios_are_moved_or_split() {
+    const LAST: u64 = (BYTES / PAGE) as u64;
+    let subject = subject_with(Options::new(8 << 20));
+    let reader = subject.cache.reader().unwrap();
+    let ends = |what: &str| {
+        let page = subject.file.borrow(LAST, &reader).unwrap();
+        subject.check(LAST, &page);
+        let folio_end = page.folio_offset() + page.folio().len() as u64;
+        assert_eq!((page.len(), folio_end), (BYTES % PAGE, BYTES as u64), "{what}");
+        assert_eq!(subject.file.get(LAST).unwrap().len(), BYTES % PAGE, "{what}");
+        assert_eq!(subject.file.optimistic(LAST).unwrap().len(), BYTES % PAGE, "{what}");
+        assert_eq!(subject.file.borrow(LAST - 1, &reader).unwrap().len(), PAGE, "{what}");
+        let mut buf = [0; PAGE];
+        let got = subject.file.read_at(&mut buf, LAST * PAGE as u64).unwrap();
+        assert_eq!(got, BYTES % PAGE, "{what}");
+    };
+    let all = 0..BYTES as u64;
+    drop(subject.file.pin(all.clone()).unwrap());
+    assert!(subject.file.borrow(LAST - 1, &reader).unwrap().folio().len() > PAGE, "a large folio");
+    ends("read");
+    assert!(subject.file.migrate(all.clone()) > 0);
+    ends("moved");
+    assert!(subject.file.split(all) > 0);
+    ends("split");
+    assert_eq!(subject.file.borrow(LAST, &reader).unwrap().folio().len(), BYTES % PAGE);
 }
 
 #[test]
@@ -239,8 +285,8 @@ fn a_reader_of_another_cache_is_refused() {
 fn pages_behind_the_end_are_errors() {
     let subject = subject();
     let reader = subject.cache.reader().unwrap();
-    for page in [245, 1 << 52, u64::MAX] {
-        let expected = format!("no page {page} in file: it has 1000000 bytes");
+    for page in [246, 1 << 52, u64::MAX] {
+        let expected = format!("no page {page} in file: it has {BYTES} bytes");
         assert_eq!(subject.file.borrow(page, &reader).unwrap_err().to_string(), expected);
         assert_eq!(subject.file.optimistic(page).unwrap_err().to_string(), expected);
     }

@@ -491,9 +491,7 @@ const TWINS: &[(&str, &str)] = &[
     ("a_folio_moved_while_it_is_read_is_noticed", "NoLastLook"),
     ("a_truncate_inside_a_folio_is_seen", "KeepOldEnd"),
     ("a_hole_punched_inside_a_folio_is_seen", "InvalidateNothing"),
-    ("the_end_of_the_file_belongs_to_the_bytes_read", "LengthFirst"),
-    ("the_end_of_the_file_belongs_to_the_bytes_read", "GrowFirst"),
-    ("the_end_of_the_file_belongs_to_the_bytes_read", "HeldLengthBlindly"),
+    ("the_end_of_the_file_belongs_to_the_bytes_read", "LandUnclipped"),
     ("a_page_on_its_way_is_waited_for", "EvenBeforeRead"),
 ];
 

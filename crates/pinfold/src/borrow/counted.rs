@@ -108,12 +108,12 @@ impl<'a> FolioRef<'a> {
     #[inline(always)]
     pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
-        let start = page << PAGE_SHIFT;
-        // As in `copy_held`: the length belongs to the folio only if that is still the file's.
+        // The length belongs to the folio only if that is still the file's.
         let stamp = frame.read_begin()?;
-        let bytes = handle.core.frames.address(head).wrapping_add((start - held.offset()) as usize);
+        let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
+        let from = handle.core.frames.address(head);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
-        let view = unsafe { View::of(handle, frame, bytes, start) }?;
+        let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
         if handle.core.counters.shard().comes_to(head.0) {
             frame.note_use();
         }

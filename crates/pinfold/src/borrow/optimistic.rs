@@ -77,13 +77,12 @@ impl Handle {
         let (frame, from) = self.core.frames.try_both(head)?;
         let stamp = frame.read_begin()?;
         let (id, folio_start, span) = frame.readable();
-        let start = page << PAGE_SHIFT;
-        let at = start.wrapping_sub(folio_start);
+        let at = (page << PAGE_SHIFT).wrapping_sub(folio_start);
         if id != self.mapping.id || at >= u64::from(span) {
             return None;
         }
         // SAFETY: inside the arena, and that page's if the stamp is still valid below.
-        let view = unsafe { View::of(self, frame, from.wrapping_add(at as usize), start) }?;
+        let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
         // So that length and address are those of the folio with this stamp.
         (!frame.read_retry(stamp)).then_some(Optimistic { frame, stamp, view })
     }

@@ -17,42 +17,41 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::view::View;
 use crate::frame::{Frame, FrameNumber, Stamp};
 use crate::handle::Handle;
-use crate::readers::{Readers, SLOTS, Seat};
+use crate::readers::{Barrier, Readers, SLOTS, Seat};
 use crate::sync::{AtomicU32, Ordering};
 
-/// What a guard shows, and where it is announced.
-///
-/// # Invariants
-/// With a memory there is a view: of that page, at that head, as long as the version is that stamp.
+/// One guard's: where it is announced, and what it shows.
 #[derive(Debug)]
 pub(super) struct State {
     /// Its slot, in the thread's record. Without, the guard has a reference, and the state is boxed.
     pub(super) slot: Option<NonNull<AtomicU32>>,
-    /// Of the guard that has the slot, or had it last.
-    pub(super) view: Cell<Option<View>>,
-    /// Where it came from; stale without a guard.
+    /// Of the guard that has the slot; stale without.
     pub(super) handle: Cell<Option<NonNull<Handle>>>,
-    pub(super) memory: Cell<Memory>,
+    /// Of the guard that has the slot, or had it last.
+    pub(super) shown: Cell<Shown>,
 }
 
-/// Which page a state showed last.
+/// A page as it was found: this page of the mapping that the folio at `head` has, as long as its
+/// version is that stamp.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Memory {
-    /// The handle's; 0 is nobody's.
-    pub(super) serial: u64,
+pub(super) struct Shown {
+    /// `u64::MAX` where nothing was shown yet.
     pub(super) page: u64,
-    pub(super) stamp: Stamp,
     pub(super) head: FrameNumber,
+    pub(super) stamp: Stamp,
+    /// Where it is, and how many bytes of it are the file's.
+    pub(super) bytes: *mut u8,
+    pub(super) page_bytes: usize,
 }
 
 impl State {
+    /// With a slot that announces nothing, or with a reference.
     pub(super) fn new(slot: Option<NonNull<AtomicU32>>) -> Self {
-        let (serial, page, stamp, head) = (0, 0, Stamp::default(), FrameNumber(0));
-        let memory = Cell::new(Memory { serial, page, stamp, head });
-        State { slot, view: Cell::new(None), handle: Cell::new(None), memory }
+        let (head, stamp, bytes) = (FrameNumber(0), Stamp::default(), std::ptr::null_mut());
+        let shown = Shown { page: u64::MAX, head, stamp, bytes, page_bytes: 0 };
+        State { slot, handle: Cell::new(None), shown: Cell::new(shown) }
     }
 }
 
@@ -78,6 +77,8 @@ impl State {
 #[derive(Debug)]
 pub struct Reader {
     seat: Seat,
+    /// The cache's readers, if this one of them needs no fence.
+    unfenced: *const Readers,
     /// The folio borrowed last: reading on in it is no further use of it.
     last_head: Cell<u32>,
     /// One for each slot.
@@ -89,47 +90,63 @@ pub struct Reader {
 impl Reader {
     pub(crate) fn new(seat: Seat) -> Self {
         let states = std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))));
-        Reader { seat, last_head: Cell::new(u32::MAX), states, stays: PhantomData }
+        let unfenced = seat.unfenced();
+        let last_head = Cell::new(u32::MAX);
+        Reader { seat, unfenced, last_head, states, stays: PhantomData }
     }
 
     /// Whether it is one of `readers`' cache.
-    #[inline(always)]
     pub(super) fn is_of(&self, readers: &Arc<Readers>) -> bool {
         self.seat.is_of(readers)
     }
 
-    /// A slot that announces nothing, and its state.
+    /// Whether it is one of `readers`' cache, and needs no fence.
     #[inline(always)]
-    pub(super) fn free_slot(&self) -> Option<(&AtomicU32, &State)> {
+    pub(super) fn is_unfenced_of(&self, readers: &Arc<Readers>) -> bool {
+        std::ptr::eq(self.unfenced, Arc::as_ptr(readers))
+    }
+
+    /// The first slot, if it announces nothing, and its state.
+    #[inline(always)]
+    pub(super) fn first_slot(&self) -> Option<(&AtomicU32, &State)> {
         let slot = &self.seat.slots()[0];
         // Relaxed: only this thread stores there.
-        if slot.load(Ordering::Relaxed) == 0 {
-            return Some((slot, &self.states[0]));
-        }
-        self.another_free_slot()
+        (slot.load(Ordering::Relaxed) == 0).then_some((slot, &self.states[0]))
     }
 
-    /// Not that it were rare: "cold" keeps the call's registers out of the way of the first slot's.
-    #[cold]
-    #[inline(never)]
-    fn another_free_slot(&self) -> Option<(&AtomicU32, &State)> {
-        let mut slots = self.seat.slots().iter().zip(&self.states).skip(1);
-        // Relaxed: as in `free_slot`.
-        slots.find(|(slot, _)| slot.load(Ordering::Relaxed) == 0)
+    /// A slot that announces nothing, and its state; rather one that showed `page` last.
+    pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &State)> {
+        let slots = self.seat.slots().iter().zip(&self.states);
+        // Relaxed: as in `first_slot`.
+        let mut free = slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0);
+        let first = free.next()?;
+        let showed = |(_, state): &(_, &State)| state.shown.get().page == page;
+        if showed(&first) { Some(first) } else { free.find(showed).or(Some(first)) }
     }
 
-    /// The reader's half of the fence.
+    /// The reader's half of the fence; unless `ANY`, of a reader that needs none.
     #[inline(always)]
-    pub(super) fn light_fence(&self) {
-        self.seat.light_fence();
+    pub(super) fn light_fence<const ANY: bool>(&self) {
+        if ANY {
+            self.seat.light_fence();
+        } else {
+            Barrier::Membarrier.light();
+        }
     }
 
     /// Notes a use of the folio, if the thread comes to it from another one.
     #[inline(always)]
     pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber) {
         if !frame.is_used_most() && self.last_head.get() != head.0 {
-            self.last_head.set(head.0);
-            frame.note_use();
+            self.come_to(frame, head);
         }
+    }
+
+    /// Out of line: each page that is used a lot comes here three times.
+    #[cold]
+    #[inline(never)]
+    fn come_to(&self, frame: &Frame, head: FrameNumber) {
+        self.last_head.set(head.0);
+        frame.note_use();
     }
 }

@@ -18,18 +18,21 @@
 //! given back if they succeed. With no slot free the guard keeps it.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
 use super::FolioRef;
-use super::reader::{Memory, Reader, State};
-use super::view::View;
+use super::reader::{Reader, Shown, State};
+use super::view::{self, View};
+use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_SHIFT, Stamp, guessed};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, guessed};
 use crate::handle::Handle;
+use crate::mapping::Mapping;
 use crate::sync::{AtomicU32, Ordering};
 
 /// A page of a file, in place, announced in the thread's own slot: derefs to its bytes.
@@ -59,123 +62,61 @@ pub struct Borrowed<'f, 'r> {
     reader: PhantomData<&'r Reader>,
 }
 
-/// What stands in the way of a borrow without counting.
-#[derive(Debug)]
-pub(crate) enum Trouble {
-    /// The folio is not there, is on its way, or changes.
-    Folio,
-    /// All slots are in use.
-    Slots,
-}
-
 impl Handle {
     /// The page number `page`, announced in a slot of `reader`'s.
+    ///
+    /// Here, in the program's own loops, is what a hit needs in a reader's first slot and without a
+    /// fence; the rest is called.
     #[inline(always)]
     pub(crate) fn borrow<'f, 'r>(
         &'f self,
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>> {
+        // Looked up once: for all the compiler knows, each store may change them.
+        let cached = (&*self.core, &*self.mapping);
+        if reader.is_unfenced_of(&cached.0.readers)
+            && let Some(free) = reader.first_slot()
+            && announce::<false>(cached, page, free, reader)
+        {
+            return Ok(Borrowed::of(free.1, self));
+        }
+        self.borrow_otherwise(page, reader)
+    }
+
+    /// In any slot, with or without a fence, any page; and if that cannot be had, slowly.
+    #[cold]
+    #[inline(never)]
+    fn borrow_otherwise<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>> {
+        // Its slots are looked at by those who freeze in its own cache only.
+        if !reader.is_of(&self.core.readers) {
+            return Err(Error::ForeignReader { path: self.mapping.path.clone() });
+        }
         match self.borrow_at_once(page, reader) {
-            Ok(borrowed) => Ok(borrowed),
-            Err(_) => self.borrow_slowly(page, reader),
+            Some(borrowed) => Ok(borrowed),
+            None => self.borrow_slowly(page, reader),
         }
     }
 
-    /// Steps 1 to 5, if nothing is in the way.
-    #[inline(always)]
+    /// Steps 1 to 5 in any slot, if nothing is in the way.
     pub(crate) fn borrow_at_once<'f, 'r>(
         &'f self,
         page: u64,
         reader: &'r Reader,
-    ) -> Result<Borrowed<'f, 'r>, Trouble> {
-        let (slot, state) = reader.free_slot().ok_or(Trouble::Slots)?;
-        let Memory { serial, page: shown, stamp, head } = state.memory.get();
-        if shown == page
-            && serial == self.serial
-            && let Some(borrowed) = self.announce_again((slot, state), head, stamp, reader)
-        {
-            return Ok(borrowed);
-        }
-        let core = &*self.core;
-        // Its slots are looked at by those who freeze in its own cache only.
-        if !reader.is_of(&core.readers) {
-            return Err(Trouble::Folio);
-        }
-        let head = self.mapping.index.lookup_hint(page);
-        let both = core.frames.try_both(head).ok_or(Trouble::Folio)?;
-        self.announce(page, head, both, (slot, state), reader)
-    }
-
-    /// Steps 3 to 5, for the page that the slot showed last.
-    #[inline(always)]
-    fn announce_again<'f, 'r>(
-        &'f self,
-        (slot, state): (&AtomicU32, &'r State),
-        head: FrameNumber,
-        stamp: Stamp,
-        reader: &'r Reader,
     ) -> Option<Borrowed<'f, 'r>> {
-        // SAFETY: there is a view with a memory. Its cache is this one's: the serial is this handle's.
-        let frame = unsafe { state.view.get().unwrap_unchecked().frame_of(self) };
-        let stamp = if flaw::on(Flaw::RecallBlindly) { frame.read_begin()? } else { stamp };
-        // Release, both stores: as in `announce`.
-        slot.store(head.0, Ordering::Release);
-        reader.light_fence();
-        if frame.read_retry(stamp) {
-            slot.store(0, Ordering::Release);
-            return None;
-        }
-        reader.note_use(frame, head);
-        Some(Borrowed::again(state, self))
-    }
-
-    /// Steps 2 to 5.
-    #[inline(always)]
-    fn announce<'f, 'r>(
-        &'f self,
-        page: u64,
-        head: FrameNumber,
-        (frame, from): (&Frame, *mut u8),
-        (slot, state): (&AtomicU32, &'r State),
-        reader: &'r Reader,
-    ) -> Result<Borrowed<'f, 'r>, Trouble> {
-        let stamp = frame.read_begin().ok_or(Trouble::Folio)?;
-        let (id, folio_start, span) = frame.readable();
-        let start = page << PAGE_SHIFT;
-        let at = start.wrapping_sub(folio_start);
-        if id != self.mapping.id || at >= u64::from(span) {
-            return Err(Trouble::Folio);
-        }
-        // Inside the folio at this head, if both are of one time; and inside the arena if not, as
-        // orders of a head are of folios that began there.
-        let bytes = guessed(from, at as usize, 0);
-        // SAFETY: see above.
-        let view = unsafe { View::of(self, frame, bytes, start) }.ok_or(Trouble::Folio)?;
-        if flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
-            return Err(Trouble::Folio);
-        }
-        // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio here,
-        // and so not the one before, comes after all that was read of that one.
-        slot.store(head.0, Ordering::Release);
-        reader.light_fence();
-        if !flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
-            // Release: as at the end of a borrow; nothing was read, though.
-            slot.store(0, Ordering::Release);
-            return Err(Trouble::Folio);
-        }
-        reader.note_use(frame, head);
-        state.memory.set(Memory { serial: self.serial, page, stamp, head });
-        Ok(Borrowed::of(state, view, self))
+        let free = reader.free_slot(page)?;
+        announce::<true>((&self.core, &self.mapping), page, free, reader)
+            .then(|| Borrowed::of(free.1, self))
     }
 
     /// By a reference: with a fill, with reading ahead, with errors.
     #[cold]
     #[inline(never)]
     fn borrow_slowly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
-        if !reader.is_of(&self.core.readers) {
-            return Err(Error::ForeignReader { path: self.mapping.path.clone() });
-        }
         // Ends: each further turn follows an invalidation of this very folio.
         loop {
             let held = self.core.hold(&self.mapping, page);
@@ -186,36 +127,119 @@ impl Handle {
             if held.frame().flags().contains(Flags::READAHEAD) {
                 fill::read_further(self, &held);
             }
-            let both = (held.frame(), self.core.frames.address(held.head()));
-            match reader.free_slot() {
-                Some(free) => {
-                    if let Ok(borrowed) = self.announce(page, held.head(), both, free, reader) {
-                        return Ok(borrowed);
-                    }
-                }
-                None => self.core.counters.count(Event::BorrowCounted),
+            let (head, both) = (held.head(), (held.frame(), self.core.frames.address(held.head())));
+            let free = reader.free_slot(page);
+            if free.is_none() {
+                self.core.counters.count(Event::BorrowCounted);
+            }
+            let id = self.mapping.id;
+            if let Some(free) = free
+                && announce_found::<true>(id, page, head, both, free, reader)
+            {
+                return Ok(Borrowed::of(free.1, self));
             }
             if let Some(folio) = FolioRef::of(self, held, page) {
-                let state = Box::leak(Box::new(State::new(None)));
-                return Ok(Borrowed::of(state, folio.into_view(), self));
+                return Ok(Borrowed::counted(folio.into_view(), head, page, self));
             }
             self.check_page(page)?;
         }
     }
 }
 
-impl<'f, 'r> Borrowed<'f, 'r> {
-    #[inline(always)]
-    fn of(state: &'r State, view: View, handle: &'f Handle) -> Self {
-        state.view.set(Some(view));
-        Self::again(state, handle)
+/// Steps 1 to 5; or 3 to 5, if it is the page that the slot showed last. Unless `ANY`, only whole
+/// pages and no fence. Whether the state shows the page now.
+#[inline(always)]
+fn announce<const ANY: bool>(
+    (core, mapping): (&Core, &Mapping),
+    page: u64,
+    free: (&AtomicU32, &State),
+    reader: &Reader,
+) -> bool {
+    let shown = free.1.shown.get();
+    if shown.page == page && announce_again::<ANY>((core, mapping), shown, free.0, reader) {
+        return true;
     }
+    let head = mapping.index.lookup_hint(page);
+    let Some(both) = core.frames.try_both(head) else { return false };
+    announce_found::<ANY>(mapping.id, page, head, both, free, reader)
+}
 
-    /// Of what the state showed last.
+/// Steps 3 to 5, for the page that the slot showed last.
+#[inline(always)]
+fn announce_again<const ANY: bool>(
+    (core, mapping): (&Core, &Mapping),
+    Shown { head, stamp, .. }: Shown,
+    slot: &AtomicU32,
+    reader: &Reader,
+) -> bool {
+    let Some(frame) = core.frames.try_frame(head) else { return false };
+    let anew = flaw::on(Flaw::RecallBlindly).then(|| frame.read_begin().unwrap_or_default());
+    // Release, both stores: as in `announce_found`.
+    slot.store(head.0, Ordering::Release);
+    reader.light_fence::<ANY>();
+    // The page may have been another file's.
+    let same = frame.is_of(mapping.id);
+    if frame.read_retry(anew.unwrap_or(stamp)) || !same {
+        slot.store(0, Ordering::Release);
+        return false;
+    }
+    reader.note_use(frame, head);
+    true
+}
+
+/// Steps 2 to 5.
+#[inline(always)]
+fn announce_found<const ANY: bool>(
+    mapping: u32,
+    page: u64,
+    head: FrameNumber,
+    (frame, from): (&Frame, *mut u8),
+    (slot, state): (&AtomicU32, &State),
+    reader: &Reader,
+) -> bool {
+    const WHOLE: u64 = PAGE_BYTES as u64 - 1;
+    let Some(stamp) = frame.read_begin() else { return false };
+    let (id, folio_start, span) = frame.readable();
+    let at = (page << PAGE_SHIFT).wrapping_sub(folio_start);
+    // By its last byte: no overflow, as all of these are multiples of a page.
+    if (if ANY { at } else { at | WHOLE }) >= u64::from(span) || id != mapping {
+        return false;
+    }
+    // Inside the folio at this head, if both are of one time; and inside the arena if not, as
+    // orders of a head are of folios that began there.
+    let bytes = guessed(from, at as usize, 0);
+    let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
+    if flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
+        return false;
+    }
+    // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio here,
+    // and so not the one before, comes after all that was read of that one.
+    slot.store(head.0, Ordering::Release);
+    reader.light_fence::<ANY>();
+    if !flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
+        // Release: as at the end of a borrow; nothing was read, though.
+        slot.store(0, Ordering::Release);
+        return false;
+    }
+    reader.note_use(frame, head);
+    state.shown.set(Shown { page, head, stamp, bytes, page_bytes });
+    true
+}
+
+impl<'f, 'r> Borrowed<'f, 'r> {
+    /// Of what the state shows.
     #[inline(always)]
-    fn again(state: &'r State, handle: &'f Handle) -> Self {
+    fn of(state: &'r State, handle: &'f Handle) -> Self {
         state.handle.set(Some(handle.into()));
         Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
+    }
+
+    /// Takes over the reference of what has this view.
+    fn counted(view: View, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
+        let state = Box::leak(Box::new(State::new(None)));
+        let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
+        state.shown.set(Shown { page, head, stamp: Stamp::default(), bytes, page_bytes });
+        Self::of(state, handle)
     }
 
     #[inline(always)]
@@ -226,13 +250,10 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     /// What the guard shows.
-    #[inline(always)]
-    fn view(&self) -> &View {
-        // SAFETY: stored to by `of`, and not again before the guard's drop gives the state back,
-        // which takes the guard from all who have this.
-        let view = unsafe { &*self.state().view.as_ptr() };
-        // SAFETY: `of` stored something.
-        unsafe { view.as_ref().unwrap_unchecked() }
+    fn view(&self) -> View {
+        let Shown { head, bytes, page_bytes, .. } = self.state().shown.get();
+        // SAFETY: as it was found, and nobody has stored there since: that takes a free slot.
+        unsafe { View::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
     }
 
     fn handle(&self) -> &'f Handle {
@@ -252,7 +273,8 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// # Errors
     /// [`Error::TooManyReferences`] if there are four million to its folio already.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
-        let count = &self.view().frame().count;
+        let head = self.state().shown.get().head;
+        let count = &self.handle().core.frames.frame(head).count;
         if flaw::on(Flaw::UpgradeUnannounced)
             && let Some(slot) = self.state().slot
         {
@@ -268,7 +290,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
         let page = offset / crate::frame::PAGE_BYTES as u64;
         got.map_err(|_| Error::TooManyReferences { path: path.clone(), page })?;
-        Ok(FolioRef::adopt(self.handle(), *self.view()))
+        Ok(FolioRef::adopt(self.handle(), self.view()))
     }
 
     /// All bytes of the folio that has the page, up to the end of the file: the page's neighbours
@@ -289,12 +311,15 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         self.view().is_current()
     }
 
+    /// By value: a guard whose address nobody takes lives in a register.
     #[cold]
     #[inline(never)]
-    fn drop_counted(&mut self) {
-        drop(FolioRef::adopt(self.handle(), *self.view()));
+    fn drop_counted(state: NonNull<State>) {
+        let (file, reader) = (PhantomData, PhantomData);
+        let guard = ManuallyDrop::new(Borrowed { state, file, reader });
+        drop(FolioRef::adopt(guard.handle(), guard.view()));
         // SAFETY: a state without a slot was boxed for this guard, which ends here.
-        drop(unsafe { Box::from_raw(self.state.as_ptr()) });
+        drop(unsafe { Box::from_raw(state.as_ptr()) });
     }
 
     /// Whether it has a reference because there was no slot.
@@ -308,8 +333,9 @@ impl Deref for Borrowed<'_, '_> {
 
     #[inline(always)]
     fn deref(&self) -> &[u8] {
-        // SAFETY: as in `folio`.
-        unsafe { self.view().page() }
+        let Shown { bytes, page_bytes, .. } = self.state().shown.get();
+        // SAFETY: as it was found, see `view`; and as in `folio`.
+        unsafe { std::slice::from_raw_parts(bytes, page_bytes) }
     }
 }
 
@@ -326,7 +352,7 @@ impl Drop for Borrowed<'_, '_> {
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        let Some(slot) = self.state().slot else { return self.drop_counted() };
+        let Some(slot) = self.state().slot else { return Self::drop_counted(self.state) };
         // Release: pairs with the acquire in `Readers::look`: all that was read here comes before
         // whatever is done to the folio next.
         let order =
@@ -337,6 +363,6 @@ impl Drop for Borrowed<'_, '_> {
 }
 impl std::fmt::Debug for Borrowed<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Borrowed").field(self.view()).finish()
+        f.debug_tuple("Borrowed").field(&self.view()).finish()
     }
 }

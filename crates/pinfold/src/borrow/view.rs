@@ -3,70 +3,59 @@
 //! Here: which bytes these are, clipped at the end of the file. Not here: why they stay, which is
 //! each guard's own affair. Called by the guards of this room.
 
-use std::num::NonZero;
 use std::ptr::NonNull;
 
 use crate::flaw::{self, Flaw};
 use crate::frame::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
-use crate::handle::Handle;
 use crate::sync::{Ordering, fence};
 
-/// One page of a folio, and the file's length when it was found.
-///
-/// Four words and no small ones: guards travel through registers, and a compiler that packs two
-/// halves into one store makes the load of both wait for it.
+/// One page of a folio.
 ///
 /// # Invariants
 ///
 /// `frame` is the entry of the folio's head, in a table that lives as long as whoever has the view.
 /// `page_bytes` is at least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before
-/// the end of the file as it was.
+/// the end of the file as the folio has it.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     frame: NonNull<Frame>,
     bytes: NonNull<u8>,
     page_bytes: usize,
-    len_bytes: u64,
 }
 
 impl View {
-    /// Of the page that begins at byte `start` of the file and lies at `bytes`, as long as the
-    /// folio's version stays what it is. `None`: the page lies behind the end of the file.
+    /// Of the page at byte `at` of a folio that begins at `from` and has `file_bytes` of the file, as long
+    /// as its version stays what it is. `None`: the page lies behind the end of the file.
     ///
     /// # Safety
-    /// `bytes` is the address of a whole page of the arena, of a folio that `frame` is the entry of.
+    /// `from + at` is the address of a whole page of the arena, of a folio that `frame` is the entry of.
     #[inline(always)]
     pub(super) unsafe fn of(
-        handle: &Handle,
         frame: &Frame,
-        bytes: *mut u8,
-        start: u64,
+        from: *mut u8,
+        at: usize,
+        file_bytes: usize,
     ) -> Option<Self> {
-        let len_bytes = handle.mapping.len_bytes();
-        let page_bytes = if start + PAGE_BYTES as u64 <= len_bytes {
-            PAGE_BYTES
-        } else {
-            last_page_bytes(len_bytes, start)?.get()
-        };
+        let page_bytes = page_bytes(at, file_bytes);
+        // SAFETY: the caller's promise.
+        (page_bytes > 0).then(|| unsafe { View::at(frame, from.wrapping_add(at), page_bytes) })
+    }
+
+    /// Of the page at `bytes`, `page_bytes` of which are the file's.
+    ///
+    /// # Safety
+    /// As of [`Self::of`]; and `page_bytes` is right.
+    #[inline(always)]
+    pub(super) unsafe fn at(frame: &Frame, bytes: *mut u8, page_bytes: usize) -> Self {
         // SAFETY: the arena is not at address 0.
         let bytes = unsafe { NonNull::new_unchecked(bytes) };
-        Some(View { frame: frame.into(), bytes, page_bytes, len_bytes })
+        View { frame: frame.into(), bytes, page_bytes }
     }
 
     /// The folio's entry.
     #[inline(always)]
     pub(super) fn frame(&self) -> &Frame {
         // SAFETY: see the invariants; entries change through their atomics only.
-        unsafe { self.frame.as_ref() }
-    }
-
-    /// The folio's entry, for somebody who has a handle of the same cache: that keeps the table.
-    ///
-    /// # Safety
-    /// It is the same cache.
-    #[inline(always)]
-    pub(super) unsafe fn frame_of(self, _: &Handle) -> &Frame {
-        // SAFETY: the caller's promise.
         unsafe { self.frame.as_ref() }
     }
 
@@ -87,7 +76,7 @@ impl View {
     /// # Safety
     /// For as long as the slice is used, the folio is neither freed nor written to.
     #[inline(always)]
-    pub(super) unsafe fn page(&self) -> &[u8] {
+    pub(super) unsafe fn page<'a>(&self) -> &'a [u8] {
         // SAFETY: initialised and in one page of the arena by the invariants; the caller says that
         // nobody writes.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.page_bytes) }
@@ -115,12 +104,11 @@ impl View {
     /// # Safety
     /// As of [`Self::page`].
     #[inline]
-    pub(super) unsafe fn folio(&self) -> &[u8] {
-        let identity = self.frame().identity();
-        let offset = identity.index << PAGE_SHIFT;
-        let bytes = (self.len_bytes - offset).min(identity.order.bytes() as u64) as usize;
+    pub(super) unsafe fn folio<'a>(&self) -> &'a [u8] {
+        let frame = self.frame();
+        let bytes = frame.file_bytes();
         // The page in the folio: the frames of a folio are neighbours, and its head is aligned.
-        let at = self.bytes.addr().get() & (identity.order.bytes() - 1) & !(PAGE_BYTES - 1);
+        let at = self.bytes.addr().get() & (frame.order().bytes() - 1) & !(PAGE_BYTES - 1);
         let start = self.bytes.as_ptr().wrapping_sub(at);
         // SAFETY: the folio's `order` frames begin at `start`, as the arena and each head are
         // aligned to the order; the rest is the caller's promise.
@@ -140,10 +128,10 @@ impl View {
     }
 }
 
-/// How many bytes a file has from `start` on, in its last page.
-#[cold]
-fn last_page_bytes(len_bytes: u64, start: u64) -> Option<NonZero<usize>> {
-    NonZero::new(len_bytes.checked_sub(start)? as usize)
+/// How many bytes of the page at byte `at` of a folio are the file's, if so many of the folio's are.
+#[inline(always)]
+pub(super) fn page_bytes(at: usize, file_bytes: usize) -> usize {
+    file_bytes.saturating_sub(at).min(PAGE_BYTES)
 }
 
 impl std::fmt::Debug for View {

@@ -414,6 +414,11 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     match judged {
         Ok(()) if wanted => {
             if !flaw::on(Flaw::EvenBeforeRead) {
+                // Under the mutex, the length that later folios are of, too: see `freeze::resize`.
+                let rest = mapping.len_bytes().saturating_sub(filling.page << PAGE_SHIFT);
+                if !flaw::on(Flaw::LandUnclipped) {
+                    frame.set_file_bytes(rest.min(filling.order.bytes() as u64) as usize);
+                }
                 frame.change_end();
             }
             if filling.shadow.is_some() {

@@ -144,12 +144,14 @@ pub(crate) struct Frame {
     block: AtomicU8,
     /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
     place: AtomicU8,
-    /// Bytes from the start on that may be read without a reference: the folio's, or none while a
-    /// read should have more read ahead. What `order` and `flags` say, in one load. At 44.
+    /// Bytes from the start on that may be read without a reference: `file_bytes`, or none while a
+    /// read should have more read ahead. What that and `flags` say, in one load. At 44.
     span_bytes: AtomicU32,
-    /// At 48: four words to spare.
+    /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file ends. At 48.
+    file_bytes: AtomicU32,
+    /// At 52: three words to spare.
     #[cfg(not(loom))]
-    _spare_u32: [u32; 4],
+    _spare_u32: [u32; 3],
 }
 
 // The model checker's atomics are larger; it has no cache lines either.
@@ -177,8 +179,9 @@ impl Frame {
             block: AtomicU8::new(0),
             place: AtomicU8::new(0),
             span_bytes: AtomicU32::new(0),
+            file_bytes: AtomicU32::new(0),
             #[cfg(not(loom))]
-            _spare_u32: [0; 4],
+            _spare_u32: [0; 3],
         }
     }
 
@@ -277,6 +280,21 @@ impl Frame {
         (mapping, start, self.span_bytes.load(Ordering::Relaxed))
     }
 
+    /// Whether it is a folio of that mapping; as much to be believed as [`Frame::readable`].
+    #[inline(always)]
+    pub(crate) fn is_of(&self, mapping: u32) -> bool {
+        // Relaxed: as in `readable`.
+        self.mapping.load(Ordering::Relaxed) == mapping
+    }
+
+    /// How many of the folio's bytes are the file's. As much to be believed as [`Frame::identity`];
+    /// once the folio is live it stays so till the folio is freed, whatever becomes of the file.
+    #[inline]
+    pub(crate) fn file_bytes(&self) -> usize {
+        // Relaxed: as in `order`.
+        self.file_bytes.load(Ordering::Relaxed) as usize
+    }
+
     /// The folio's order; as much to be believed as [`Frame::identity`].
     #[inline]
     pub(crate) fn order(&self) -> Order {
@@ -286,7 +304,7 @@ impl Frame {
         Order(order)
     }
 
-    /// Gives the folio its identity.
+    /// Gives the folio its identity, with all its bytes the file's.
     ///
     /// # Panics
     ///
@@ -297,11 +315,24 @@ impl Frame {
         // version's fences keep them from those who don't.
         self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
-        self.settle_span(self.flags());
+        self.set_file_bytes(identity.order.bytes());
         // Release: pairs with the Acquire load in `identity`. Last, because a folio without a
         // mapping is nobody's: whoever got a reference by a stale number must not take the
         // leftover index for that of the new mapping.
         self.mapping.store(identity.mapping, Ordering::Release);
+    }
+
+    /// Says how many of its bytes are the file's.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: a reader could take the bytes of one length for those of another.
+    pub(crate) fn set_file_bytes(&self, bytes: usize) {
+        self.assert_changing("length given");
+        debug_assert!(bytes <= self.order().bytes());
+        // Relaxed: as in `set_identity`.
+        self.file_bytes.store(bytes as u32, Ordering::Relaxed);
+        self.settle_span(self.flags());
     }
 
     /// Takes the folio's mapping away. Its order stays: the last holder frees by it.
@@ -369,12 +400,12 @@ impl Frame {
         old
     }
 
-    /// Brings the span in line with the order and `flags`. The mark is set by whoever makes the
+    /// Brings the span in line with the length and `flags`. The mark is set by whoever makes the
     /// folio, and taken away by one holder of a reference: nobody else stores the span then.
     fn settle_span(&self, flags: Flags) {
         let marked = flags.contains(Flags::READAHEAD);
-        let bytes = if marked { 0 } else { self.order().bytes() as u32 };
-        // Relaxed: either the version orders it, or it is as good a moment later.
+        // Relaxed, both: either the version orders it, or it is as good a moment later.
+        let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);
     }
 

@@ -38,24 +38,20 @@ pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
 
 /// Gives the mapping another length, with its `resizing` mutex held by the caller.
 ///
-/// The folio in which the shorter of both lengths lies has zeros behind it, and so may those that
-/// begin there. They must not be found under the longer length:
-/// - shorter: the length first, then they go;
-/// - longer: they go first, also those on their way; the length is stored in the same critical
-///   section in which there is none left. What is filled from then on was read after the source
-///   had grown.
-///
-/// A reader who has found one already looks at the length before its last look at the version.
+/// What has a page behind the shorter of both lengths goes first, also what is on its way; the length is
+/// stored in the same critical section in which there is none left. So every folio says how many of
+/// its bytes are the file's, from its landing (also under the mutex) till it goes; and whoever has
+/// seen the new length finds no byte of the old one.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
     if flaw::on(Flaw::KeepOldEnd) {
         return mapping.set_len_bytes(len_bytes);
     }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
-    if len_bytes < old_bytes || flaw::on(Flaw::GrowFirst) {
+    if flaw::on(Flaw::LengthFirst) {
         mapping.set_len_bytes(len_bytes);
         drop_range(core, mapping, pages, None);
-    } else if len_bytes > old_bytes {
+    } else if len_bytes != old_bytes {
         drop_range(core, mapping, pages, Some(&|| mapping.set_len_bytes(len_bytes)));
     }
 }

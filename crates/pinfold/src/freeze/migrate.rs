@@ -87,6 +87,7 @@ pub(crate) fn move_frozen(
     new.set_uses(old.uses());
     new.set_flags(old.flags() & Flags::READAHEAD);
     new.set_identity(identity);
+    new.set_file_bytes(old.file_bytes());
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
     assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame), "moved another folio");
     core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, new_head.0);

@@ -88,7 +88,10 @@ pub(crate) fn split(
 
 /// Steps 3 and 4, under the policy's lock: it must not see a folio that is lighter than it was told.
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
-    let uses = core.frames.frame(folio.frame).uses();
+    let (uses, file_bytes) = {
+        let frame = core.frames.frame(folio.frame);
+        (frame.uses(), frame.file_bytes())
+    };
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
     let mut policy = core.reclaim.policy();
     for n in 0..pieces {
@@ -97,6 +100,9 @@ fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, piec
         frame.hand_out(order);
         frame.set_uses(uses);
         frame.set_identity(Identity { mapping, index, order });
+        frame.set_file_bytes(
+            file_bytes.saturating_sub(n as usize * order.bytes()).min(order.bytes()),
+        );
     }
     let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
     policy.split(&mut Entries::of(core), folio.frame.0, 1 << folio.order, &rest);

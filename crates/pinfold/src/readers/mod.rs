@@ -325,6 +325,12 @@ impl Seat {
         Arc::ptr_eq(&self.readers, readers)
     }
 
+    /// The registry, for a reader without a fence of its own; null for one that has one.
+    pub(crate) fn unfenced(&self) -> *const Readers {
+        let unfenced = self.barrier == Barrier::Membarrier && cfg!(not(loom));
+        if unfenced { Arc::as_ptr(&self.readers) } else { std::ptr::null() }
+    }
+
     /// Its slots, which only its thread may store to.
     #[inline(always)]
     pub(crate) fn slots(&self) -> &[AtomicU32; SLOTS] {

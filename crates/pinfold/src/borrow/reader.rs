@@ -102,8 +102,8 @@ impl Reader {
 
     /// Whether it is one of `readers`' cache, and needs no fence.
     #[inline(always)]
-    pub(super) fn is_unfenced_of(&self, readers: &Arc<Readers>) -> bool {
-        std::ptr::eq(self.unfenced, Arc::as_ptr(readers))
+    pub(super) fn is_unfenced_of(&self, readers: *const Readers) -> bool {
+        std::ptr::eq(self.unfenced, readers)
     }
 
     /// The first slot, if it announces nothing, and its state.

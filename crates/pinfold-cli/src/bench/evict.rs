@@ -16,19 +16,19 @@ use rand_pcg::Pcg64Mcg;
 
 use super::report::{self, Object, Row, rate};
 use super::{Common, Crew};
+use crate::size::Size;
 
 /// The engines, what the others are compared with first.
 const ENGINES: [&str; 4] = ["read", "borrow", "borrow-fenced", "get"];
 
-/// Of the cache: 256 MiB, a 32nd of it read by those who stay.
-const BUDGET_BYTES: u64 = 256 << 20;
-const HOT_PAGES: u64 = 2048;
-/// Four times the budget.
-const COLD_PAGES: u64 = 262_144;
+/// Of the budget, a 32nd is read by those who stay.
+const HOT_SHARE: u64 = 32;
+/// Of the budget, the file that is read at random is so many.
+const COLD_BUDGETS: u64 = 4;
 
 /// What the engines are.
 pub const HELP: &str = "\
-One thread reads a file of four times the budget at random, from a source that costs next to
+One thread reads a file of four times the budget (--budget) at random, from a source that costs next to
 nothing: nearly every read evicts a page. Another reads 64 bytes of pages that stay:
   read           copied out
   borrow         in place, announced; those who evict issue a membarrier for each batch
@@ -43,6 +43,10 @@ samples.";
 pub struct EvictArgs {
     #[command(flatten)]
     common: Common,
+
+    /// The cache's budget. Small ones evict in small batches, and a membarrier is one a batch
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    budget: Size,
 }
 
 /// Bytes that cost nothing: whatever was in the frame before.
@@ -78,15 +82,17 @@ struct Sample {
 struct Ground {
     cache: Cache,
     hot: File,
+    hot_pages: u64,
     cold: File,
+    cold_pages: u64,
 }
 
 impl Ground {
-    fn new(engine: &str) -> Result<Self> {
+    fn new(engine: &str, budget_bytes: u64) -> Result<Self> {
         let fenced = engine == "borrow-fenced";
         let barrier =
             if fenced { pinfold::Barrier::FullFence } else { pinfold::Barrier::Membarrier };
-        let cache = Cache::new(Options::new(BUDGET_BYTES).barrier(barrier))?;
+        let cache = Cache::new(Options::new(budget_bytes).barrier(barrier))?;
         let told = cache.stats().borrow.barrier;
         ensure!(told == barrier, "{engine}: the system has no membarrier");
         let attach = |name, pages: u64| -> Result<File> {
@@ -94,12 +100,14 @@ impl Ground {
             file.advise(0..0, Hint::Random)?;
             Ok(file)
         };
-        let (hot, cold) = (attach("hot", HOT_PAGES)?, attach("cold", COLD_PAGES)?);
-        let ground = Ground { cache, hot, cold };
-        for page in 0..HOT_PAGES {
+        let pages = budget_bytes / 4096;
+        let (hot_pages, cold_pages) = (pages / HOT_SHARE, pages * COLD_BUDGETS);
+        let (hot, cold) = (attach("hot", hot_pages)?, attach("cold", cold_pages)?);
+        let ground = Ground { cache, hot, hot_pages, cold, cold_pages };
+        for page in 0..hot_pages {
             drop(ground.hot.get(page)?);
         }
-        ground.miss(|| ground.cache.stats().evictions > COLD_PAGES)?;
+        ground.miss(|| ground.cache.stats().evictions > cold_pages)?;
         Ok(ground)
     }
 
@@ -109,7 +117,7 @@ impl Ground {
         let mut buf = [0; 64];
         while !enough() {
             for _ in 0..64 {
-                self.cold.read_at(&mut buf, below(&mut rng, COLD_PAGES) * 4096)?;
+                self.cold.read_at(&mut buf, below(&mut rng, self.cold_pages) * 4096)?;
             }
         }
         Ok(())
@@ -124,7 +132,7 @@ impl Ground {
         // Relaxed: it only has to be seen at some time.
         while !over.load(Ordering::Relaxed) {
             for _ in 0..64 {
-                let page = below(&mut rng, HOT_PAGES);
+                let page = below(&mut rng, self.hot_pages);
                 match (&reader, engine) {
                     (Some(reader), _) => {
                         out.copy_from_slice(&self.hot.borrow(page, reader)?[..64]);
@@ -179,8 +187,10 @@ pub fn run(args: &EvictArgs) -> Result<()> {
     );
     common.crews(&[2])?;
     let (engines, length) = (common.engines(&ENGINES)?, common.sample()?);
-    let grounds: Vec<(&str, Ground)> =
-        engines.iter().map(|&engine| Ok((engine, Ground::new(engine)?))).collect::<Result<_>>()?;
+    let grounds: Vec<(&str, Ground)> = engines
+        .iter()
+        .map(|&engine| Ok((engine, Ground::new(engine, args.budget.0)?)))
+        .collect::<Result<_>>()?;
     let samples = common.interleave(&grounds, |(engine, ground)| ground.sample(engine, length))?;
     let rows = |metric, of: fn(&Sample) -> f64| -> Vec<Row> {
         let row = |(engine, samples): (&&str, &Vec<Sample>)| {
@@ -193,7 +203,7 @@ pub fn run(args: &EvictArgs) -> Result<()> {
     let reads = rows("ops_per_s", |sample| sample.reads_per_s);
     let table = table(&evictions, &reads);
     let params = serde_json::json!({
-        "seconds": common.seconds, "runs": common.runs, "budget_bytes": BUDGET_BYTES,
+        "seconds": common.seconds, "runs": common.runs, "budget_bytes": args.budget.0,
     });
     common.publish(&table, &Object::new("evict", params, [evictions, reads].concat()))
 }

@@ -46,6 +46,9 @@ Cases:
 Engines:
   memcpy          a bare copy of the same 64 bytes out of private memory: the limit
   pinfold-borrow  the cache; the page is announced in the worker's own slot, nothing shared is written
+  pinfold-borrow-2M
+                  the same from folios of up to 2 MiB, which is what the cache makes of a file that is
+                  read front to back; the others' folios are of one page, like the peers' values
   pinfold-get     the cache; a counted reference for each get
   pinfold-cas     the same, the count by a compare-and-swap loop
   moka, quick_cache, foyer, hyperclock
@@ -76,11 +79,6 @@ pub struct GetArgs {
     /// Exponent of the Zipf distribution
     #[arg(long, value_name = "S", default_value_t = 0.9)]
     skew: f64,
-
-    /// Let the cache read ahead while it is filled, so that its folios are of up to 2 MiB; otherwise
-    /// they are of one page, as the values of the other caches
-    #[arg(long)]
-    large_folios: bool,
 
     /// Where the test file lives [default: /dev/shm if that is a tmpfs, else the place for temporary
     /// files]
@@ -204,7 +202,6 @@ pub fn run(args: &GetArgs) -> Result<()> {
         "seconds": common.seconds,
         "runs": common.runs,
         "skew": args.skew,
-        "large_folios": args.large_folios,
         "dir": dir,
         "file_system": file_system,
         "not_in_this_build": left_out,
@@ -221,7 +218,7 @@ fn open(
     let scratch = Scratch::write(dir, args.file_bytes.0, 1, |_| {})?;
     let path = scratch.path();
     let bytes = engines::mapping_of(&path)?;
-    let origin = Origin { path: &path, bytes: &bytes, large_folios: args.large_folios };
+    let origin = Origin { path: &path, bytes: &bytes };
     let open = |&engine: &&'static str| {
         let opened = Opened::filled(engine, &origin).with_context(|| engine.to_owned())?;
         opened.check(&bytes).with_context(|| engine.to_owned())?;
@@ -244,6 +241,7 @@ fn text(args: &GetArgs, cells: &[Cell], rows: &[Row], left_out: &[&str]) -> Stri
         ByEngine::new(rows.iter().filter(|row| row.case == case))
             .ratios(&RATIOS)
             .over_best("pinfold-borrow", &PEERS, "best peer")
+            .over_best("pinfold-borrow-2M", &PEERS, "best peer")
             .over_best("pinfold-get", &PEERS, "best peer")
             .scaling("pinfold-borrow")
             .scaling("pinfold-get")

@@ -27,7 +27,8 @@ pub const BLOCK_BYTES: usize = 64;
 const BLOCKS: usize = PAGE_BYTES / BLOCK_BYTES;
 
 /// Engines of this workspace, the limit first.
-pub const OURS: [&str; 4] = ["memcpy", "pinfold-borrow", "pinfold-get", "pinfold-cas"];
+pub const OURS: [&str; 5] =
+    ["memcpy", "pinfold-borrow", "pinfold-borrow-2M", "pinfold-get", "pinfold-cas"];
 /// Other caches.
 pub const PEERS: [&str; 4] = ["moka", "quick_cache", "foyer", "hyperclock"];
 
@@ -150,8 +151,6 @@ pub struct Origin<'a> {
     pub path: &'a std::path::Path,
     /// All its bytes; whole pages.
     pub bytes: &'a Mmap,
-    /// Whether the cache may have it in folios of many pages.
-    pub large_folios: bool,
 }
 
 impl Opened {
@@ -159,9 +158,12 @@ impl Opened {
     pub fn filled(engine: &str, origin: &Origin) -> Result<Self> {
         Ok(match engine {
             "memcpy" => Opened::Memcpy(copy_of(origin.bytes)?),
-            "pinfold-borrow" => cached(origin, Reference::Add, Opened::Borrow)?,
-            "pinfold-get" => cached(origin, Reference::Add, Opened::Get)?,
-            "pinfold-cas" => cached(origin, Reference::CasLoop, Opened::Get)?,
+            "pinfold-borrow" => cached(origin, Hint::Random, Reference::Add, Opened::Borrow)?,
+            "pinfold-borrow-2M" => {
+                cached(origin, Hint::Sequential, Reference::Add, Opened::Borrow)?
+            }
+            "pinfold-get" => cached(origin, Hint::Random, Reference::Add, Opened::Get)?,
+            "pinfold-cas" => cached(origin, Hint::Random, Reference::CasLoop, Opened::Get)?,
             #[cfg(feature = "peers")]
             "moka" => Opened::Moka(filled(origin)),
             #[cfg(feature = "peers")]
@@ -229,9 +231,10 @@ fn copy_of(bytes: &[u8]) -> Result<MmapMut> {
     Ok(copy)
 }
 
-/// A cache that has the file in memory.
+/// A cache that has the file in memory: in folios of one page, or with `Hint::Sequential` of many.
 fn cached(
     origin: &Origin,
+    hint: Hint,
     reference: Reference,
     opened: impl FnOnce(Cache, pinfold::File) -> Opened,
 ) -> Result<Opened> {
@@ -239,7 +242,6 @@ fn cached(
     let options = Options::new(super::engines::resident_budget_bytes(bytes as u64));
     let cache = Cache::new(options.reference(reference))?;
     let file = cache.open(origin.path)?;
-    let hint = if origin.large_folios { Hint::Sequential } else { Hint::Random };
     file.advise(0..bytes as u64, hint)?;
     for page in 0..bytes / PAGE_BYTES {
         file.get(page as u64)?;

@@ -4,7 +4,7 @@
 //! are the shipped ones. See `docs/borrow.md` for why it is like this.
 
 use super::borrowed::reader;
-use super::{Model, PAGE, holds_and_catches, race, word};
+use super::{Model, holds_and_catches, race, word};
 use crate::core::Core;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order, bytes};
@@ -175,27 +175,12 @@ fn couple_stamps(model: &Model) {
     }
 }
 
-/// As `couple_stamps`, but each page is believed by itself.
-fn read_both(model: &Model) {
-    let mut buf = [0; 8];
-    for page in 0..2 {
-        if model.short(0, &mut buf, page * PAGE) {
-            let word = word(&buf);
-            assert!(word == written(page) || word == model.sources[0].word(page), "half of it");
-        }
-    }
-}
-
 fn coupled_guards() {
     race(&two_pages(), write_both, couple_guards);
 }
 
 fn coupled_stamps() {
     race(&two_pages(), write_both, couple_stamps);
-}
-
-fn short_reads() {
-    race(&two_pages(), write_both, read_both);
 }
 
 #[test]
@@ -206,9 +191,4 @@ fn guards_that_are_current_are_of_one_moment() {
 #[test]
 fn stamps_that_are_valid_are_of_one_moment() {
     holds_and_catches(coupled_stamps, &[(Flaw::NoLastLook, "not of one moment")]);
-}
-
-#[test]
-fn short_reads_see_no_half_of_a_write() {
-    holds_and_catches(short_reads, &[]);
 }

@@ -20,7 +20,7 @@ impl Twin {
         Twin::all().find(|twin| twin.name() == name)
     }
 
-    /// Like `length-first`.
+    /// Like `no-last-look`.
     pub fn name(self) -> String {
         let mut name = String::new();
         for letter in format!("{:?}", self.0).chars() {

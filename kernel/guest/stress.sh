@@ -3,8 +3,11 @@
 # workers of mm_stress, and around them everything an administrator can do to
 # their pages. STRESS_S seconds in all, 180 unless set: two thirds with huge
 # pages being split and memory taken out and put back, one third with hugetlb's
-# vmemmap optimised and restored.
+# vmemmap optimised and restored. With STRESS_IDLE=1 nobody uses the memory, and
+# the administrator's loops take no rest: races between them are met sooner.
 S=${STRESS_S:-180}
+nap=0.2
+[ "$STRESS_IDLE" = 1 ] && nap=0
 echo lzo-rle > /sys/block/zram0/comp_algorithm 2>/dev/null
 echo 256M > /sys/block/zram0/disksize
 mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || exit 1
@@ -34,7 +37,7 @@ pools() {
 		if [ $2 = 1 ]; then echo $((n / 2 % 2)) > /proc/sys/vm/hugetlb_optimize_vmemmap; fi
 		echo $((n % 2 * 24)) > /proc/sys/vm/nr_hugepages
 		echo 3 > /proc/sys/vm/drop_caches
-		sleep 0.2
+		sleep $nap
 	done
 	echo "pools $n"
 }
@@ -58,7 +61,7 @@ blocks() {
 		for m in $movable; do
 			m=/sys/devices/system/memory/${m%/*}
 			if timeout 10 sh -c "echo offline > $m/state"; then n=$((n + 1)); fi
-			sleep 0.2
+			sleep $nap
 			if [ "$(cat $m/state)" = offline ]; then
 				echo online_movable > $m/state || echo "blocks: $m stays offline"
 			fi
@@ -76,7 +79,11 @@ phase() {
 	if [ $2 = 0 ]; then splits $end 2>/dev/null & fi
 	blocks $end 2>/dev/null &
 	shift 2
-	(echo 0 > /cg/stress/cgroup.procs; exec mm_stress $seconds "$@")
+	if [ "$STRESS_IDLE" = 1 ]; then
+		sleep $seconds
+	else
+		(echo 0 > /cg/stress/cgroup.procs; exec mm_stress $seconds "$@")
+	fi
 	status=$?
 	wait
 	[ $status = 0 ] || exit 1

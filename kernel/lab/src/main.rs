@@ -92,6 +92,10 @@ enum Kernel {
         /// How long the guest works.
         #[arg(long, default_value_t = stress::SECONDS)]
         seconds: u32,
+        /// Only compaction, splitting, and memory being taken out and put back, without rest
+        /// and without anybody who uses the memory.
+        #[arg(long)]
+        idle: bool,
     },
     /// Count instructions in plain and patched kernels.
     Bench,
@@ -199,12 +203,13 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             suite::run_command(paths, &image, &command.join(" "), limit_s)
         }
         Kernel::Test { full, each } => suite::test(paths, full, each),
-        Kernel::Stress { plain, config, seconds } => {
+        Kernel::Stress { plain, config, seconds, idle } => {
             prepare::prepare(paths)?;
+            let load = stress::Load { seconds, idle };
             if plain {
-                stress::plain(paths, config, seconds)
+                stress::plain(paths, config, load)
             } else {
-                stress::series(paths, config, seconds)
+                stress::series(paths, config, load)
             }
         }
         Kernel::Bench => bench::bench(paths),

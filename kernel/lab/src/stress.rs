@@ -13,6 +13,20 @@ use std::time::Duration;
 /// How long the guest works, unless asked for more or less.
 pub(crate) const SECONDS: u32 = 180;
 
+/// What the guest is put through.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) seconds: u32,
+    /// Without anybody who uses the memory.
+    pub(crate) idle: bool,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Load { seconds: SECONDS, idle: false }
+    }
+}
+
 /// How much longer than it works a guest may take: swap is emptied at the end, and
 /// a debug kernel under emulation is some fifty times slower than a real one.
 const GRACE: Duration = Duration::from_secs(1500);
@@ -55,8 +69,8 @@ impl Found {
 /// # Errors
 /// A build or boot that fails, wrong data, and every splat that the plain kernel
 /// does not show under the same stress.
-pub(crate) fn series(paths: &Paths, config: Config, seconds: u32) -> Result<()> {
-    let found = run(paths, Tree::Series, config, seconds)?;
+pub(crate) fn series(paths: &Paths, config: Config, load: Load) -> Result<()> {
+    let found = run(paths, Tree::Series, config, load)?;
     let name = format!("stress-series-{}", config.name());
     if found.splats.is_empty() {
         if let Some(failure) = found.failure {
@@ -69,7 +83,7 @@ pub(crate) fn series(paths: &Paths, config: Config, seconds: u32) -> Result<()> 
         "{name}: {} complaint(s); plain is asked whether it makes them, too",
         found.splats.len()
     );
-    let plain = run(paths, Tree::Plain, config, seconds)?;
+    let plain = run(paths, Tree::Plain, config, load)?;
     let new = not_in(&found, &plain);
     if !new.is_empty() {
         bail!("{name}: complaints that plain does not make:\n{}", new.join("\n"));
@@ -87,8 +101,8 @@ pub(crate) fn series(paths: &Paths, config: Config, seconds: u32) -> Result<()> 
 ///
 /// # Errors
 /// A build that fails, or an emulator that does not start.
-pub(crate) fn plain(paths: &Paths, config: Config, seconds: u32) -> Result<()> {
-    let found = run(paths, Tree::Plain, config, seconds)?;
+pub(crate) fn plain(paths: &Paths, config: Config, load: Load) -> Result<()> {
+    let found = run(paths, Tree::Plain, config, load)?;
     let name = format!("stress-plain-{}", config.name());
     for (signature, (times, splat)) in found.kinds() {
         println!("{name}: {times} x {signature}\n{}\n", splat.shown());
@@ -111,13 +125,18 @@ fn not_in(found: &Found, other: &Found) -> Vec<String> {
         .collect()
 }
 
-fn run(paths: &Paths, tree: Tree, config: Config, seconds: u32) -> Result<Found> {
+fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
+    let Load { seconds, idle } = load;
     let image = build::build(paths, tree, config)?;
     suite::smoke(paths, tree, config)?;
     let root = guest::root(paths, &[])?;
     let accel = suite::accel(paths, &image, &root)?;
     let name = format!("stress-{}-{}", tree.name(), config.name());
-    let command = format!("STRESS_S={seconds}\n{}", include_str!("../../guest/stress.sh"));
+    let command = format!(
+        "STRESS_S={seconds} STRESS_IDLE={}\n{}",
+        u8::from(idle),
+        include_str!("../../guest/stress.sh")
+    );
     let boot = Boot {
         name: &name,
         image: &image,

@@ -150,8 +150,8 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
         each_patch(paths)?;
     }
     if full {
-        stress::series(paths, Config::Debug, stress::SECONDS)?;
-        stress::series(paths, Config::Kcsan, stress::SECONDS)?;
+        stress::series(paths, Config::Debug, stress::Load::default())?;
+        stress::series(paths, Config::Kcsan, stress::Load::default())?;
     }
     println!("kernel test: passed");
     Ok(())

@@ -1,7 +1,8 @@
 //! The policy of the cache: S3-FIFO-shaped.
 //!
 //! Here: which queue gives the next candidate, who is spared, who goes where on return. Not here:
-//! linking (`queues.rs`), effort (`sweep.rs`), the ghosts' clock (`shadow.rs`).
+//! the walk that asks for it (`policy.rs`), linking (`queues.rs`), effort (`sweep.rs`), the ghosts'
+//! clock (`shadow.rs`).
 //!
 //! **Source.** Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction,
 //! SOSP '23, <https://doi.org/10.1145/3600006.3613147>. Of it: a small FIFO queue of 10 % of the

@@ -117,7 +117,7 @@ impl Holder<'_> {
             if page * PAGE >= subject.bytes {
                 continue;
             }
-            let before = Before::read(self.shared, self.desk, subject);
+            let before = Before::now(self.shared, self.desk, subject);
             let guard = if borrows {
                 file.borrow(page, reader).map(Guard::Borrowed)
             } else {

@@ -23,7 +23,7 @@ pub(super) struct Before<'a> {
 }
 
 impl<'a> Before<'a> {
-    pub(super) fn read(shared: &'a Shared, desk: &'a Desk, subject: &'a Subject) -> Self {
+    pub(super) fn now(shared: &'a Shared, desk: &'a Desk, subject: &'a Subject) -> Self {
         let phase = subject.phase.now();
         Before { shared, desk, subject, phase, oldest_epoch: subject.oldest_epoch() }
     }

@@ -163,7 +163,7 @@ impl Reader<'_> {
 
     /// One read, judged.
     fn read(&mut self, subject: &Subject, file: &File, offset: u64, bytes: usize) -> Checked {
-        let before = Before::read(self.shared, self.desk, subject);
+        let before = Before::now(self.shared, self.desk, subject);
         match file.read_at(&mut self.buf[..bytes], offset) {
             Ok(got) => {
                 if before.judge(offset, bytes, &self.buf[..got])? {

@@ -1,34 +1,23 @@
 //! Borrowed pages and optimistic ones: what they show, how long, and what they keep others from.
 
+mod support;
+
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
 use pinfold::testing::pattern::Pattern;
-use pinfold::{
-    BUDGET_MIN_BYTES, Barrier, Cache, Error, File, Optimistic, Options, READERS_MAX, Reader,
-};
+use pinfold::{BUDGET_MIN_BYTES, Barrier, Error, Optimistic, Options, READERS_MAX, Reader};
+use support::{PAGE, Subject};
 
-const PAGE: usize = 4096;
 /// An even number of pages, so that the last two are one folio.
 const BYTES: usize = 1_004_000;
 /// Borrows of one reader that need no count.
 const SLOTS: u64 = 8;
 
-struct Subject {
-    cache: Cache,
-    file: File,
-    memory: Arc<Memory>,
-    pattern: Pattern,
-}
-
 fn subject_with(options: Options) -> Subject {
-    let cache = Cache::new(options).unwrap();
-    let pattern = Pattern::new(71, 0);
-    let memory = Arc::new(Memory::new(pattern.to_vec(BYTES)));
-    let file = cache.attach("file", memory.clone()).unwrap();
-    Subject { cache, file, memory, pattern }
+    Subject::new(options, Pattern::new(71, 0), BYTES)
 }
 
 fn subject() -> Subject {
@@ -42,26 +31,11 @@ fn with_each_barrier(test: impl Fn(Subject)) {
     }
 }
 
-impl Subject {
-    fn check(&self, page: u64, bytes: &[u8]) {
-        self.pattern.check(page * PAGE as u64, bytes).unwrap_or_else(|wrong| panic!("{wrong}"));
-    }
-
-    /// So much of another file that nothing of the first can stay that need not.
-    fn crowd(&self) {
-        let other = self.cache.attach("crowd", Arc::new(Memory::new(vec![0xee; 8 << 20]))).unwrap();
-        let mut buf = vec![0; 64 << 10];
-        for offset in (0..8 << 20).step_by(buf.len()) {
-            assert_eq!(other.read_at(&mut buf, offset).unwrap(), buf.len());
-        }
-    }
-
-    /// Whether somebody holds the page, which is cached now: then it cannot be moved.
-    fn is_held(&self, page: u64) -> bool {
-        drop(self.file.get(page).unwrap());
-        let start = page * PAGE as u64;
-        self.file.migrate(start..start + 1) == 0
-    }
+/// Whether somebody holds the page, which is cached now: then it cannot be moved.
+fn is_held(subject: &Subject, page: u64) -> bool {
+    drop(subject.file.get(page).unwrap());
+    let start = page * PAGE as u64;
+    subject.file.migrate(start..start + 1) == 0
 }
 
 #[test]
@@ -144,7 +118,7 @@ fn what_is_borrowed_is_not_evicted_moved_or_split() {
         assert!(stats.put_back > 0, "{stats:?}");
         assert_eq!(stats.membarriers > 0, stats.barrier == Barrier::Membarrier, "{stats:?}");
         drop((got, again));
-        assert!(!subject.is_held(3), "given back");
+        assert!(!is_held(&subject, 3), "given back");
     });
 }
 
@@ -201,7 +175,7 @@ fn more_borrows_than_slots_are_counted() {
     drop(held);
     assert!(!subject.file.borrow(0, &reader).unwrap().is_counted());
     for page in 0..SLOTS + 3 {
-        assert!(!subject.is_held(page), "page {page} was let go of");
+        assert!(!is_held(&subject, page), "page {page} was let go of");
     }
 }
 
@@ -225,9 +199,9 @@ fn a_borrow_that_is_forgotten_lasts_as_long_as_its_reader() {
     let reader = subject.cache.reader().unwrap();
     std::mem::forget(subject.file.borrow(4, &reader).unwrap());
     subject.crowd();
-    assert!(subject.is_held(4), "it is still announced");
+    assert!(is_held(&subject, 4), "it is still announced");
     drop(reader);
-    assert!(!subject.is_held(4));
+    assert!(!is_held(&subject, 4));
 }
 
 thread_local! {
@@ -251,7 +225,7 @@ fn a_thread_that_ends_with_a_borrow_alive_leaves_nothing_behind() {
         assert!(since.elapsed() < Duration::from_secs(10), "the reader is still there");
         thread::yield_now();
     }
-    assert!(!subject.is_held(6));
+    assert!(!is_held(&subject, 6));
 }
 
 #[test]
@@ -267,7 +241,7 @@ fn a_thread_that_panics_with_a_borrow_alive_leaves_nothing_behind() {
     });
     assert!(panicked);
     assert_eq!(subject.cache.stats().borrow.readers, 0);
-    assert!(!subject.is_held(6));
+    assert!(!is_held(&subject, 6));
 }
 
 #[test]

@@ -1,43 +1,19 @@
 //! Counted guards: what they show, how long, and to whom.
 
+mod support;
+
 use std::sync::Arc;
 use std::thread;
 
 use pinfold::source::{Memory, Source};
 use pinfold::testing::pattern::Pattern;
-use pinfold::{BUDGET_MIN_BYTES, Cache, Error, File, FolioRef, Hint, Options};
+use pinfold::{BUDGET_MIN_BYTES, Error, FolioRef, Hint, Options};
+use support::{PAGE, Subject};
 
-const PAGE: usize = 4096;
 const BYTES: usize = 1_000_000;
 
-struct Subject {
-    cache: Cache,
-    file: File,
-    memory: Arc<Memory>,
-    pattern: Pattern,
-}
-
 fn subject(budget_bytes: u64) -> Subject {
-    let cache = Cache::new(Options::new(budget_bytes)).unwrap();
-    let pattern = Pattern::new(61, 0);
-    let memory = Arc::new(Memory::new(pattern.to_vec(BYTES)));
-    let file = cache.attach("file", memory.clone()).unwrap();
-    Subject { cache, file, memory, pattern }
-}
-
-impl Subject {
-    fn check(&self, page: u64, bytes: &[u8]) {
-        self.pattern.check(page * PAGE as u64, bytes).unwrap_or_else(|wrong| panic!("{wrong}"));
-    }
-
-    /// So much of another file that nothing of the first can stay that need not.
-    fn crowd(&self) {
-        let other = self.cache.attach("crowd", Arc::new(Memory::new(vec![0xee; 8 << 20]))).unwrap();
-        let mut buf = vec![0; 64 << 10];
-        for offset in (0..8 << 20).step_by(buf.len()) {
-            assert_eq!(other.read_at(&mut buf, offset).unwrap(), buf.len());
-        }
-    }
+    Subject::new(Options::new(budget_bytes), Pattern::new(61, 0), BYTES)
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! The trait by which the cache and the simulator can swap one policy for another.
 //!
-//! Here: the trait and what is told at an insert. Not here: any policy.
+//! Here: the trait, what is told at an insert, and all that is the same for whoever has queues and
+//! only his own rules about them. Not here: any rules (`s3fifo.rs`, `clock.rs`).
 
-use crate::queues::Usage;
-use crate::residents::{Id, Residents};
+use crate::queues::{Queues, Usage};
+use crate::residents::{Id, Queue, Residents};
 use crate::shadow::Shadow;
-use crate::sweep::{Answer, GaveUp, Sweep};
+use crate::sweep::{Answer, GaveUp, GaveUpReason, Sweep};
 
 /// What the reader said of its access pattern, as far as it concerns eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,4 +96,85 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// # Panics
     /// If their weights differ.
     fn replace(&mut self, residents: &mut R, old: Id, new: Id);
+}
+
+/// What a policy made of [`Queues`] decides itself. That makes it a [`Policy`].
+pub(crate) trait Rules: PolicyState {
+    fn queues(&mut self) -> &mut Queues;
+
+    /// The queue for a folio that arrives.
+    fn enters(&self, arrival: Arrival) -> Queue;
+
+    /// The queue that gives the next candidate.
+    fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue>;
+
+    /// Spares the head of a queue if it was used enough.
+    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool;
+
+    /// The most folios spared in one call.
+    fn reprieves_max(&self) -> u32;
+
+    /// What to leave in the place of a folio that was evicted from this queue.
+    fn ghost(&mut self, from: Queue, pages: u32) -> Option<Shadow>;
+}
+
+impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
+    fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival) {
+        let queue = self.enters(arrival);
+        let used = queue == Queue::Once && !arrival.ahead;
+        residents.set_uses(id, u8::from(used));
+        self.queues().push_tail(residents, id, queue);
+    }
+
+    fn next_victim(&mut self, residents: &mut R, sweep: &mut Sweep) -> Result<Id, GaveUp> {
+        let mut reprieves_left = self.reprieves_max();
+        // Ends: each turn spends one of the sweep's effort.
+        loop {
+            let Some(queue) = self.pick(residents, sweep) else {
+                return Err(sweep.gave_up(self.queues().why_nothing()));
+            };
+            if !sweep.spend() {
+                return Err(sweep.gave_up(GaveUpReason::EffortExhausted));
+            }
+            if reprieves_left == 0 || !self.spare(residents, queue) {
+                return Ok(self.queues().offer(residents, queue));
+            }
+            reprieves_left -= 1;
+            sweep.note_reprieve();
+        }
+    }
+
+    fn answer(
+        &mut self,
+        residents: &mut R,
+        sweep: &mut Sweep,
+        id: Id,
+        answer: Answer,
+    ) -> Option<Shadow> {
+        let pages = residents.pages(id);
+        sweep.note(answer, pages);
+        if answer != Answer::Evicted {
+            self.queues().put_back(residents, id, answer == Answer::Pinned);
+            return None;
+        }
+        let from = self.queues().take_out(residents, id);
+        debug_assert!(from.is_some(), "folio {id} was evicted, but not the policy's");
+        self.ghost(from?, pages)
+    }
+
+    fn remove(&mut self, residents: &mut R, id: Id) {
+        self.queues().take_out(residents, id);
+    }
+
+    fn demote(&mut self, residents: &mut R, id: Id) {
+        self.queues().demote(residents, id);
+    }
+
+    fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]) {
+        self.queues().split(residents, head, pages_before, rest);
+    }
+
+    fn replace(&mut self, residents: &mut R, old: Id, new: Id) {
+        self.queues().replace(residents, old, new);
+    }
 }

@@ -1,7 +1,8 @@
 //! The policy of the cache: S3-FIFO-shaped.
 //!
 //! Here: which queue gives the next candidate, who is spared, who goes where on return. Not here:
-//! linking (`queues.rs`), effort (`sweep.rs`), the ghosts' clock (`shadow.rs`).
+//! the walk that asks for it (`policy.rs`), linking (`queues.rs`), effort (`sweep.rs`), the ghosts'
+//! clock (`shadow.rs`).
 //!
 //! **Source.** Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction,
 //! SOSP '23, <https://doi.org/10.1145/3600006.3613147>. Of it: a small FIFO queue of 10 % of the
@@ -31,11 +32,11 @@
 //! What is pinned in small or once moves to main. So a sweep that finds everything pinned ends with
 //! all in main, all of it met in a row, and that is how it knows.
 
-use crate::policy::{Arrival, Hint, Policy, PolicyState};
+use crate::policy::{Arrival, Hint, PolicyState, Rules};
 use crate::queues::{Queues, Usage};
-use crate::residents::{Id, Queue, Residents, USES_MAX};
+use crate::residents::{Queue, Residents, USES_MAX};
 use crate::shadow::{GhostClock, Shadow};
-use crate::sweep::{Answer, GaveUp, GaveUpReason, Sweep};
+use crate::sweep::Sweep;
 
 /// What can be chosen about [`S3Fifo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,8 +118,41 @@ impl S3Fifo {
         self.queues.weight(Queue::Small).pages >= self.small_target_pages
             && self.queues.weight(Queue::Main).pages < self.main_fill_pages
     }
+}
 
-    /// The queue that gives the next candidate, by the rules at the module's head.
+impl PolicyState for S3Fifo {
+    fn name(&self) -> &'static str {
+        "s3fifo"
+    }
+
+    fn set_capacity(&mut self, capacity_pages: u64) {
+        self.resize(capacity_pages);
+    }
+
+    fn is_recent(&self, shadow: Shadow) -> bool {
+        self.ghosts.is_recent(shadow)
+    }
+
+    fn usage(&self) -> Usage {
+        self.queues.usage()
+    }
+}
+
+impl Rules for S3Fifo {
+    fn queues(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+
+    fn enters(&self, arrival: Arrival) -> Queue {
+        let returned = arrival.shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
+        match arrival.hint {
+            Hint::Sequential => Queue::Once,
+            Hint::Normal if returned || self.main_lacks() => Queue::Main,
+            Hint::Normal => Queue::Small,
+        }
+    }
+
+    /// By the order at the module's head.
     #[inline]
     fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue> {
         let (once, small, main) = (
@@ -141,7 +175,6 @@ impl S3Fifo {
         }
     }
 
-    /// Spares the head of a queue if it was used enough.
     #[inline]
     fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool {
         let id = self.queues.head(queue);
@@ -154,93 +187,17 @@ impl S3Fifo {
         self.queues.rotate(r, queue, Queue::Main);
         true
     }
-}
 
-impl PolicyState for S3Fifo {
-    fn name(&self) -> &'static str {
-        "s3fifo"
+    fn reprieves_max(&self) -> u32 {
+        self.options.reprieves_max
     }
 
-    fn set_capacity(&mut self, capacity_pages: u64) {
-        self.resize(capacity_pages);
-    }
-
-    fn is_recent(&self, shadow: Shadow) -> bool {
-        self.ghosts.is_recent(shadow)
-    }
-
-    fn usage(&self) -> Usage {
-        self.queues.usage()
-    }
-}
-
-impl<R: Residents + ?Sized> Policy<R> for S3Fifo {
-    fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival) {
-        let returned = arrival.shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
-        let queue = match arrival.hint {
-            Hint::Sequential => Queue::Once,
-            Hint::Normal if returned || self.main_lacks() => Queue::Main,
-            Hint::Normal => Queue::Small,
-        };
-        let used = queue == Queue::Once && !arrival.ahead;
-        residents.set_uses(id, u8::from(used));
-        self.queues.push_tail(residents, id, queue);
-    }
-
-    fn next_victim(&mut self, residents: &mut R, sweep: &mut Sweep) -> Result<Id, GaveUp> {
-        let mut reprieves_left = self.options.reprieves_max;
-        // Ends: each turn spends one of the sweep's effort.
-        loop {
-            let Some(queue) = self.pick(residents, sweep) else {
-                return Err(sweep.gave_up(self.queues.why_nothing()));
-            };
-            if !sweep.spend() {
-                return Err(sweep.gave_up(GaveUpReason::EffortExhausted));
-            }
-            if reprieves_left == 0 || !self.spare(residents, queue) {
-                return Ok(self.queues.offer(residents, queue));
-            }
-            reprieves_left -= 1;
-            sweep.note_reprieve();
-        }
-    }
-
-    fn answer(
-        &mut self,
-        residents: &mut R,
-        sweep: &mut Sweep,
-        id: Id,
-        answer: Answer,
-    ) -> Option<Shadow> {
-        let pages = residents.pages(id);
-        sweep.note(answer, pages);
-        if answer != Answer::Evicted {
-            self.queues.put_back(residents, id, answer == Answer::Pinned);
-            return None;
-        }
-        let queue = self.queues.take_out(residents, id);
-        debug_assert!(queue.is_some(), "folio {id} was evicted, but not the policy's");
-        let leaves_ghost = match queue? {
+    fn ghost(&mut self, from: Queue, pages: u32) -> Option<Shadow> {
+        let leaves_ghost = match from {
             Queue::Once => false,
             Queue::Small => true,
             Queue::Main => self.options.main_ghosts,
         };
         leaves_ghost.then(|| self.ghosts.stamp(pages))
-    }
-
-    fn remove(&mut self, residents: &mut R, id: Id) {
-        self.queues.take_out(residents, id);
-    }
-
-    fn demote(&mut self, residents: &mut R, id: Id) {
-        self.queues.demote(residents, id);
-    }
-
-    fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]) {
-        self.queues.split(residents, head, pages_before, rest);
-    }
-
-    fn replace(&mut self, residents: &mut R, old: Id, new: Id) {
-        self.queues.replace(residents, old, new);
     }
 }

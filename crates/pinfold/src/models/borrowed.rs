@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Model, holds_and_catches, race};
+use super::{Model, RACE, holds_and_catches, moved, race};
 use crate::borrow::Reader;
 use crate::counters::Counters;
 use crate::flaw::Flaw;
@@ -13,9 +13,6 @@ use crate::frame::FrameNumber;
 use crate::freeze;
 use crate::readers::{Barrier, Readers};
 use crate::sync::{AtomicU32, Ordering};
-
-/// The checker's words for bytes that somebody may change while they are read.
-const RACE: &str = "Causality violation: Concurrent";
 
 pub(super) fn reader(model: &Model) -> Reader {
     Reader::new(model.core.readers.register().expect("there are two records"))
@@ -39,27 +36,14 @@ fn borrow_second(model: &Model) {
     borrow_page(model, 1);
 }
 
-/// The only frame is freed, if it can be, and filled with a page of the other file.
-fn evict_and_reuse(model: &Model) {
-    model.evict();
-    reuse(model);
-}
-
-fn reuse(model: &Model) {
-    if model.core.frames.free_frames() > 0 {
-        model.check(1, 0, 1);
-    }
-}
-
-/// One page, in the only frame.
-fn only() -> Arc<Model> {
-    let model = Model::new(1, 0);
-    model.check(0, 0, 1);
-    model
+/// The page is dropped from its file, and its frame, if it is free then, filled anew.
+fn drop_and_refill(model: &Model) {
+    freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+    model.refill();
 }
 
 fn against_eviction() {
-    race(&only(), evict_and_reuse, borrow_first);
+    race(&Model::only(), Model::evict_and_refill, borrow_first);
 }
 
 #[test]
@@ -95,18 +79,14 @@ fn what_a_slot_remembers_is_borrowed_only_if_it_is_still_there() {
                 model.check(0, 1, 1);
             }
         };
-        race(&only(), evict_and_refill, borrow_again);
+        race(&Model::only(), evict_and_refill, borrow_again);
     };
     let flaws = [(Flaw::RecallBlindly, "wrong bytes"), (Flaw::AnnounceUnfenced, RACE)];
     holds_and_catches(against_eviction, &flaws);
 }
 
 fn against_invalidation() {
-    let drop_and_reuse = |model: &Model| {
-        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
-        reuse(model);
-    };
-    race(&only(), drop_and_reuse, borrow_first);
+    race(&Model::only(), drop_and_refill, borrow_first);
 }
 
 #[test]
@@ -123,7 +103,7 @@ fn what_is_borrowed_and_invalidated_is_freed_later() {
 
 /// A folio of two pages is split, the second dropped, and its frame filled anew.
 fn against_split() {
-    race(&super::moved::pair(), super::moved::split_and_reuse, borrow_second);
+    race(&moved::pair(), moved::split_and_refill, borrow_second);
 }
 
 #[test]
@@ -132,7 +112,7 @@ fn what_is_borrowed_is_not_split() {
 }
 
 fn against_migration() {
-    race(&super::moved::single(), super::moved::migrate_and_reuse, borrow_second);
+    race(&moved::single(), moved::migrate_and_refill, borrow_second);
 }
 
 #[test]
@@ -151,17 +131,11 @@ fn upgrade(model: &Model) {
 }
 
 fn upgrade_against_eviction() {
-    race(&only(), evict_and_reuse, |model| {
-        upgrade(model);
-    });
+    race(&Model::only(), Model::evict_and_refill, upgrade);
 }
 
 fn upgrade_against_invalidation() {
-    let drop_and_reuse = |model: &Model| {
-        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
-        reuse(model);
-    };
-    race(&only(), drop_and_reuse, upgrade);
+    race(&Model::only(), drop_and_refill, upgrade);
 }
 
 #[test]
@@ -221,7 +195,7 @@ fn leave_and_enter(model: &Model) {
 }
 
 fn entering_against_eviction() {
-    race(&only(), evict_and_reuse, leave_and_enter);
+    race(&Model::only(), Model::evict_and_refill, leave_and_enter);
 }
 
 #[test]

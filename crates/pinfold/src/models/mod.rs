@@ -5,8 +5,9 @@
 //! shipped, and then with each flaw that it has to catch. Threads are preempted at most twice in a
 //! run; `PINFOLD_LOOM_PREEMPTIONS=N` sets another bound.
 //!
-//! Here: the cache of a model, its files, and what holds for all of them in the end. The bytes of a
-//! page are one word that says which page of which file it is, see `frame::bytes`.
+//! Here: the cache of a model, its files, what several models do to it, and what holds for all of
+//! them in the end. The bytes of a page are one word that says which page of which file it is, see
+//! `frame::bytes`.
 
 mod borrowed;
 mod counted;
@@ -47,6 +48,9 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// What fresh index nodes hold: a folio that is nobody's.
 const GARBAGE: u32 = 1 << 30 | 0x3FFF_FFFF;
+
+/// The checker's words for bytes that somebody may change while they are read.
+const RACE: &str = "Causality violation: Concurrent";
 
 std::thread_local! {
     /// Whether the second side of a race is the one that loom runs first.
@@ -177,6 +181,13 @@ impl Model {
         Arc::new(Model { core, files, sources, pins: Default::default(), fresh })
     }
 
+    /// The first file's first page, in the only frame.
+    fn only() -> Arc<Self> {
+        let model = Self::new(1, 0);
+        model.check(0, 0, 1);
+        model
+    }
+
     /// Reads the words of `pages` pages from `page` on, one after the other in one read.
     fn read(&self, file: usize, page: u64, pages: usize) -> Result<Vec<u64>> {
         let bytes = (pages - 1) * PAGE_BYTES + 8;
@@ -199,9 +210,42 @@ impl Model {
         assert_eq!(got, wanted, "wrong bytes");
     }
 
+    /// A short read, which may fail, of a page of the first file.
+    fn check_shortly(&self, page: u64) {
+        let mut buf = [0; 8];
+        if self.short(0, &mut buf, page * PAGE) {
+            assert_eq!(word(&buf), self.sources[0].word(page), "wrong bytes");
+        }
+    }
+
+    /// A look-up under a reference, which may fail, of a page of the first file.
+    fn check_counted(&self, page: u64) {
+        let file = &self.files[0];
+        let Some(held) = self.core.hold(&file.mapping, page) else { return };
+        if held.frame().is_changing() {
+            return;
+        }
+        let mut buf = [0; 8];
+        let copied = file.copy_held(&held, &mut buf, page * PAGE);
+        assert_eq!(copied, 8, "the page is not in the folio");
+        assert_eq!(word(&buf), self.sources[0].word(page), "wrong bytes");
+    }
+
     /// Evicts until a page is gone or nothing can be.
     fn evict(&self) {
         reclaim::evict(&self.core, 1, 8);
+    }
+
+    /// Fills a frame that was freed, if one was, with a page of the second file.
+    fn refill(&self) {
+        if self.core.frames.free_frames() > 0 {
+            self.check(1, 0, 1);
+        }
+    }
+
+    fn evict_and_refill(&self) {
+        self.evict();
+        self.refill();
     }
 
     /// Nobody is left: everything can be dropped, and then all is free. Nothing leaked.

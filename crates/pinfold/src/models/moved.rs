@@ -1,29 +1,20 @@
 //! Split and migration, against those who read meanwhile.
 
+use std::sync::Arc;
+
 use super::{Model, PAGE, holds_and_catches, race, word};
 use crate::flaw::Flaw;
 use crate::freeze;
 
-/// A short read, which may fail, of the first file's second page.
-fn read_second_shortly(model: &Model) {
-    let mut buf = [0; 8];
-    if model.short(0, &mut buf, PAGE) {
-        assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
-    }
-}
+/// What a short read catches of a folio that changes its place or its size.
+pub(super) const SHORT_FLAWS: &[(Flaw, &str)] =
+    &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")];
 
-/// A look-up under a reference, which may fail, of the same page.
-fn read_second_counted(model: &Model) {
-    let file = &model.files[0];
-    let Some(held) = model.core.hold(&file.mapping, 1) else { return };
-    if held.frame().is_changing() {
-        return;
-    }
-    let mut buf = [0; 8];
-    let copied = file.copy_held(&held, &mut buf, PAGE);
-    assert_eq!(copied, 8, "the page is not in the folio");
-    assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
-}
+/// What a look-up under a reference catches of it.
+pub(super) const COUNTED_FLAWS: &[(Flaw, &str)] = &[
+    (Flaw::CountedBlindly, "the page is not in the folio"),
+    (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
+];
 
 /// A read that gets the page in the end, whatever happens.
 fn read_second(model: &Model) {
@@ -34,7 +25,7 @@ fn read_second(model: &Model) {
 }
 
 /// A folio of two pages, as the only thing in a cache of two frames.
-pub(super) fn pair() -> std::sync::Arc<Model> {
+pub(super) fn pair() -> Arc<Model> {
     // The frame behind the table is not aligned to two.
     let model = Model::new(3, 1);
     let alone = model.core.frames.alloc(crate::frame::Order::MIN).expect("a frame");
@@ -46,7 +37,7 @@ pub(super) fn pair() -> std::sync::Arc<Model> {
 
 /// The pair is split, its second page dropped, and that page's frame filled with one of the other
 /// file's.
-pub(super) fn split_and_reuse(model: &Model) {
+pub(super) fn split_and_refill(model: &Model) {
     let file = &model.files[0];
     if freeze::split_range(&model.core, &file.mapping, 0..2) == 0 {
         return;
@@ -57,11 +48,11 @@ pub(super) fn split_and_reuse(model: &Model) {
 }
 
 fn split_short() {
-    race(&pair(), split_and_reuse, read_second_shortly);
+    race(&pair(), split_and_refill, |model| model.check_shortly(1));
 }
 
 fn split_counted() {
-    race(&pair(), split_and_reuse, read_second_counted);
+    race(&pair(), split_and_refill, |model| model.check_counted(1));
 }
 
 fn split_waited() {
@@ -73,21 +64,12 @@ fn split_waited() {
 
 #[test]
 fn a_short_read_of_a_folio_that_is_split() {
-    holds_and_catches(
-        split_short,
-        &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")],
-    );
+    holds_and_catches(split_short, SHORT_FLAWS);
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_is_split() {
-    holds_and_catches(
-        split_counted,
-        &[
-            (Flaw::CountedBlindly, "the page is not in the folio"),
-            (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
-        ],
-    );
+    holds_and_catches(split_counted, COUNTED_FLAWS);
 }
 
 #[test]
@@ -96,25 +78,23 @@ fn a_reader_who_finds_a_folio_being_split_gets_it() {
 }
 
 /// One page, and a free frame for it to move to.
-pub(super) fn single() -> std::sync::Arc<Model> {
+pub(super) fn single() -> Arc<Model> {
     let model = Model::new(2, 0);
     model.check(0, 1, 1);
     model
 }
 
-pub(super) fn migrate_and_reuse(model: &Model) {
+pub(super) fn migrate_and_refill(model: &Model) {
     freeze::migrate_range(&model.core, &model.files[0].mapping, 1..2);
-    if model.core.frames.free_frames() > 0 {
-        model.check(1, 0, 1);
-    }
+    model.refill();
 }
 
 fn migrate_short() {
-    race(&single(), migrate_and_reuse, read_second_shortly);
+    race(&single(), migrate_and_refill, |model| model.check_shortly(1));
 }
 
 fn migrate_counted() {
-    race(&single(), migrate_and_reuse, read_second_counted);
+    race(&single(), migrate_and_refill, |model| model.check_counted(1));
 }
 
 fn migrate_waited() {
@@ -126,21 +106,12 @@ fn migrate_waited() {
 
 #[test]
 fn a_short_read_of_a_folio_that_moves() {
-    holds_and_catches(
-        migrate_short,
-        &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")],
-    );
+    holds_and_catches(migrate_short, SHORT_FLAWS);
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_moves() {
-    holds_and_catches(
-        migrate_counted,
-        &[
-            (Flaw::CountedBlindly, "the page is not in the folio"),
-            (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
-        ],
-    );
+    holds_and_catches(migrate_counted, COUNTED_FLAWS);
 }
 
 #[test]

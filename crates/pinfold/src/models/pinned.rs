@@ -4,7 +4,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::{Model, PAGE, holds_and_catches, race, word};
+use super::{Model, PAGE, holds_and_catches, moved, race, word};
 use crate::flaw::Flaw;
 use crate::frame::{FrameNumber, PAGE_BYTES, copy_still};
 use crate::freeze;
@@ -37,22 +37,26 @@ fn check(model: &Model, pinned: &PinnedRange) {
     }
 }
 
+/// Leaves a range to one side of a race.
+fn give(model: &Model, side: usize, pinned: PinnedRange) {
+    *model.pins[side].lock().expect("a model") = Some(pinned);
+}
+
+/// Takes what was left to this side, and looks at it.
+fn take(model: &Model, side: usize) -> PinnedRange {
+    let pinned = model.pins[side].lock().expect("a model").take().expect("pinned");
+    check(model, &pinned);
+    pinned
+}
+
 /// A page is pinned while it is evicted, and its frame, the only one, filled with another file's.
 fn reclaim() {
-    let model = Model::new(1, 0);
-    model.check(0, 0, 1);
-    let reuse = |model: &Model| {
-        model.evict();
-        if model.core.frames.free_frames() > 0 {
-            model.check(1, 0, 1);
-        }
-    };
     let hold = |model: &Model| {
         if let Some(pinned) = try_pin(model, 0) {
             check(model, &pinned);
         }
     };
-    race(&model, reuse, hold);
+    race(&Model::only(), Model::evict_and_refill, hold);
 }
 
 #[test]
@@ -67,19 +71,12 @@ fn a_pin_is_of_its_page_and_keeps_it() {
 /// A pinned page is dropped from its file while it is unpinned: one of both frees it.
 fn dropped() {
     let model = Model::new(1, 0);
-    *model.pins[0].lock().expect("a model") = Some(pin(&model, 0, 1));
-    let unpin = |model: &Model| {
-        let pinned = model.pins[0].lock().expect("a model").take().expect("pinned");
-        check(model, &pinned);
-        drop(pinned);
-    };
+    give(&model, 0, pin(&model, 0, 1));
     let invalidate = |model: &Model| {
         freeze::invalidate(&model.core, &model.files[0].mapping, 0..PAGES_END);
-        if model.core.frames.free_frames() > 0 {
-            model.check(1, 0, 1);
-        }
+        model.refill();
     };
-    race(&model, unpin, invalidate);
+    race(&model, |model| drop(take(model, 0)), invalidate);
 }
 
 #[test]
@@ -93,15 +90,14 @@ fn parts() {
     let model = Model::new(2, 0);
     let mut front = pin(&model, 0, 2);
     let back = front.split_off(PAGE + 100).expect("it is inside");
-    *model.pins[0].lock().expect("a model") = Some(front);
-    *model.pins[1].lock().expect("a model") = Some(back);
+    give(&model, 0, front);
+    give(&model, 1, back);
     freeze::invalidate(&model.core, &model.files[0].mapping, 0..PAGES_END);
     race(&model, |model| unpin_part(model, 0), |model| unpin_part(model, 1));
 }
 
 fn unpin_part(model: &Model, part: usize) {
-    let mut pinned = model.pins[part].lock().expect("a model").take().expect("pinned");
-    check(model, &pinned);
+    let mut pinned = take(model, part);
     if part == 0 {
         pinned.unpin_front(PAGE).expect("it has as much");
         check(model, &pinned);
@@ -115,46 +111,26 @@ fn parts_of_a_range_are_given_back_by_two_threads() {
 
 /// The first file's second page, where no pin may stay, and a free frame for it.
 fn splinter() -> Arc<Model> {
-    let model = Model::new(2, 0);
-    model.check(0, 1, 1);
+    let model = moved::single();
     let head = model.files[0].mapping.index.lookup(1).expect("it was read");
     model.core.frames.set_splinter(head);
     model
 }
 
 /// Moves and pins it; the frame it was in is filled with a page of the other file.
-fn pin_and_reuse(model: &Model) {
+fn pin_and_refill(model: &Model) {
     let pinned = pin(model, 1, 1);
     check(model, &pinned);
-    if model.core.frames.free_frames() > 0 {
-        model.check(1, 0, 1);
-    }
+    model.refill();
     check(model, &pinned);
 }
 
 fn moved_short() {
-    let read = |model: &Model| {
-        let mut buf = [0; 8];
-        if model.short(0, &mut buf, PAGE) {
-            assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
-        }
-    };
-    race(&splinter(), pin_and_reuse, read);
+    race(&splinter(), pin_and_refill, |model| model.check_shortly(1));
 }
 
 fn moved_counted() {
-    let read = |model: &Model| {
-        let file = &model.files[0];
-        let Some(held) = model.core.hold(&file.mapping, 1) else { return };
-        if held.frame().is_changing() {
-            return;
-        }
-        let mut buf = [0; 8];
-        let copied = file.copy_held(&held, &mut buf, PAGE);
-        assert_eq!(copied, 8, "the page is not in the folio");
-        assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
-    };
-    race(&splinter(), pin_and_reuse, read);
+    race(&splinter(), pin_and_refill, |model| model.check_counted(1));
 }
 
 /// Its run becomes one in which pins may stay, and somebody pins it there, or finds it moving.
@@ -165,7 +141,7 @@ fn moved_pinned() {
             check(model, &pinned);
         }
     };
-    race(&splinter(), pin_and_reuse, hold);
+    race(&splinter(), pin_and_refill, hold);
 }
 
 /// It is evicted at any moment.
@@ -176,17 +152,12 @@ fn moved_evicted() {
 
 #[test]
 fn a_short_read_of_a_folio_that_moves_to_be_pinned() {
-    let flaws = [(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")];
-    holds_and_catches(moved_short, &flaws);
+    holds_and_catches(moved_short, moved::SHORT_FLAWS);
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_moves_to_be_pinned() {
-    let flaws = [
-        (Flaw::CountedBlindly, "the page is not in the folio"),
-        (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
-    ];
-    holds_and_catches(moved_counted, &flaws);
+    holds_and_catches(moved_counted, moved::COUNTED_FLAWS);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! are the shipped ones. See `docs/borrow.md` for why it is like this.
 
 use super::borrowed::reader;
-use super::{Model, holds_and_catches, race, word};
+use super::{Model, RACE, holds_and_catches, race, word};
 use crate::core::Core;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order, bytes};
@@ -136,17 +136,14 @@ fn one_version_of_a_page_is_current() {
 
 #[test]
 fn bytes_do_not_change_under_a_borrow() {
-    let flaws = [
-        (Flaw::WriteUnderBorrow, "Causality violation: Concurrent"),
-        (Flaw::NoScan, "Causality violation: Concurrent"),
-        (Flaw::AnnounceUnfenced, "Causality violation: Concurrent"),
-    ];
+    let flaws =
+        [(Flaw::WriteUnderBorrow, RACE), (Flaw::NoScan, RACE), (Flaw::AnnounceUnfenced, RACE)];
     holds_and_catches(borrowed, &flaws);
 }
 
 #[test]
 fn bytes_do_not_change_under_a_reference() {
-    let flaws = [(Flaw::FreezeAnyCount, "Causality violation: Concurrent")];
+    let flaws = [(Flaw::FreezeAnyCount, RACE)];
     holds_and_catches(held, &flaws);
 }
 

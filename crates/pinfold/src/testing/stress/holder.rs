@@ -12,6 +12,7 @@ use crate::sync::Mutex;
 use crate::{Borrowed, Error, File, FolioRef, Reader};
 
 use super::files::{Nature, Subject};
+use super::judge::{Before, Checked, unexpected};
 use super::watch::{Desk, Doing};
 use super::{Failure, Shared};
 
@@ -22,8 +23,6 @@ const GUARDS_MAX: usize = 11;
 const PAGES_MAX: u64 = 4;
 /// Guards that are kept from one burst to the next, and dropped by another thread.
 const KEPT_MAX: usize = 6;
-
-type Checked = Result<(), Box<Failure>>;
 
 /// A guard of either kind.
 enum Guard<'f, 'r> {
@@ -118,7 +117,7 @@ impl Holder<'_> {
             if page * PAGE >= subject.bytes {
                 continue;
             }
-            let before = (subject.phase.now(), subject.oldest_epoch());
+            let before = Before::now(self.shared, self.desk, subject);
             let guard = if borrows {
                 file.borrow(page, reader).map(Guard::Borrowed)
             } else {
@@ -126,7 +125,8 @@ impl Holder<'_> {
             };
             match guard {
                 Ok(guard) => {
-                    self.judge(subject, before, page, &guard)?;
+                    before.judge(page * PAGE, PAGE as usize, &guard)?;
+                    self.desk.read(guard.len());
                     let copy = guard.to_vec();
                     guards.push((guard, copy));
                 }
@@ -184,41 +184,6 @@ impl Holder<'_> {
         }
     }
 
-    /// Whether these are bytes of the page that was asked for, and all of them.
-    fn judge(&self, subject: &Subject, before: (u64, u32), page: u64, bytes: &[u8]) -> Checked {
-        let (phase, oldest) = before;
-        let offset = page * PAGE;
-        let expected = (subject.bytes - offset).min(PAGE) as usize;
-        let may_be_short =
-            matches!(subject.nature, Nature::Cut(_)) && subject.phase.troubled_since(phase);
-        if bytes.len() > expected || (bytes.len() < expected && !may_be_short) {
-            return Err(Box::new(Failure::Length {
-                thread: self.desk.name.clone(),
-                file: subject.name.clone(),
-                offset,
-                asked_bytes: PAGE as usize,
-                got_bytes: bytes.len(),
-                expected_bytes: expected,
-            }));
-        }
-        let checked = match subject.nature {
-            Nature::Rewritten { .. } => {
-                subject.pattern.check_epochs(offset, bytes, oldest..=subject.newest_epoch())
-            }
-            _ => subject.pattern.check(offset, bytes),
-        };
-        checked.map_err(|wrong| {
-            Box::new(Failure::Wrong {
-                thread: self.desk.name.clone(),
-                file: subject.name.clone(),
-                wrong,
-                names: self.shared.subjects.names(),
-            })
-        })?;
-        self.desk.read(bytes.len());
-        Ok(())
-    }
-
     /// Whether a guard still shows what it did.
     fn unchanged(&self, name: &str, bytes: &[u8], copy: &[u8]) -> Checked {
         let Some(at) = bytes.iter().zip(copy).position(|(now, then)| now != then) else {
@@ -249,10 +214,6 @@ impl Holder<'_> {
     }
 
     fn unexpected(&self, name: &str, error: &Error) -> Box<Failure> {
-        Box::new(Failure::Unexpected {
-            thread: self.desk.name.clone(),
-            doing: self.desk.describe(&self.shared.subjects),
-            error: format!("{name}: {error} ({error:?})"),
-        })
+        unexpected(self.shared, self.desk, name, error)
     }
 }

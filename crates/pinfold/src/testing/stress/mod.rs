@@ -1,9 +1,10 @@
 //! The stress: readers of all sizes against everything that happens to pages behind their backs.
 //!
 //! Belongs here: what a run is asked for, how its threads are started and stopped, how it ends.
-//! Each other file has one part: `files` what there is to read, `reader` those who read and
-//! check, `holder` those who read in place, `pinner` those who pin, `shaker` those who disturb them, `watch` who does what and whether it goes on, `report`
-//! what is said in the end. Called by `tests/stress.rs` and `pinfold stress`.
+//! Each other file has one part: `files` what there is to read, `reader` those who read, `holder`
+//! those who read in place, `pinner` those who pin, `judge` whether what they got is right, `shaker`
+//! those who disturb them, `watch` who does what and whether it goes on, `report` what is said in the
+//! end. Called by `tests/stress.rs` and `pinfold stress`.
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
 //! whatever else goes on. Each run is made of the same decisions for the same seed, but the
@@ -13,6 +14,7 @@
 
 mod files;
 mod holder;
+mod judge;
 mod pinner;
 mod reader;
 mod report;

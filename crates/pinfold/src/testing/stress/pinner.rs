@@ -10,8 +10,9 @@ use fastrand::Rng;
 use crate::{Error, PinnedRange};
 
 use super::files::{Nature, Subject};
+use super::judge::{self, Checked};
 use super::watch::{Desk, Doing};
-use super::{Failure, Sabotage, Shared};
+use super::{Sabotage, Shared};
 
 /// Ranges that all pinners hold together, at most.
 const HELD_MAX: usize = 24;
@@ -48,10 +49,8 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     shared.pins.lock().clear();
 }
 
-type Done = Result<(), Box<Failure>>;
-
 /// Pins a range, mostly where somebody reads.
-fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Done {
+fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Checked {
     let subjects = &shared.subjects.all;
     let number = if rng.bool() { rng.usize(0..subjects.len()) } else { shared.watch.latest() };
     let subject = &subjects[number];
@@ -86,7 +85,7 @@ fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Done {
 }
 
 /// Takes a range that somebody pinned, looks at it, and gives some or all of it back.
-fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Done {
+fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
     let mut held = {
         let mut pins = shared.pins.lock();
         if pins.is_empty() {
@@ -119,31 +118,18 @@ fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Done {
 }
 
 /// Whether all bytes are what they were when they were pinned.
-fn check(shared: &Shared, desk: &Desk, held: &Held) -> Done {
+fn check(shared: &Shared, desk: &Desk, held: &Held) -> Checked {
     let subject = &shared.subjects.all[held.subject];
     let range = held.pinned.range();
     let mut bytes = vec![0; held.pinned.len() as usize];
     held.pinned.copy_to(&mut bytes, range.start).expect("all of it is pinned");
-    let checked = match subject.nature {
-        Nature::Rewritten { .. } => {
-            subject.pattern.check_epochs(range.start, &bytes, held.epochs.clone())
-        }
-        _ => subject.pattern.check(range.start, &bytes),
-    };
-    checked.map_err(|wrong| {
-        Box::new(Failure::Wrong {
-            thread: desk.name.clone(),
-            file: subject.name.clone(),
-            wrong,
-            names: shared.subjects.names(),
-        })
-    })?;
+    judge::check(shared, desk, subject, range.start, &bytes, held.epochs.clone())?;
     desk.read(bytes.len());
     Ok(())
 }
 
 /// Whether a pin may fail like this.
-fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Done {
+fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Checked {
     let excused = match error {
         // Readers under references come without end.
         Error::PinHeld { .. } => true,
@@ -157,9 +143,5 @@ fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Don
         desk.excuse();
         return Ok(());
     }
-    Err(Box::new(Failure::Unexpected {
-        thread: desk.name.clone(),
-        doing: desk.describe(&shared.subjects),
-        error: format!("{}: {error} ({error:?})", subject.name),
-    }))
+    Err(judge::unexpected(shared, desk, &subject.name, error))
 }

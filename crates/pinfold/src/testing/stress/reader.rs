@@ -1,13 +1,15 @@
 //! Those who read, and check what they get.
 //!
-//! Belongs here: the shapes of reads, the judgement of what came. Called by `stress`.
+//! Belongs here: the shapes of reads, what errors are excused. Called by `stress`.
+
+use std::time::Duration;
 
 use fastrand::Rng;
 
 use crate::{Error, File};
-use std::time::Duration;
 
 use super::files::{Nature, Subject};
+use super::judge::{Before, Checked, unexpected};
 use super::watch::{Desk, Doing};
 use super::{Failure, Schedule, Shared};
 
@@ -28,8 +30,6 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     }
 }
 
-type Checked = Result<(), Box<Failure>>;
-
 struct Reader<'a> {
     shared: &'a Shared,
     desk: &'a Desk,
@@ -38,23 +38,28 @@ struct Reader<'a> {
 }
 
 /// A run of reads of one shape in one place.
-struct Burst {
+struct Burst<'a> {
     doing: Doing,
     reads: u32,
+    subject: &'a Subject,
+    file: File,
+    start: u64,
 }
+
+/// How many of its reads a burst got to.
+type Done = Result<u64, Box<Failure>>;
 
 /// What happens how often, of 100. Most are reads of one cell, in long bursts: they are what
 /// races are found with.
-fn choose(rng: &mut Rng) -> Burst {
-    let (doing, reads) = match rng.u32(0..100) {
+fn choose(rng: &mut Rng) -> (Doing, u32) {
+    match rng.u32(0..100) {
         0..55 => (Doing::ReadCells, 20_000),
         55..70 => (Doing::ReadBytes, 2_000),
         70..80 => (Doing::ReadPages, 2_000),
         80..83 => (Doing::ReadLarge, 1),
         83..90 => (Doing::Scan, 64),
         _ => (Doing::ReadEdge, 200),
-    };
-    Burst { doing, reads }
+    }
 }
 
 impl Reader<'_> {
@@ -63,23 +68,22 @@ impl Reader<'_> {
         // The first few are the large ones; half of all bursts go to one of them.
         let among = if self.rng.bool() { subjects.len().min(6) } else { subjects.len() };
         let subject = &subjects[self.rng.usize(0..among)];
-        let mut burst = choose(&mut self.rng);
+        let (doing, mut reads) = choose(&mut self.rng);
         if self.shared.options.schedule == Schedule::Reopening {
             // The file is open during a burst: mostly it shall not be.
-            burst.reads = burst.reads.div_ceil(4000);
+            reads = reads.div_ceil(4000);
         }
         let start = self.place(subject);
-        self.desk.begin(burst.doing, subject.number, start, 0);
-        let file = match subject.file(&self.shared.cache) {
-            Ok(file) => file,
-            Err(error) => return Err(self.unexpected(subject, &error)),
-        };
-        let done = match burst.doing {
-            Doing::ReadCells => self.cells(subject, &file, start, burst.reads),
-            Doing::Scan => self.scan(subject, &file, start, burst.reads),
-            _ => self.others(subject, &file, start, &burst),
+        self.desk.begin(doing, subject.number, start, 0);
+        let file = subject.file(&self.shared.cache);
+        let file = file.map_err(|error| self.unexpected(subject, &error))?;
+        let burst = Burst { doing, reads, subject, file, start };
+        let done = match doing {
+            Doing::ReadCells => self.cells(&burst),
+            Doing::Scan => self.scan(&burst),
+            _ => self.others(&burst),
         }?;
-        self.shared.watch.count(burst.doing, done);
+        self.shared.watch.count(doing, done);
         Ok(())
     }
 
@@ -94,13 +98,8 @@ impl Reader<'_> {
     }
 
     /// Reads of single cells, all over a region of some pages.
-    fn cells(
-        &mut self,
-        subject: &Subject,
-        file: &File,
-        start: u64,
-        reads: u32,
-    ) -> Result<u64, Box<Failure>> {
+    fn cells(&mut self, burst: &Burst<'_>) -> Done {
+        let Burst { reads, subject, ref file, start, .. } = *burst;
         let region_bytes = 4096u64 << self.rng.u32(0..8);
         let first = start / 64;
         let cells = (subject.bytes.div_ceil(64) - first.min(subject.bytes.div_ceil(64)))
@@ -127,13 +126,8 @@ impl Reader<'_> {
     }
 
     /// One read after the other, as a program does that reads a whole file.
-    fn scan(
-        &mut self,
-        subject: &Subject,
-        file: &File,
-        start: u64,
-        reads: u32,
-    ) -> Result<u64, Box<Failure>> {
+    fn scan(&mut self, burst: &Burst<'_>) -> Done {
+        let Burst { reads, subject, ref file, start, .. } = *burst;
         let step = 1usize << self.rng.u32(9..18);
         let mut offset = start;
         for n in 0..reads {
@@ -147,21 +141,16 @@ impl Reader<'_> {
     }
 
     /// Reads of other shapes, in a region as large as a small folio or as a large one.
-    fn others(
-        &mut self,
-        subject: &Subject,
-        file: &File,
-        start: u64,
-        burst: &Burst,
-    ) -> Result<u64, Box<Failure>> {
+    fn others(&mut self, burst: &Burst<'_>) -> Done {
+        let Burst { doing, reads, subject, ref file, start } = *burst;
         let reach = 1 << self.rng.u32(12..19);
-        for n in 0..burst.reads {
+        for n in 0..reads {
             if n % 16 == 0 && !self.shared.goes_on() {
                 return Ok(n.into());
             }
             let rng = &mut self.rng;
             let near = start.saturating_add(rng.u64(0..reach));
-            let (offset, bytes) = match burst.doing {
+            let (offset, bytes) = match doing {
                 Doing::ReadBytes => (near, rng.usize(1..=256)),
                 Doing::ReadPages => (near, rng.usize(1..=16 << 10)),
                 Doing::ReadLarge => (near, rng.usize(1..=READ_MAX_BYTES)),
@@ -169,63 +158,23 @@ impl Reader<'_> {
             };
             self.read(subject, file, offset, bytes)?;
         }
-        Ok(burst.reads.into())
+        Ok(reads.into())
     }
 
     /// One read, judged.
     fn read(&mut self, subject: &Subject, file: &File, offset: u64, bytes: usize) -> Checked {
-        let phase = subject.phase.now();
-        let oldest = subject.oldest_epoch();
+        let before = Before::now(self.shared, self.desk, subject);
         match file.read_at(&mut self.buf[..bytes], offset) {
-            Ok(got) => self.judge(subject, (phase, oldest), offset, bytes, got),
-            Err(error) => self.forgive(subject, file, phase, offset, &error),
-        }
-    }
-
-    fn judge(
-        &mut self,
-        subject: &Subject,
-        before: (u64, u32),
-        offset: u64,
-        asked: usize,
-        got: usize,
-    ) -> Checked {
-        let (phase, oldest) = before;
-        let expected = subject.bytes.saturating_sub(offset).min(asked as u64) as usize;
-        let may_be_short =
-            matches!(subject.nature, Nature::Cut(_)) && subject.phase.troubled_since(phase);
-        if got > expected || (got < expected && !may_be_short) {
-            return Err(Box::new(Failure::Length {
-                thread: self.desk.name.clone(),
-                file: subject.name.clone(),
-                offset,
-                asked_bytes: asked,
-                got_bytes: got,
-                expected_bytes: expected,
-            }));
-        }
-        let bytes = &self.buf[..got];
-        let checked = match subject.nature {
-            Nature::Rewritten { .. } => {
-                let epochs = oldest..=subject.newest_epoch();
-                subject.pattern.check_epochs(offset, bytes, epochs)
+            Ok(got) => {
+                if before.judge(offset, bytes, &self.buf[..got])? {
+                    self.desk.read(got);
+                } else {
+                    self.desk.excuse();
+                }
+                Ok(())
             }
-            _ => subject.pattern.check(offset, bytes),
-        };
-        checked.map_err(|wrong| {
-            Box::new(Failure::Wrong {
-                thread: self.desk.name.clone(),
-                file: subject.name.clone(),
-                wrong,
-                names: self.shared.subjects.names(),
-            })
-        })?;
-        if got < expected {
-            self.desk.excuse();
-        } else {
-            self.desk.read(got);
+            Err(error) => self.forgive(subject, file, before.phase, offset, &error),
         }
-        Ok(())
     }
 
     /// Whether a read may fail like this, then. If the trouble is over, what is wrong must come
@@ -268,11 +217,7 @@ impl Reader<'_> {
     }
 
     fn unexpected(&self, subject: &Subject, error: &Error) -> Box<Failure> {
-        Box::new(Failure::Unexpected {
-            thread: self.desk.name.clone(),
-            doing: self.desk.describe(&self.shared.subjects),
-            error: format!("{}: {error} ({error:?})", subject.name),
-        })
+        unexpected(self.shared, self.desk, &subject.name, error)
     }
 }
 

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use crate::Result;
 use crate::source::{Fault, Hint, Operation, Rule, Source, When};
 use crate::sync::Ordering;
-use crate::{Error, Result};
 
 use super::files::{Nature, Subject, open};
+use super::judge::{Checked, check, unexpected};
 use super::watch::{Desk, Doing};
 use super::{Failure, Sabotage, Schedule, Shared};
 
@@ -69,14 +70,8 @@ fn shake(
     doing: Doing,
     range: Range<u64>,
     rng: &mut Rng,
-) -> std::result::Result<(), Box<Failure>> {
-    let unexpected = |error: Error| {
-        Box::new(Failure::Unexpected {
-            thread: desk.name.clone(),
-            doing: desk.describe(&shared.subjects),
-            error: format!("{error} ({error:?})"),
-        })
-    };
+) -> Checked {
+    let unexpected = |error| unexpected(shared, desk, &subject.name, &error);
     if doing == Doing::Reopen {
         return reopen(shared, desk, subject, range.start, rng);
     }
@@ -109,13 +104,7 @@ fn advise(subject: &Subject, taken: Result<()>) -> Result<u64> {
 }
 
 /// Opens a real file once more, by another name, reads a cell and drops the handle.
-fn reopen(
-    shared: &Shared,
-    desk: &Desk,
-    subject: &Subject,
-    offset: u64,
-    rng: &mut Rng,
-) -> std::result::Result<(), Box<Failure>> {
+fn reopen(shared: &Shared, desk: &Desk, subject: &Subject, offset: u64, rng: &mut Rng) -> Checked {
     let Some((path, preference)) = &subject.path else {
         return Ok(());
     };
@@ -125,27 +114,12 @@ fn reopen(
     let offset = offset.min(subject.bytes) / 64 * 64 + rng.u64(0..2);
     let read =
         open(&shared.cache, &other, *preference).and_then(|file| file.read_at(&mut cell, offset));
-    let failure = match read {
-        Err(error) => Failure::Unexpected {
-            thread: desk.name.clone(),
-            doing: desk.describe(&shared.subjects),
-            error: error.to_string(),
-        },
-        Ok(got) => match subject.pattern.check(offset, &cell[..got]) {
-            Ok(()) => {
-                desk.read(got);
-                shared.watch.count(Doing::Reopen, 1);
-                return Ok(());
-            }
-            Err(wrong) => Failure::Wrong {
-                thread: desk.name.clone(),
-                file: subject.name.clone(),
-                wrong,
-                names: shared.subjects.names(),
-            },
-        },
-    };
-    Err(Box::new(failure))
+    let got = read.map_err(|error| unexpected(shared, desk, &subject.name, &error))?;
+    // Nobody writes to real files.
+    check(shared, desk, subject, offset, &cell[..got], 0..=0)?;
+    desk.read(got);
+    shared.watch.count(Doing::Reopen, 1);
+    Ok(())
 }
 
 /// The faulty sources: well for a while, ill for a while.
@@ -190,11 +164,7 @@ pub(super) fn rewrite(shared: &Shared, desk: &Desk, seed: u64) {
             begun.store(epoch, Ordering::Release);
             write_all(subject, memory.as_ref(), epoch as u32);
             if shared.options.sabotage != Some(Sabotage::NoInvalidate) {
-                let file = subject.file(&shared.cache);
-                let dropped = file.and_then(|file| file.invalidate(0..subject.bytes));
-                if let Err(error) = dropped {
-                    unexpected(shared, desk, &error);
-                }
+                invalidate(shared, desk, subject, 0..subject.bytes);
             }
             // Release: pairs with `oldest_epoch`.
             settled.store(epoch, Ordering::Release);
@@ -252,16 +222,8 @@ pub(super) fn cut(shared: &Shared, desk: &Desk, seed: u64) {
 fn invalidate(shared: &Shared, desk: &Desk, subject: &Subject, range: Range<u64>) {
     let file = subject.file(&shared.cache);
     if let Err(error) = file.and_then(|file| file.invalidate(range)) {
-        unexpected(shared, desk, &error);
+        shared.fail(*unexpected(shared, desk, &subject.name, &error));
     }
-}
-
-fn unexpected(shared: &Shared, desk: &Desk, error: &Error) {
-    shared.fail(Failure::Unexpected {
-        thread: desk.name.clone(),
-        doing: desk.describe(&shared.subjects),
-        error: error.to_string(),
-    });
 }
 
 /// Looks at the budget again and again.

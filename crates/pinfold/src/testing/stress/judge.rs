@@ -1,0 +1,89 @@
+//! The judgement of what came, and what is said of what is wrong.
+//!
+//! Belongs here: whether bytes are those of their file, and all of them. Does not: which errors are
+//! excused, as each door has its own. Called by all threads of `stress`.
+
+use std::ops::RangeInclusive;
+
+use crate::Error;
+
+use super::files::{Nature, Subject};
+use super::watch::Desk;
+use super::{Failure, Shared};
+
+pub(super) type Checked = Result<(), Box<Failure>>;
+
+/// The moment before a read: what it may see depends on that.
+pub(super) struct Before<'a> {
+    shared: &'a Shared,
+    desk: &'a Desk,
+    subject: &'a Subject,
+    pub(super) phase: u64,
+    oldest_epoch: u32,
+}
+
+impl<'a> Before<'a> {
+    pub(super) fn now(shared: &'a Shared, desk: &'a Desk, subject: &'a Subject) -> Self {
+        let phase = subject.phase.now();
+        Before { shared, desk, subject, phase, oldest_epoch: subject.oldest_epoch() }
+    }
+
+    /// Judges what came of `asked` bytes at `offset`, and tells whether it is all there should be.
+    /// It may be less of a file that is being cut.
+    pub(super) fn judge(
+        &self,
+        offset: u64,
+        asked: usize,
+        bytes: &[u8],
+    ) -> Result<bool, Box<Failure>> {
+        let subject = self.subject;
+        let expected = subject.bytes.saturating_sub(offset).min(asked as u64) as usize;
+        let may_be_short =
+            matches!(subject.nature, Nature::Cut(_)) && subject.phase.troubled_since(self.phase);
+        if bytes.len() > expected || (bytes.len() < expected && !may_be_short) {
+            return Err(Box::new(Failure::Length {
+                thread: self.desk.name.clone(),
+                file: subject.name.clone(),
+                offset,
+                asked_bytes: asked,
+                got_bytes: bytes.len(),
+                expected_bytes: expected,
+            }));
+        }
+        let epochs = self.oldest_epoch..=subject.newest_epoch();
+        check(self.shared, self.desk, subject, offset, bytes, epochs)?;
+        Ok(bytes.len() == expected)
+    }
+}
+
+/// Whether these are the file's bytes at `offset`, of one of these epochs if it is written anew.
+pub(super) fn check(
+    shared: &Shared,
+    desk: &Desk,
+    subject: &Subject,
+    offset: u64,
+    bytes: &[u8],
+    epochs: RangeInclusive<u32>,
+) -> Checked {
+    let checked = match subject.nature {
+        Nature::Rewritten { .. } => subject.pattern.check_epochs(offset, bytes, epochs),
+        _ => subject.pattern.check(offset, bytes),
+    };
+    checked.map_err(|wrong| {
+        Box::new(Failure::Wrong {
+            thread: desk.name.clone(),
+            file: subject.name.clone(),
+            wrong,
+            names: shared.subjects.names(),
+        })
+    })
+}
+
+/// What is said of an error that nobody injected. `name` is the file's, if it is about one.
+pub(super) fn unexpected(shared: &Shared, desk: &Desk, name: &str, error: &Error) -> Box<Failure> {
+    Box::new(Failure::Unexpected {
+        thread: desk.name.clone(),
+        doing: desk.describe(&shared.subjects),
+        error: format!("{name}: {error} ({error:?})"),
+    })
+}

@@ -80,7 +80,7 @@ const CHUNKS: usize = 1;
 pub const READERS_MAX: usize = CHUNK * CHUNKS;
 
 /// The most folios that are looked for at once.
-pub(crate) const LOOK_MAX: usize = 256;
+pub(crate) const LOOK_MAX: usize = 512;
 
 /// One thread's slots, on lines of their own: x86 fetches them in pairs.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::sync::{Condvar, Mutex};
 
 /// Pages evicted between two looks at the watermark, at most.
-const BATCH_PAGES: u32 = 256;
+const BATCH_PAGES: u32 = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {

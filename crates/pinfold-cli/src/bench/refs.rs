@@ -1,5 +1,6 @@
 //! `pinfold bench ref`: get and put of one shared word.
 
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use anyhow::{Result, bail};
@@ -34,12 +35,27 @@ cas, as a median of neighbouring samples.";
 pub struct RefArgs {
     #[command(flatten)]
     common: Common,
+
+    /// Steps of work (about a nanosecond each) between a get and its put, and as many before the next
+    /// get: what a reader does meanwhile. With some, the word moves from core to core about twice an
+    /// operation whatever the instruction
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    work: u32,
 }
 
 /// What a worker does: get and put with one engine.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Job {
     engine: String,
+    work: u32,
+}
+
+/// Work on nothing that is shared.
+#[inline(always)]
+fn work(steps: u32) {
+    for step in 0..steps {
+        black_box(step);
+    }
 }
 
 impl Work for Job {
@@ -51,15 +67,17 @@ impl Work for Job {
                     for _ in 0..BATCH {
                         // Acquire and release as a real count would; they pair with nothing here.
                         word.fetch_add(1, Ordering::Acquire);
+                        work(self.work);
                         word.fetch_sub(1, Ordering::Release);
+                        work(self.work);
                     }
                     Ok(())
                 })
             }
-            "cas" => get_and_put(shared::<CasLoop, AtomicU32>(board), board, worker),
-            "assume-one" => get_and_put(shared::<AssumeOne, AtomicU32>(board), board, worker),
-            "frozen32" => get_and_put(shared::<Frozen32, AtomicU32>(board), board, worker),
-            "frozen" => get_and_put(shared::<RefCount, AtomicU64>(board), board, worker),
+            "cas" => self.get_and_put(shared::<CasLoop, AtomicU32>(board), board, worker),
+            "assume-one" => self.get_and_put(shared::<AssumeOne, AtomicU32>(board), board, worker),
+            "frozen32" => self.get_and_put(shared::<Frozen32, AtomicU32>(board), board, worker),
+            "frozen" => self.get_and_put(shared::<RefCount, AtomicU64>(board), board, worker),
             other => bail!("no engine {other}"),
         }
     }
@@ -75,14 +93,18 @@ fn shared<C, Word>(board: &Board) -> &C {
     unsafe { &*(&raw const board.word.0[0]).cast::<C>() }
 }
 
-fn get_and_put<C: Counter>(count: &C, board: &Board, worker: usize) -> Result<()> {
-    workers::work(board, worker, BATCH, || {
-        for _ in 0..BATCH {
-            assert!(count.try_get(), "the word has a reference of its own");
-            assert!(!count.put(), "the word keeps a reference of its own");
-        }
-        Ok(())
-    })
+impl Job {
+    fn get_and_put<C: Counter>(&self, count: &C, board: &Board, worker: usize) -> Result<()> {
+        workers::work(board, worker, BATCH, || {
+            for _ in 0..BATCH {
+                assert!(count.try_get(), "the word has a reference of its own");
+                work(self.work);
+                assert!(!count.put(), "the word keeps a reference of its own");
+                work(self.work);
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Leaves the shared word with one reference, as a folio that sits in the page cache.
@@ -112,7 +134,7 @@ pub fn run(args: &RefArgs) -> Result<()> {
         crews.iter().flat_map(|&crew| engines.iter().map(move |&engine| (crew, engine))).collect();
     let samples = common.interleave(&cells, |&(crew, engine)| {
         prepare(engine, board.board());
-        let job = Job { engine: engine.to_owned() };
+        let job = Job { engine: engine.to_owned(), work: args.work };
         Ok(match crew {
             Crew::Threads(n) => workers::sample_threads(n, &job, board.board(), length),
             Crew::Processes(n) => {
@@ -127,7 +149,9 @@ pub fn run(args: &RefArgs) -> Result<()> {
         .map(|(&(crew, engine), samples)| Row::new(engine, "get-put", crew, "ops_per_s", samples))
         .collect();
     let table = table(&crews, &rows);
-    let params = serde_json::json!({ "seconds": common.seconds, "runs": common.runs });
+    let params = serde_json::json!({
+        "seconds": common.seconds, "runs": common.runs, "work_steps": args.work,
+    });
     common.publish(&table, &Object::new("ref", params, rows))
 }
 

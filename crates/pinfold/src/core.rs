@@ -45,17 +45,22 @@ impl Core {
         // A hint: what comes of it is checked below.
         let head = mapping.index.lookup_hint(page);
         let frame = self.frames.try_frame(head)?;
-        let got = match self.options.reference {
-            Reference::Add => frame.count.try_get(1).is_ok(),
-            Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
-        };
-        if !got {
+        if !self.take_one(frame) {
             return None;
         }
         let held = Held { core: self, frame, head };
         flaw::pause();
         // The folio may be another one by now: then the reference is given back by the drop.
         (held.is(mapping.id, page) || flaw::on(Flaw::CountedBlindly)).then_some(held)
+    }
+
+    /// A reference to whatever is at `frame`, if it is not frozen.
+    #[inline(always)]
+    pub(crate) fn take_one(&self, frame: &Frame) -> bool {
+        match self.options.reference {
+            Reference::Add => frame.count.try_get(1).is_ok(),
+            Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
+        }
     }
 
     /// A reference to a folio that the caller found under its mapping's `change` mutex, where none

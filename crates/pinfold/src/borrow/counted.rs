@@ -3,6 +3,16 @@
 //! Here: taking a reference that outlives the call, cloning it, giving it back. Called by `file`, and
 //! by the other guards when one is upgraded.
 //!
+//! # A hit, step by step
+//!
+//! 1. look the page up: a hint;
+//! 2. load the version, which must be even, then the identity and how much of the folio is the file's;
+//! 3. add one to the count, which must not be frozen;
+//! 4. load the version again: unchanged means that 2 saw one thing, and that it stays.
+//!
+//! All that the entry says is read before the add, but for the version. Another thread that wants the
+//! folio asks for its line at any moment; what is loaded once it is gone fetches it back.
+//!
 //! # Why the bytes stay
 //!
 //! The guard owns one reference on the folio's count. So nobody can freeze the folio: it is not
@@ -14,12 +24,13 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::view::View;
+use super::view::{self, View};
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::frame::{Flags, PAGE_BYTES, PAGE_SHIFT};
+use crate::flaw::{self, Flaw};
+use crate::frame::{Flags, PAGE_BYTES, PAGE_SHIFT, guessed};
 use crate::handle::Handle;
 
 /// A page of a file, in place, under a counted reference: derefs to its bytes.
@@ -62,6 +73,55 @@ impl Handle {
     /// The page number `page`, under a counted reference.
     #[inline(always)]
     pub(crate) fn get(&self, page: u64) -> Result<FolioRef<'_>> {
+        // Both ways bring words that fit into registers. A guard that is moved goes through memory, stored
+        // by words and loaded by pairs, and such a load waits for the stores.
+        let view = match self.hold_at_once(page) {
+            Some(view) => view,
+            None => self.hold_slowly(page)?,
+        };
+        Ok(FolioRef::adopt(self, view))
+    }
+
+    /// Steps 1 to 4, if nothing is in the way: the page, with a reference that is the caller's.
+    #[inline(always)]
+    fn hold_at_once(&self, page: u64) -> Option<View> {
+        let (core, mapping) = (&*self.core, &*self.mapping);
+        let head = mapping.index.lookup_hint(page);
+        let (frame, from) = core.frames.try_both(head)?;
+        let stamp = frame.read_begin()?;
+        let (id, folio_start, span) = frame.readable();
+        let at = (page << PAGE_SHIFT).wrapping_sub(folio_start);
+        if id != mapping.id || at >= u64::from(span) {
+            return None;
+        }
+        let used_most = frame.is_used_most();
+        if !core.take_one(frame) {
+            return None;
+        }
+        flaw::pause();
+        if frame.read_retry(stamp) && !flaw::on(Flaw::CountedBlindly) {
+            core.put(head);
+            return None;
+        }
+        core.counters.count(Event::CountedHit);
+        if !used_most && core.counters.shard().comes_to(head.0) {
+            frame.note_use();
+        }
+        let bytes = guessed(from, at as usize, 0);
+        // SAFETY: the page is at `at` of the folio, which the reference keeps.
+        Some(unsafe { View::at(frame, bytes, view::page_bytes(at as usize, span as usize)) })
+    }
+
+    /// What the models race.
+    #[cfg(all(test, loom))]
+    pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
+        self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
+    }
+
+    /// The same with a fill, with reading ahead, with errors.
+    #[cold]
+    #[inline(never)]
+    fn hold_slowly(&self, page: u64) -> Result<View> {
         // Ends: each further turn follows an invalidation of this very folio.
         loop {
             let held = self.core.hold(&self.mapping, page);
@@ -77,7 +137,7 @@ impl Handle {
                 fill::read_further(self, &held);
             }
             if let Some(folio) = FolioRef::of(self, held, page) {
-                return Ok(folio);
+                return Ok(folio.into_view());
             }
             self.check_page(page)?;
         }
@@ -103,22 +163,17 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page`. `None`: it was dropped, or the
-    /// file's length changed, meanwhile; or the page lies behind the end.
+    /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None`: the file
+    /// ended before that page.
     #[inline(always)]
     pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
-        // The length belongs to the folio only if that is still the file's.
-        let stamp = frame.read_begin()?;
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
         let from = handle.core.frames.address(head);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
         if handle.core.counters.shard().comes_to(head.0) {
             frame.note_use();
-        }
-        if frame.read_retry(stamp) {
-            return None;
         }
         // The reference is the guard's from here on.
         std::mem::forget(held);

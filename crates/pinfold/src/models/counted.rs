@@ -17,3 +17,23 @@ fn a_counted_reference_is_to_its_page_and_keeps_it() {
     ];
     holds_and_catches(reclaim, &flaws);
 }
+
+/// The same by a guard, which asks what it got by the version.
+fn reclaim_under_guard() {
+    let get = |model: &Model| {
+        let Some(page) = model.files[0].get_at_once(0) else { return };
+        assert_eq!(page.word(), model.sources[0].word(0), "wrong bytes");
+        assert_eq!(page.word(), model.sources[0].word(0), "wrong bytes");
+    };
+    race(&Model::only(), Model::evict_and_refill, get);
+}
+
+#[test]
+fn a_guard_is_of_its_page_and_keeps_it() {
+    let flaws = [
+        (Flaw::CountedBlindly, "wrong bytes"),
+        (Flaw::FreezeAnyCount, "Concurrent"),
+        (Flaw::FreezeStaysEven, "Causality violation: Concurrent"),
+    ];
+    holds_and_catches(reclaim_under_guard, &flaws);
+}

@@ -63,11 +63,16 @@ std::thread_local! {
 /// a thread's own load hides the load of another thread from its next store; explored from the
 /// other side (the storing thread first) the same two are seen in either order.
 fn holds_and_catches(model: fn(), flaws: &[(Flaw, &str)]) {
+    holds_and_catches_within(2, model, flaws);
+}
+
+/// The same with so many preemptions in a run, where two do not show every flaw.
+fn holds_and_catches_within(preemptions: usize, model: fn(), flaws: &[(Flaw, &str)]) {
     let explore = |flaw, swapped| {
         SWAPPED.set(swapped);
         let mut builder = loom::model::Builder::new();
         let bound = std::env::var("PINFOLD_LOOM_PREEMPTIONS").ok();
-        builder.preemption_bound = Some(bound.and_then(|n| n.parse().ok()).unwrap_or(2));
+        builder.preemption_bound = Some(bound.and_then(|n| n.parse().ok()).unwrap_or(preemptions));
         builder.max_branches = 20_000;
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();

@@ -4,7 +4,7 @@
 //! are the shipped ones. See `docs/borrow.md` for why it is like this.
 
 use super::borrowed::reader;
-use super::{Model, RACE, holds_and_catches, race, word};
+use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};
 use crate::core::Core;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order, bytes};
@@ -131,7 +131,7 @@ fn one_version_of_a_page_is_current() {
         (Flaw::OldGoesLate, "two that are current"),
         (Flaw::CurrentBlindly, "two that are current"),
     ];
-    holds_and_catches(replaced, &flaws);
+    holds_and_catches_within(3, replaced, &flaws);
 }
 
 #[test]

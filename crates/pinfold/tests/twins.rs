@@ -18,8 +18,8 @@ const ASLEEP: &[&str] = &["has not got on for"];
 /// Assertions of a debug build meet these before a reader does.
 const CONFUSED: &[&str] = &["wrong byte at", "and got", "panicked"];
 
-/// Those who read in place see bytes change that they hold.
-const HELD: &[&str] = &["wrong byte at", "and got", "changed", "panicked"];
+/// Those who read in place see bytes change that they hold, or cannot count what they borrow.
+const HELD: &[&str] = &["wrong byte at", "and got", "changed", "should not have", "panicked"];
 
 /// Each flaw that the stress sees, in which schedule, and what it says of it.
 const CAUGHT: &[(&str, Schedule, &[&str])] = &[

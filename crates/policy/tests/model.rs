@@ -457,7 +457,7 @@ fn same_as_reference(kind: Kind, capacity: u64, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn s3fifo_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {

@@ -191,11 +191,11 @@ impl fmt::Display for Report {
             (stats.refaults, "refaults"),
             (stats.splits, "folios split"),
             (stats.migrations, "folios moved"),
+            (stats.pin_migrations, "of these, to be pinned"),
             (stats.borrow.counted, "borrows that found no slot"),
             (stats.borrow.put_back, "folios put back: somebody borrowed them"),
             (stats.borrow.deferred, "folios dropped while somebody borrowed them"),
             (stats.borrow.membarriers, "membarriers"),
-            (stats.pin_migrations, "of these, to be pinned"),
             (stats.fallbacks.changed, "copies thrown away: the folio had changed"),
             (stats.fallbacks.identity, "lookups thrown away: another folio by then"),
         ];

@@ -204,7 +204,8 @@ int main(int argc, char **argv)
 
 		/*
 		 * The least of them: the first rounds fill the allocator's lists, and
-		 * a tick costs a fork 1 %. Rounds all alike would keep in step with it.
+		 * a tick inside of a round is counted with it. Rounds all alike could
+		 * keep in step with the ticks.
 		 */
 		for (round = 0; round < ROUNDS; round++) {
 			double ns;

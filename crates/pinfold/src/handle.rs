@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::core::Core;
 use crate::fill::Stream;
 use crate::mapping::Mapping;
-use crate::readers::Readers;
 
 /// Whose bytes, through which cache, and read in which pattern.
 #[derive(Debug)]
@@ -15,19 +14,14 @@ pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
     pub(crate) mapping: Arc<Mapping>,
     pub(crate) stream: Stream,
-    /// Of the core, to be compared with a reader's: a borrow is paid by the instruction.
-    pub(crate) readers: *const Readers,
+    /// The address of the core's, to be compared with a reader's: a borrow is paid by the instruction.
+    pub(crate) readers_address: usize,
 }
-
-// SAFETY: nobody follows `readers`; all else is both.
-unsafe impl Send for Handle {}
-// SAFETY: as above.
-unsafe impl Sync for Handle {}
 
 impl Handle {
     /// Takes over a mapping that was counted as open. Reads ahead by so many bytes at most.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
-        let readers = Arc::as_ptr(&core.readers);
-        Handle { core, mapping, stream: Stream::new(window_max_bytes), readers }
+        let readers_address = Arc::as_ptr(&core.readers).addr();
+        Handle { core, mapping, stream: Stream::new(window_max_bytes), readers_address }
     }
 }

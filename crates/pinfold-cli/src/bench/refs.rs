@@ -36,9 +36,8 @@ pub struct RefArgs {
     #[command(flatten)]
     common: Common,
 
-    /// Steps of work (about a nanosecond each) between a get and its put, and as many before the next
-    /// get: what a reader does meanwhile. With some, the word moves from core to core about twice an
-    /// operation whatever the instruction
+    /// Steps of work (turns of a loop over nothing shared) between a get and its put, and as many before
+    /// the next get, as a reader has something to do with what it holds
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     work: u32,
 }

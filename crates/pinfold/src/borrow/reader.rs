@@ -77,8 +77,8 @@ impl State {
 #[derive(Debug)]
 pub struct Reader {
     seat: Seat,
-    /// The cache's readers, if this one of them needs no fence.
-    unfenced: *const Readers,
+    /// The address of the cache's readers, if this one of them needs no fence. `seat` keeps them there.
+    unfenced_address: usize,
     /// The folio borrowed last: reading on in it is no further use of it.
     last_head: Cell<u32>,
     /// One for each slot.
@@ -90,9 +90,9 @@ pub struct Reader {
 impl Reader {
     pub(crate) fn new(seat: Seat) -> Self {
         let states = std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))));
-        let unfenced = seat.unfenced();
+        let unfenced_address = seat.unfenced_address();
         let last_head = Cell::new(u32::MAX);
-        Reader { seat, unfenced, last_head, states, stays: PhantomData }
+        Reader { seat, unfenced_address, last_head, states, stays: PhantomData }
     }
 
     /// Whether it is one of `readers`' cache.
@@ -100,10 +100,10 @@ impl Reader {
         self.seat.is_of(readers)
     }
 
-    /// Whether it is one of `readers`' cache, and needs no fence.
+    /// Whether it is one of the cache whose readers are at that address, and needs no fence.
     #[inline(always)]
-    pub(super) fn is_unfenced_of(&self, readers: *const Readers) -> bool {
-        std::ptr::eq(self.unfenced, readers)
+    pub(super) fn is_unfenced_of(&self, readers_address: usize) -> bool {
+        self.unfenced_address == readers_address
     }
 
     /// The first slot, if it announces nothing, and its state.

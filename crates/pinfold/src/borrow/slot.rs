@@ -75,7 +75,7 @@ impl Handle {
     ) -> Result<Borrowed<'f, 'r>> {
         // Looked up once: for all the compiler knows, each store may change them.
         let cached = (&*self.core, &*self.mapping);
-        if reader.is_unfenced_of(self.readers)
+        if reader.is_unfenced_of(self.readers_address)
             && let Some(free) = reader.first_slot()
             && announce::<false>(cached, page, free, reader)
         {

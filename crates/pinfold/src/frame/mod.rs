@@ -2,8 +2,8 @@
 //!
 //! What belongs here: the arena (`arena`), the table with one entry per frame (`table`), the words
 //! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
-//! out of the arena (`buddy`), and the handle over them that all other rooms call (`Frames`, in
-//! this file). What does not: which page of which file a frame holds and how it is found
+//! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), and the handle
+//! over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
 //! (`index`), where its bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.

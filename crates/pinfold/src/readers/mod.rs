@@ -325,10 +325,10 @@ impl Seat {
         Arc::ptr_eq(&self.readers, readers)
     }
 
-    /// The registry, for a reader without a fence of its own; null for one that has one.
-    pub(crate) fn unfenced(&self) -> *const Readers {
+    /// Where the registry is, for a reader without a fence of its own; 0 for one that has one.
+    pub(crate) fn unfenced_address(&self) -> usize {
         let unfenced = self.barrier == Barrier::Membarrier && cfg!(not(loom));
-        if unfenced { Arc::as_ptr(&self.readers) } else { std::ptr::null() }
+        if unfenced { Arc::as_ptr(&self.readers).addr() } else { 0 }
     }
 
     /// Its slots, which only its thread may store to.

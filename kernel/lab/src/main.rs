@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "pinfold-lab", version, about)]
+#[command(name = "pinfold-lab", bin_name = "cargo xtask", version, about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -35,7 +35,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Kernels: prepare, build, run, test, bench, report.
+    /// Kernels: prepare, build, run, test, stress, bench, report.
     #[command(subcommand)]
     Kernel(Kernel),
     /// The litmus tests, expected against observed.

@@ -3,7 +3,7 @@
  * Workers that take and drop page references in every way user space can bring
  * about, against each other, for a given time:
  *
- *   mm_stress SECONDS FILE...
+ *   mm_stress [-w] SECONDS FILE...
  *
  * For each FILE two readers, a writer that truncates and punches holes, and a
  * mapper that pages its range out. Besides, anonymous workers: huge pages that
@@ -11,7 +11,8 @@
  * which take references through a pipe; soft offlining; hugetlb.
  *
  * Prints how often each has done its work. Any worker that sees wrong data
- * makes the whole fail; the kernel's complaints are in its own log.
+ * makes the whole fail; the kernel's complaints are in its own log. With -w, wrong
+ * data is written: a run that does not fail then sees nothing.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,6 +44,7 @@
 struct worker {
 	const char *name;
 	const char *path;
+	unsigned int path_hash;
 	void (*once)(struct worker *w);
 	int fd;
 	unsigned int seed;
@@ -52,6 +54,7 @@ struct worker {
 
 static atomic_ulong *counters;
 static atomic_int *wrong;
+static int lie;
 static struct worker workers[MAX_WORKERS];
 static int nr_workers;
 
@@ -69,22 +72,42 @@ static long pick(struct worker *w, long n)
 	return (w->seed >> 8) % n;
 }
 
-/* A page of a file holds its own number in every word, or zeroes. */
-static void check(struct worker *w, const unsigned long *page, long index)
+/*
+ * What every word of a page of a file holds: whose it is. Multiplied by an odd
+ * number, two page numbers differ in more than a byte.
+ */
+static unsigned long owner(struct worker *w, long index)
 {
-	unsigned long first = page[0], last = page[PAGE / 8 - 1];
-
-	if ((first && first != (unsigned long)index + 1) ||
-	    (last && last != (unsigned long)index + 1))
-		fail(w, "a page has another page's data");
+	return (unsigned long)w->path_hash << 32 | (unsigned int)(index + 1) * 0x9e3779b1u;
 }
 
-static void fill(unsigned long *page, long index)
+/*
+ * Every byte is the owner's, or of a hole, 0. Bytes and not words: who reads while
+ * another writes may find a word that is half written.
+ */
+static void check(struct worker *w, const unsigned long *page, long index)
+{
+	unsigned long own = owner(w, index);
+	const unsigned char *bytes = (const unsigned char *)page;
+	char what[120];
+	long i;
+
+	for (i = 0; i < PAGE; i++) {
+		if (!bytes[i] || bytes[i] == (unsigned char)(own >> i % 8 * 8))
+			continue;
+		snprintf(what, sizeof(what),
+			 "page %ld has another page's data: %#lx at byte %ld, not %#lx",
+			 index, page[i / 8], i / 8 * 8, own);
+		fail(w, what);
+	}
+}
+
+static void fill(struct worker *w, unsigned long *page, long index)
 {
 	int i;
 
 	for (i = 0; i < PAGE / 8; i++)
-		page[i] = index + 1;
+		page[i] = owner(w, index);
 }
 
 static void file_read(struct worker *w)
@@ -121,7 +144,7 @@ static void file_change(struct worker *w)
 		break;
 	default:
 		for (i = 0; i < 32 && index + i < FILE_PAGES; i++) {
-			fill(page, index + i);
+			fill(w, page, index + i + lie);
 			if (pwrite(w->fd, page, PAGE, (index + i) * PAGE) != PAGE &&
 			    errno != ENOSPC && errno != ENOMEM)
 				fail(w, "pwrite");
@@ -294,6 +317,8 @@ static void add(const char *name, const char *path, void (*once)(struct worker *
 	w = &workers[nr_workers];
 	w->name = name;
 	w->path = path;
+	for (; path && *path; path++)
+		w->path_hash = w->path_hash * 31 + *path;
 	w->once = once;
 	w->seed = nr_workers + 1;
 	w->fd = -1;
@@ -318,11 +343,17 @@ static void work(struct worker *w, long seconds)
 
 int main(int argc, char **argv)
 {
-	long seconds = argc > 1 ? atol(argv[1]) : 0;
 	int i, status, bad = 0;
+	long seconds;
 
+	if (argc > 1 && !strcmp(argv[1], "-w")) {
+		lie = 1;
+		argv++;
+		argc--;
+	}
+	seconds = argc > 1 ? atol(argv[1]) : 0;
 	if (argc < 3 || seconds < 1) {
-		fprintf(stderr, "usage: mm_stress SECONDS FILE...\n");
+		fprintf(stderr, "usage: mm_stress [-w] SECONDS FILE...\n");
 		return 2;
 	}
 	counters = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE,

@@ -89,6 +89,11 @@ phase() {
 	[ $status = 0 ] || exit 1
 }
 
+if mm_stress -w 20 /tmp/wrong >/dev/null 2>&1; then
+	echo "mm_stress sees no wrong data"
+	exit 1
+fi
+rm /tmp/wrong
 echo always > /sys/kernel/mm/transparent_hugepage/enabled
 echo "phase: THP, splits, swap, migration, soft offline"
 phase $((S * 2 / 3)) 0 /tmp/a /tmp/huge/b /mnt/c $dax

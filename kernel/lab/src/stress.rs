@@ -32,7 +32,7 @@ impl Default for Load {
 const GRACE: Duration = Duration::from_secs(1500);
 
 /// Memory to take out and put back, and memory that is a device, at 1280 MiB. The struct pages of
-/// memory that is out keep what they say, as they do without DEBUG_VM: compaction and
+/// memory that is out keep what they say, as they do without `DEBUG_VM`: compaction and
 /// `split_huge_pages` look at them without a lock in any kernel, and fall over poison.
 const APPEND: &str = "kunit.enable=0 movablecore=768M memhp_default_state=online_movable \
                       memmap=128M!1280M vm_debug=-";

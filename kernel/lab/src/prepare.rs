@@ -5,7 +5,7 @@ use crate::paths::Paths;
 use crate::{Tree, proc, series};
 use anyhow::{Context, Result, bail};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What unpacking, building and booting need: program and Debian package.
@@ -81,10 +81,23 @@ fn stamp(tarball: &Path) -> Result<String> {
     Ok(format!("{} {} {time}\n", tarball.display(), meta.len()))
 }
 
+/// Where it is written down which tarball was unpacked.
+fn stamp_file(paths: &Paths) -> PathBuf {
+    paths.cache.join("src/unpacked")
+}
+
+/// Which tarball the trees are of.
+///
+/// # Errors
+/// If nothing was unpacked yet.
+pub(crate) fn unpacked(paths: &Paths) -> Result<String> {
+    fs::read_to_string(stamp_file(paths)).context("no kernel source; run `kernel prepare` first")
+}
+
 fn unpack(paths: &Paths) -> Result<()> {
     let tarball = Path::new(TARBALL);
     let stamp = stamp(tarball)?;
-    let stamp_file = paths.cache.join("src/unpacked");
+    let stamp_file = stamp_file(paths);
     let plain = paths.source(Tree::Plain);
     if fs::read_to_string(&stamp_file).ok().as_deref() == Some(stamp.as_str()) {
         return Ok(());

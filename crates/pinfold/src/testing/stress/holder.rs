@@ -84,7 +84,7 @@ struct Holder<'a> {
 impl Holder<'_> {
     /// Some bursts as one reader, which then leaves.
     fn visit(&mut self) -> Checked {
-        let reader = self.shared.cache.reader().map_err(|error| self.unexpected("", &error))?;
+        let reader = self.shared.cache.reader().map_err(|error| self.unexpected(&error))?;
         for _ in 0..self.rng.u32(1..50) {
             if !self.shared.goes_on() {
                 break;
@@ -96,7 +96,7 @@ impl Holder<'_> {
             let subject = &self.shared.subjects.all[number];
             if subject.bytes > 0 {
                 let file = subject.file(&self.shared.cache);
-                let file = file.map_err(|error| self.unexpected(&subject.name, &error))?;
+                let file = file.map_err(|error| self.unexpected(&error))?;
                 (0..20).try_for_each(|_| self.burst(subject, &file, &reader))?;
             }
         }
@@ -153,7 +153,7 @@ impl Holder<'_> {
                 return Ok(());
             }
             (Guard::Borrowed(guard), 0..200) => {
-                guard.upgrade().map_err(|error| self.unexpected(&subject.name, &error))?
+                guard.upgrade().map_err(|error| self.unexpected(&error))?
             }
             (Guard::Counted(guard), 0..500) => guard,
             (Guard::Counted(guard), 500..700) => {
@@ -207,13 +207,13 @@ impl Holder<'_> {
             _ => false,
         };
         if !may {
-            return Err(self.unexpected(&subject.name, error));
+            return Err(self.unexpected(error));
         }
         self.desk.excuse();
         Ok(())
     }
 
-    fn unexpected(&self, name: &str, error: &Error) -> Box<Failure> {
-        unexpected(self.shared, self.desk, name, error)
+    fn unexpected(&self, error: &Error) -> Box<Failure> {
+        unexpected(self.shared, self.desk, error)
     }
 }

@@ -80,10 +80,10 @@ pub(super) fn check(
 }
 
 /// What is said of an error that nobody injected. `name` is the file's, if it is about one.
-pub(super) fn unexpected(shared: &Shared, desk: &Desk, name: &str, error: &Error) -> Box<Failure> {
+pub(super) fn unexpected(shared: &Shared, desk: &Desk, error: &Error) -> Box<Failure> {
     Box::new(Failure::Unexpected {
         thread: desk.name.clone(),
         doing: desk.describe(&shared.subjects),
-        error: format!("{name}: {error} ({error:?})"),
+        error: format!("{error} ({error:?})"),
     })
 }

@@ -143,5 +143,5 @@ fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Che
         desk.excuse();
         return Ok(());
     }
-    Err(judge::unexpected(shared, desk, &subject.name, error))
+    Err(judge::unexpected(shared, desk, error))
 }

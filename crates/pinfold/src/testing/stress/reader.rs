@@ -76,7 +76,7 @@ impl Reader<'_> {
         let start = self.place(subject);
         self.desk.begin(doing, subject.number, start, 0);
         let file = subject.file(&self.shared.cache);
-        let file = file.map_err(|error| self.unexpected(subject, &error))?;
+        let file = file.map_err(|error| self.unexpected(&error))?;
         let burst = Burst { doing, reads, subject, file, start };
         let done = match doing {
             Doing::ReadCells => self.cells(&burst),
@@ -197,7 +197,7 @@ impl Reader<'_> {
         // Ends: at most so many times in one phase, and phases last for many attempts.
         for _ in 0..STALE_ERRORS_MAX {
             if !injected(subject, &error) {
-                return Err(self.unexpected(subject, &error));
+                return Err(self.unexpected(&error));
             }
             if subject.phase.troubled_since(phase) || !self.shared.goes_on() {
                 self.desk.excuse();
@@ -213,11 +213,11 @@ impl Reader<'_> {
                 Err(next) => error = next,
             }
         }
-        Err(self.unexpected(subject, &error))
+        Err(self.unexpected(&error))
     }
 
-    fn unexpected(&self, subject: &Subject, error: &Error) -> Box<Failure> {
-        unexpected(self.shared, self.desk, &subject.name, error)
+    fn unexpected(&self, error: &Error) -> Box<Failure> {
+        unexpected(self.shared, self.desk, error)
     }
 }
 

@@ -71,7 +71,7 @@ fn shake(
     range: Range<u64>,
     rng: &mut Rng,
 ) -> Checked {
-    let unexpected = |error| unexpected(shared, desk, &subject.name, &error);
+    let unexpected = |error| unexpected(shared, desk, &error);
     if doing == Doing::Reopen {
         return reopen(shared, desk, subject, range.start, rng);
     }
@@ -114,7 +114,7 @@ fn reopen(shared: &Shared, desk: &Desk, subject: &Subject, offset: u64, rng: &mu
     let offset = offset.min(subject.bytes) / 64 * 64 + rng.u64(0..2);
     let read =
         open(&shared.cache, &other, *preference).and_then(|file| file.read_at(&mut cell, offset));
-    let got = read.map_err(|error| unexpected(shared, desk, &subject.name, &error))?;
+    let got = read.map_err(|error| unexpected(shared, desk, &error))?;
     // Nobody writes to real files.
     check(shared, desk, subject, offset, &cell[..got], 0..=0)?;
     desk.read(got);
@@ -222,7 +222,7 @@ pub(super) fn cut(shared: &Shared, desk: &Desk, seed: u64) {
 fn invalidate(shared: &Shared, desk: &Desk, subject: &Subject, range: Range<u64>) {
     let file = subject.file(&shared.cache);
     if let Err(error) = file.and_then(|file| file.invalidate(range)) {
-        shared.fail(*unexpected(shared, desk, &subject.name, &error));
+        shared.fail(*unexpected(shared, desk, &error));
     }
 }
 

@@ -90,6 +90,10 @@ const POOL: u32 = 160;
 /// Tests that skip themselves unless there is one huge page to fight for.
 const SINGLE_PAGE: &[&str] = &["hugetlb_madv_vs_map", "hugetlb_fault_after_madv"];
 
+/// Tests that fail on plain in some runs and pass in others: in the table, and no judge.
+/// `uffd-unit-tests` ends at times with "`UFFDIO_COPY` error: -2" in what it calls events on anon.
+const UNSTEADY: &[&str] = &["uffd-unit-tests"];
+
 /// One test's result on both kernels.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {
@@ -110,7 +114,7 @@ fn word(status: &str) -> String {
 
 /// A regression: passed before, and does not now.
 fn regressed(row: &Row) -> bool {
-    row.plain == "pass" && row.series != "pass"
+    row.plain == "pass" && row.series != "pass" && !UNSTEADY.contains(&row.test.as_str())
 }
 
 /// Compiles what can be compiled statically; the rest is left out, by name.
@@ -302,11 +306,13 @@ mod tests {
 
     #[test]
     fn only_a_lost_pass_is_a_regression() {
-        let row = |plain: &str, series: &str| Row {
-            test: "t".into(),
+        let result = |test: &str, plain: &str, series: &str| Row {
+            test: test.into(),
             plain: plain.into(),
             series: series.into(),
         };
+        let row = |plain, series| result("t", plain, series);
+        assert!(!regressed(&result(UNSTEADY[0], "pass", "fail (1)")));
         assert!(regressed(&row("pass", "fail (1)")));
         assert!(regressed(&row("pass", "no result")));
         assert!(regressed(&row("pass", "skip")));

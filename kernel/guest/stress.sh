@@ -89,7 +89,7 @@ phase() {
 	[ $status = 0 ] || exit 1
 }
 
-if mm_stress -w 20 /tmp/wrong >/dev/null 2>&1; then
+if ! mm_stress -w 20 /tmp/wrong 2>&1 | grep -q "another page's data"; then
 	echo "mm_stress sees no wrong data"
 	exit 1
 fi

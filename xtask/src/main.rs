@@ -22,7 +22,7 @@ struct Cli {
 enum Command {
     /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, a patched kernel
     Test,
-    /// The kernel lab: prepare, check, build, run, test, bench, report (`kernel --help` for all)
+    /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
     /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts

@@ -79,7 +79,7 @@ pub(super) fn check(
     })
 }
 
-/// What is said of an error that nobody injected. `name` is the file's, if it is about one.
+/// What is said of an error that nobody injected. Its file is in the error, or in what the thread does.
 pub(super) fn unexpected(shared: &Shared, desk: &Desk, error: &Error) -> Box<Failure> {
     Box::new(Failure::Unexpected {
         thread: desk.name.clone(),

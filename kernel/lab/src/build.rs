@@ -1,8 +1,9 @@
 //! Configuring and building one kernel out of tree.
 
 use crate::paths::Paths;
-use crate::{Config, Tree, proc};
+use crate::{Config, Tree, git, proc};
 use anyhow::{Context, Result, bail};
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -90,6 +91,8 @@ fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
 fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
+    // The kernel's version has in it what git says of the source.
+    git::without_variables(&mut make, env::vars_os().map(|(name, _)| name));
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])
         .arg("-C")
         .arg(paths.source(tree))

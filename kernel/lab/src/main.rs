@@ -6,6 +6,7 @@
 
 mod bench;
 mod build;
+mod git;
 mod guest;
 mod litmus;
 mod lock;

@@ -4,11 +4,10 @@
 
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
-use crate::{Config, Tree, build, guest, prepare};
+use crate::{Config, Tree, build, guest, kept, prepare};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::fs;
 use std::time::Duration;
 
 /// One count on both kernels.
@@ -24,6 +23,10 @@ impl Row {
         (self.series - self.plain) / self.plain * 100.0
     }
 }
+
+/// What the tables are kept as.
+pub(crate) const COUNTS: &str = "counts";
+pub(crate) const THREADS: &str = "threads";
 
 /// By how much a count may grow: the series' own promise.
 pub(crate) const ALLOWED_PERCENT: f64 = 1.0;
@@ -190,17 +193,18 @@ pub(crate) fn bench(paths: &Paths) -> Result<()> {
             row.percent()
         );
     }
-    let text = serde_json::to_string_pretty(&rows)?;
-    fs::write(paths.result("counts"), text).context("cannot keep the counts")?;
+    kept::keep(paths, COUNTS, &rows)?;
+    let threads = threads(paths)?;
+    kept::keep(paths, THREADS, threads)?;
     let dear = dear(&rows);
     if !dear.is_empty() {
         bail!("more than {ALLOWED_PERCENT} % more instructions than plain: {}", dear.join(", "));
     }
-    threads(paths)
+    Ok(())
 }
 
-/// The published table: threads and processes on real cores.
-fn threads(paths: &Paths) -> Result<()> {
+/// The published table: threads and processes on real cores; none where KVM boots nothing.
+fn threads(paths: &Paths) -> Result<Option<String>> {
     let image = build::image(paths, Tree::Series, Config::Fast);
     let root = guest::root(paths, &[])?;
     if !qemu::kvm_works(paths, &image, &root)? {
@@ -208,7 +212,7 @@ fn threads(paths: &Paths) -> Result<()> {
             "no thread table: KVM boots nothing here, and emulated time means nothing; \
              `pinfold bench ref` has the two instruction sequences on this machine's cores"
         );
-        return Ok(());
+        return Ok(None);
     }
     let mut table = String::new();
     for tree in [Tree::Plain, Tree::Series] {
@@ -231,12 +235,13 @@ fn threads(paths: &Paths) -> Result<()> {
         let _ = write!(table, "{} (KVM):\n{}", tree.name(), outcome.output);
     }
     print!("{table}");
-    fs::write(paths.cache.join("results/threads.txt"), table).context("cannot keep the table")
+    Ok(Some(table))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
 

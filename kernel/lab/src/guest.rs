@@ -2,7 +2,7 @@
 //! selftests if asked for, and the command; and a disk for ext4.
 
 use crate::paths::Paths;
-use crate::proc;
+use crate::{cc, proc};
 use anyhow::{Context, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,23 +15,18 @@ const PROGRAMS: &[&str] = &["pread_bench", "mm_count", "mm_stress"];
 /// Size of the guest's ext4 disk.
 const DISK_MIB: u64 = 512;
 
-/// Compiles a program statically, unless it is newer than its source.
+/// Compiles a program statically.
 fn compile(paths: &Paths, program: &str) -> Result<PathBuf> {
     let source = paths.kernel.join("guest").join(format!("{program}.c"));
     let target = paths.guest(program);
-    let time = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    if time(&target) > time(&source) {
-        return Ok(target);
-    }
-    proc::run(
-        &format!("compiling {program}"),
-        Command::new("gcc")
-            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"])
-            .arg(&target)
-            .arg(&source)
-            .arg("-lpthread"),
-        &paths.log(&format!("compile-{program}")),
-    )?;
+    let text =
+        fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"])
+        .arg(&target)
+        .arg(&source)
+        .arg("-lpthread");
+    cc::compile(program, &text, &mut gcc, &target, &paths.log(&format!("compile-{program}")))?;
     Ok(target)
 }
 

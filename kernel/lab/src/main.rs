@@ -6,8 +6,10 @@
 
 mod bench;
 mod build;
+mod cc;
 mod git;
 mod guest;
+mod kept;
 mod litmus;
 mod lock;
 mod paths;

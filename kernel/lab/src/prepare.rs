@@ -138,7 +138,11 @@ fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
     fs::write(&stamp_file, stamp).context("cannot record what was unpacked")
 }
 
-fn remove_file(file: &Path) -> Result<()> {
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// If it stays.
+pub(crate) fn remove_file(file: &Path) -> Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", file.display()))

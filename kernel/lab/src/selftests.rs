@@ -3,8 +3,8 @@
 
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
-use crate::{Config, Tree, build, guest, prepare, proc, suite};
-use anyhow::{Context, Result, bail};
+use crate::{Config, Tree, build, cc, guest, kept, prepare, suite};
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::fs;
@@ -99,6 +99,9 @@ const UNSTEADY: &[&str] = &["uffd-unit-tests"];
 /// Tests that the plain kernel does not pass, and how they end on both.
 const NOT_PASSING: &[(&str, &str)] = &[("hugetlb-read-hwpoison", "fail (135)")];
 
+/// What the table is kept as.
+pub(crate) const RESULT: &str = "selftests";
+
 /// Seconds that a test has.
 const LIMIT_S: u32 = 180;
 /// Of a test that was out of time once and is run by itself.
@@ -176,7 +179,7 @@ fn compile(paths: &Paths) -> Result<Vec<PathBuf>> {
     Ok(programs.into_iter().map(|program| target.join(program)).collect())
 }
 
-/// Compiles one, unless it was compiled from this source by these words before.
+/// Compiles one.
 fn compile_one(
     paths: &Paths,
     source: &Path,
@@ -215,14 +218,8 @@ fn compile_one(
         gcc.arg("-mxsave");
     }
     gcc.args(["-lrt", "-lpthread", "-lm", "-lcap", "-lnuma"]);
-    let made_by = format!("{}{gcc:?}", prepare::unpacked(paths)?);
-    let stamp = binary.with_extension("made-by");
-    if binary.is_file() && fs::read_to_string(&stamp).is_ok_and(|text| text == made_by) {
-        return Ok(());
-    }
     let log = paths.log(&format!("selftest-{program}"));
-    proc::run(&format!("compiling {program}"), &mut gcc, &log)?;
-    fs::write(stamp, made_by).context("cannot record how a selftest was compiled")
+    cc::compile(program, &prepare::unpacked(paths)?, &mut gcc, binary, &log)
 }
 
 /// Compiles `gup_test` alone, which the counts use, too.
@@ -323,8 +320,7 @@ pub(crate) fn compare(paths: &Paths) -> Result<()> {
             row.series = format!("{}{THEN}{}", row.series, again.series);
         }
     }
-    let text = serde_json::to_string_pretty(&rows)?;
-    fs::write(paths.result("selftests"), text).context("cannot keep the selftests' table")?;
+    kept::keep(paths, RESULT, &rows)?;
     let passed = rows.iter().filter(|r| r.series == "pass").count();
     println!("selftests: {passed} of {} pass on patched", rows.len());
     let bad: Vec<_> = rows.iter().filter_map(wrong).collect();

@@ -3,11 +3,14 @@
 use crate::paths::Paths;
 use crate::{Config, Tree, cc, git, prepare, proc};
 use anyhow::{Context, Result, bail};
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
+
+/// How long a build may take: a debug kernel on one slow core.
+const LONGEST: Duration = Duration::from_secs(3 * 3600);
 
 /// The configuration fragments, in the order in which they override each other.
 fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
@@ -101,7 +104,7 @@ fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
     // The kernel's version has in it what git says of the source.
-    git::without_variables(&mut make, env::vars_os().map(|(name, _)| name));
+    git::without_variables(&mut make);
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])
         .arg("-C")
         .arg(paths.source(tree))
@@ -137,7 +140,7 @@ pub(crate) fn build(paths: &Paths, tree: Tree, config: Config) -> Result<PathBuf
     configure(paths, tree, config, &wanted(paths, tree, config)?)?;
     let what = format!("building {} {}", tree.name(), config.name());
     let log = paths.log(&format!("build-{}-{}", tree.name(), config.name()));
-    proc::run(&what, make(paths, tree, config).arg("bzImage"), &log)?;
+    proc::run_for(&what, make(paths, tree, config).arg("bzImage"), &log, LONGEST)?;
     fs::write(note, made_of).context("cannot record what a kernel was made of")?;
     Ok(image(paths, tree, config))
 }

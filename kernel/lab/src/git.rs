@@ -16,19 +16,27 @@ use std::process::Command;
 /// If it fails, with what it said.
 pub(crate) fn git(tree: &Path, args: &[&str]) -> Result<String> {
     let mut git = Command::new("git");
-    confine(&mut git, tree, env::vars_os().map(|(name, _)| name));
+    confine(&mut git, tree, inherited());
     proc::output(git.args(args))
 }
 
 /// Takes git's variables off a command, for what asks git about the folder it works in.
-pub(crate) fn without_variables(command: &mut Command, inherited: impl Iterator<Item = OsString>) {
+pub(crate) fn without_variables(command: &mut Command) {
+    remove_variables(command, inherited());
+}
+
+fn inherited() -> impl Iterator<Item = OsString> {
+    env::vars_os().map(|(name, _)| name)
+}
+
+fn remove_variables(command: &mut Command, inherited: impl Iterator<Item = OsString>) {
     for name in inherited.filter(|name| name.as_encoded_bytes().starts_with(b"GIT_")) {
         command.env_remove(name);
     }
 }
 
 fn confine(git: &mut Command, tree: &Path, inherited: impl Iterator<Item = OsString>) {
-    without_variables(git, inherited);
+    remove_variables(git, inherited);
     git.current_dir(tree)
         .envs(tree.parent().map(|above| ("GIT_CEILING_DIRECTORIES", above)))
         .env("GIT_CONFIG_GLOBAL", "/dev/null")

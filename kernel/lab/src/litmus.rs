@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One litmus file, as far as the runner understands it.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ struct Test {
 }
 
 const VERDICTS: [&str; 3] = ["Never", "Sometimes", "Always"];
+
+/// What one test may take; the slowest takes seconds.
+const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// Reads one test; an error says what a litmus test must have and this has not.
 fn parse(name: &str, text: &str) -> Result<Test> {
@@ -123,12 +126,9 @@ fn observation(output: &str) -> Option<(String, String)> {
 }
 
 fn judge(model: &Path, path: &Path, test: &Test) -> Result<(String, String)> {
-    let out = Command::new("herd7")
-        .args(["-conf", "linux-kernel.cfg"])
-        .arg(path)
-        .current_dir(model)
-        .output()
-        .context("cannot start herd7")?;
+    let mut herd7 = Command::new("herd7");
+    herd7.args(["-conf", "linux-kernel.cfg"]).arg(path).current_dir(model);
+    let out = proc::capture(&mut herd7, LIMIT).with_context(|| test.name.clone())?;
     let text = String::from_utf8_lossy(&out.stdout);
     observation(&text).with_context(|| {
         format!(

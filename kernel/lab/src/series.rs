@@ -1,15 +1,15 @@
 //! The patches of `kernel/series`: applying them in order with `git am`, and
 //! telling whether the tree in the cache still carries these very patches.
 
-use crate::Tree;
 use crate::git::{self, git};
 use crate::paths::Paths;
 use crate::prepare::BASE_TAG;
+use crate::{Tree, proc};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The patches, in order; the cover letter is not one.
 ///
@@ -180,15 +180,17 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
     let patches = patches(paths)?;
     let script = paths.source(Tree::Plain).join("scripts/checkpatch.pl");
     for patch in &patches {
-        let out = Command::new("perl")
-            .arg(&script)
+        let mut perl = Command::new("perl");
+        perl.arg(&script)
             .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
             .arg(patch)
-            .output()
-            .context("cannot start perl")?;
-        let text = String::from_utf8_lossy(&out.stdout);
+            .current_dir(paths.source(Tree::Plain));
+        git::without_variables(&mut perl);
+        let out = proc::capture(&mut perl, Duration::from_secs(2 * 60))?;
+        let [text, complaint] = [out.stdout, out.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_string());
         if !out.status.success() || text.contains("CHECK:") {
-            bail!("checkpatch.pl --strict on {}:\n{}", patch.display(), text.trim());
+            bail!("checkpatch.pl --strict on {}:\n{text}\n{complaint}", patch.display());
         }
     }
     Ok(patches.len())
@@ -197,7 +199,6 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     const PATCH: &str = "From 0 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\nDate: Thu, 1 Jan 1970 00:00:00 +0000\n\
                          Subject: [PATCH] change\n\n---\n a | 2 +-\n\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n\

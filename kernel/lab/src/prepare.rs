@@ -3,7 +3,7 @@
 
 use crate::git::{self, git};
 use crate::paths::Paths;
-use crate::{Tree, proc, series};
+use crate::{Tree, guest, proc, series};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::io::ErrorKind;
@@ -24,7 +24,6 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("python3", "python3"),
     ("cpio", "cpio"),
     ("qemu-system-x86_64", "qemu-system-x86"),
-    ("busybox", "busybox-static"),
     ("mke2fs", "e2fsprogs"),
 ];
 
@@ -65,7 +64,8 @@ pub(crate) fn prepare(paths: &Paths) -> Result<()> {
 pub(crate) fn missing() -> Vec<(&'static str, &'static str)> {
     let programs = PROGRAMS.iter().filter(|(program, _)| !proc::on_path(program));
     let files = FILES.iter().filter(|(file, _)| !Path::new(file).is_file());
-    programs.chain(files).copied().collect()
+    let busybox = guest::busybox().is_none().then_some(("a static busybox", "busybox-static"));
+    programs.chain(files).copied().chain(busybox).collect()
 }
 
 /// The packages that bring what is missing, each once.

@@ -103,6 +103,8 @@ fn test(sh: &Shell) -> Result<()> {
         let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
         cmd!(sh, "cargo doc --workspace --no-deps").run()?;
     }
+    // The kernel's memory model is in its source.
+    kernel::prepare(sh)?;
     kernel::pass_on(sh, "litmus", &[])?;
     probes::run(sh)?;
     kernel::check(sh)

@@ -162,18 +162,17 @@ fn remove(dir: &Path) -> Result<()> {
 /// The version that a source tree calls itself, such as `6.12.117`.
 ///
 /// # Errors
-/// If the tree is not there.
-pub(crate) fn version(paths: &Paths) -> Result<String> {
-    let makefile = fs::read_to_string(paths.source(Tree::Plain).join("Makefile"))
-        .context("no kernel source; run `kernel prepare` first")?;
+/// If it is none.
+pub(crate) fn version(source: &Path) -> Result<String> {
+    let makefile = fs::read_to_string(source.join("Makefile"))
+        .with_context(|| format!("no kernel source in {}", source.display()))?;
     let field = |name: &str| {
         makefile
             .lines()
             .find_map(|l| l.strip_prefix(name)?.trim_start().strip_prefix('=').map(str::trim))
-            .unwrap_or("?")
-            .to_string()
+            .with_context(|| format!("{}'s Makefile tells no {name}", source.display()))
     };
-    Ok(format!("{}.{}.{}", field("VERSION"), field("PATCHLEVEL"), field("SUBLEVEL")))
+    Ok(format!("{}.{}.{}", field("VERSION")?, field("PATCHLEVEL")?, field("SUBLEVEL")?))
 }
 
 #[cfg(test)]
@@ -216,6 +215,17 @@ mod tests {
         assert!(object.exists());
         unpack(&paths, &tarball(dir.path(), "VERSION = 6 # patched\n")).unwrap();
         assert!(!object.exists());
+    }
+
+    #[test]
+    fn a_source_tells_its_version() {
+        let dir = tempfile::tempdir().unwrap();
+        version(dir.path()).unwrap_err();
+        let text = "# SPDX\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 117\nEXTRAVERSION =\n";
+        fs::write(dir.path().join("Makefile"), text).unwrap();
+        assert_eq!(version(dir.path()).unwrap(), "6.12.117");
+        fs::write(dir.path().join("Makefile"), "all:\n").unwrap();
+        version(dir.path()).unwrap_err();
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     let tests: Vec<selftests::Row> = kept::load(paths, selftests::RESULT, "kernel test")?;
     let mut text = format!(
         "# The series on Linux {}, plain beside patched\n\n{} patches; GCC of the machine; x86-64.\n\n",
-        prepare::version(paths)?,
+        prepare::version(&paths.source(Tree::Plain))?,
         series::patches(paths)?.len()
     );
     text += "## Instructions\n\nCounted by an emulator whose clock advances by one nanosecond for each \
@@ -135,7 +135,11 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         }
     }
     if let Some(table) = threads {
-        let _ = write!(text, "\n## Threads and processes, KVM\n\n```\n{table}```\n");
+        let _ = write!(
+            text,
+            "\n## Threads and processes, KVM\n\nReads of 64 bytes per second of one file on tmpfs; medians \
+             of five boots, the least and the most.\n\n{table}"
+        );
     } else {
         text +=
             "\nKVM starts no stock kernel here, so there is no table of threads from the guest.\n";

@@ -1,10 +1,10 @@
 //! `kernel bench`: instructions, plain against patched. The guest's clock counts
 //! one nanosecond for each instruction, so what its programs print as a time is
-//! a count, and the same in every boot. Where KVM works, also the thread table.
+//! a count, and all but the same in every boot. Where KVM works, also the thread table.
 
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
-use crate::{Config, Tree, build, guest, kept, prepare};
+use crate::{Config, Tree, build, guest, kept, prepare, threads};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -194,48 +194,12 @@ pub(crate) fn bench(paths: &Paths) -> Result<()> {
         );
     }
     kept::keep(paths, COUNTS, &rows)?;
-    let threads = threads(paths)?;
-    kept::keep(paths, THREADS, threads)?;
+    kept::keep(paths, THREADS, threads::table(paths)?)?;
     let dear = dear(&rows);
     if !dear.is_empty() {
         bail!("more than {ALLOWED_PERCENT} % more instructions than plain: {}", dear.join(", "));
     }
     Ok(())
-}
-
-/// The published table: threads and processes on real cores; none where KVM boots nothing.
-fn threads(paths: &Paths) -> Result<Option<String>> {
-    let image = build::image(paths, Tree::Series, Config::Fast);
-    let root = guest::root(paths, &[])?;
-    if !qemu::kvm_works(paths, &image, &root)? {
-        println!(
-            "no thread table: KVM boots nothing here, and emulated time means nothing; \
-             `pinfold bench ref` has the two instruction sequences on this machine's cores"
-        );
-        return Ok(None);
-    }
-    let mut table = String::new();
-    for tree in [Tree::Plain, Tree::Series] {
-        let image = build::image(paths, tree, Config::Fast);
-        let outcome = qemu::boot(
-            paths,
-            &Boot {
-                name: &format!("threads-{}", tree.name()),
-                image: &image,
-                root: &root,
-                command: "for n in 1 2 4 8 16; do [ $n -le $(nproc) ] || break\n\
-                          pread_bench -t $n -s 2 /tmp/x; pread_bench -p $n -s 2 /tmp/x; done",
-                append: "kunit.enable=0",
-                accel: Accel::Kvm,
-                limit: Duration::from_secs(120),
-                mem_mib: 1024,
-                args: &[],
-            },
-        )?;
-        let _ = write!(table, "{} (KVM):\n{}", tree.name(), outcome.output);
-    }
-    print!("{table}");
-    Ok(Some(table))
 }
 
 #[cfg(test)]

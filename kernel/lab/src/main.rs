@@ -22,6 +22,7 @@ mod series;
 mod splat;
 mod stress;
 mod suite;
+mod threads;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -125,13 +125,17 @@ fn parse(line: &str) -> Option<(String, f64)> {
 fn counts(output: &str) -> Result<Vec<(String, f64)>> {
     let found: Vec<_> = output.lines().filter_map(parse).collect();
     let cases = cases();
-    let times = |case: &str| found.iter().filter(|(name, _)| name == case).count();
-    for case in cases.iter().chain(found.iter().map(|(name, _)| name)) {
-        if times(case) != 1 || !cases.contains(case) {
-            bail!("{} counts of {case}:\n{output}", times(case));
-        }
+    if let Some((other, _)) = found.iter().find(|(case, _)| !cases.contains(case)) {
+        bail!("{other} is no case that is known:\n{output}");
     }
-    Ok(found)
+    let one = |case: String| {
+        let of: Vec<_> = found.iter().filter(|f| f.0 == case).collect();
+        match of[..] {
+            [&(_, value)] if value.is_normal() && value > 0.0 => Ok((case, value)),
+            _ => bail!("{case} has {} counts:\n{output}", of.len()),
+        }
+    };
+    cases.into_iter().map(one).collect()
 }
 
 /// What got dearer than promised. A clock that tells whole microseconds may be off by one.
@@ -275,9 +279,10 @@ mod tests {
         }
         let output = counted(&good.each_ref().map(|(name, body)| (*name, body.as_str()))).unwrap();
         let missing = output.replace("case fault-file-ext4", "fault-file-ext4");
-        assert!(
-            counts(&missing).unwrap_err().to_string().starts_with("0 counts of fault-file-ext4")
-        );
+        let error = counts(&missing).unwrap_err().to_string();
+        assert!(error.starts_with("fault-file-ext4 has 0 counts"), "{error}");
+        counts(&output.replacen("1019.45", "nan", 1)).unwrap_err();
+        counts(&output.replacen("1019.45", "0.00", 1)).unwrap_err();
         counts(&format!("{output}case pread-64-tmpfs ns 1\n")).unwrap_err();
         counts(&format!("{output}case other ns 1\n")).unwrap_err();
     }

@@ -20,7 +20,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, a patched kernel
+    /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, kernels
     Test,
     /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]

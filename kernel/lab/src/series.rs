@@ -184,7 +184,8 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
         perl.arg(&script)
             .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
             .arg(patch)
-            .current_dir(paths.source(Tree::Plain));
+            // It leaves a file where it works, and asks a repository there about commits.
+            .current_dir(paths.cache.join("log"));
         git::without_variables(&mut perl);
         let out = proc::capture(&mut perl, Duration::from_secs(2 * 60))?;
         let [text, complaint] = [out.stdout, out.stderr]

@@ -87,7 +87,8 @@ fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     fs::write(stamp, all).context("cannot record the configuration")
 }
 
-fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
+/// `make` in a source tree, with the objects in their folder.
+pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])

@@ -13,6 +13,7 @@ mod paths;
 mod prepare;
 mod proc;
 mod qemu;
+mod race;
 mod report;
 mod selftests;
 mod series;

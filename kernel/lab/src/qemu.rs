@@ -4,6 +4,7 @@
 use crate::guest;
 use crate::paths::Paths;
 use crate::proc::{self, Ended};
+use crate::race;
 use crate::splat::{self, Splat};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -177,7 +178,7 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
     let what = format!("{} under {}", boot.name, boot.accel.name());
     let ended = proc::run_limited(&what, &mut qemu, &log, Some(boot.limit))?;
     let text = read(&console);
-    let (splats, elsewhere) = splat::judge(splat::find(&text));
+    let (splats, elsewhere) = race::judge(splat::find(&text));
     if elsewhere > 0 {
         println!("{}: KCSAN reports {elsewhere} race(s), none about a page's count", boot.name);
     }

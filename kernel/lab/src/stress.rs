@@ -5,7 +5,7 @@
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
 use crate::splat::Splat;
-use crate::{Config, Tree, build, guest, suite};
+use crate::{Config, Tree, build, guest, race, suite};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -131,14 +131,17 @@ fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
     let Load { seconds, idle } = load;
     let image = build::build(paths, tree, config)?;
     suite::smoke(paths, tree, config)?;
-    let root = guest::root(paths, &[])?;
-    let accel = suite::accel(paths, &image, &root)?;
+    let accel = suite::accel(paths, &image, &guest::root(paths, &[])?)?;
+    if config == Config::Kcsan {
+        race::prove(paths, tree, &image, accel)?;
+    }
     let name = format!("stress-{}-{}", tree.name(), config.name());
     let command = format!(
         "STRESS_S={seconds} STRESS_IDLE={}\n{}",
         u8::from(idle),
         include_str!("../../guest/stress.sh")
     );
+    let root = guest::root(paths, &[])?;
     let boot = Boot {
         name: &name,
         image: &image,

@@ -6,6 +6,7 @@
 
 mod bench;
 mod build;
+mod coverage;
 mod guest;
 mod litmus;
 mod lock;

@@ -94,17 +94,22 @@ pub(crate) struct Outcome {
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) console: String,
+    pub(crate) output: String,
     /// What the kernel complained of, races that do not concern the series left out.
     pub(crate) splats: Vec<Splat>,
-    /// How the command ended, or why it did not.
-    pub(crate) end: Result<(String, i32)>,
+    /// The command's status, or why it has none.
+    pub(crate) end: Result<i32>,
 }
 
-/// Takes the last line, `lab: exit N`, off a guest's output.
-fn parse_output(text: &str) -> Option<(String, i32)> {
+/// Takes the last line, `lab: exit N`, off a guest's output; without it there is no status.
+fn parse_output(text: &str) -> (String, Option<i32>) {
     let text = text.replace('\r', "");
-    let (output, rest) = text.rsplit_once("lab: exit ")?;
-    Some((output.to_string(), rest.trim().parse().ok()?))
+    let split = text.rsplit_once("lab: exit ");
+    let status = split.and_then(|(_, rest)| rest.trim().parse().ok());
+    match (split, status) {
+        (Some((output, _)), Some(_)) => (output.to_string(), status),
+        _ => (text, None),
+    }
 }
 
 /// Boots once, to the end of the command.
@@ -124,8 +129,7 @@ pub(crate) fn boot(paths: &Paths, boot: &Boot) -> Result<Outcome> {
             console(paths, boot).display()
         );
     }
-    let (output, status) = ran.end?;
-    Ok(Outcome { output, status, console: ran.console })
+    Ok(Outcome { output: ran.output, status: ran.end?, console: ran.console })
 }
 
 /// Where the kernel's log of a boot is kept.
@@ -188,8 +192,9 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
     if elsewhere > 0 {
         println!("{}: KCSAN reports {elsewhere} race(s), none about a page's count", boot.name);
     }
-    let end = end(boot, &ended, &text, &read(&output), &log);
-    Ok(Ran { end, console: text, splats })
+    let (output, status) = parse_output(&read(&output));
+    let end = end(boot, &ended, &text, &output, status, &log);
+    Ok(Ran { console: text, output, splats, end })
 }
 
 /// What a file holds; of one that is not there, nothing.
@@ -203,10 +208,11 @@ fn end(
     ended: &Ended,
     console: &str,
     output: &str,
+    status: Option<i32>,
     log: &Path,
-) -> Result<(String, i32)> {
+) -> Result<i32> {
     let name = boot.name;
-    let Ended::Exited(status) = ended else {
+    let Ended::Exited(emulator) = ended else {
         bail!(
             "{name}: not done after {} s; the kernel's last lines:\n{}\nthe command's last lines:\n{}",
             boot.limit.as_secs(),
@@ -214,20 +220,20 @@ fn end(
             proc::last_lines(output)
         );
     };
-    let Some(finished) = parse_output(output) else {
+    let Some(status) = status else {
         bail!(
-            "{name}: the guest ended ({status}) before its command did; qemu:\n{}\nthe kernel's last lines:\n{}",
+            "{name}: the guest ended ({emulator}) before its command did; qemu:\n{}\nthe kernel's last lines:\n{}",
             proc::tail(log),
             proc::last_lines(console)
         );
     };
-    if !status.success() {
-        bail!("{name}: qemu failed ({status}):\n{}", proc::tail(log));
+    if !emulator.success() {
+        bail!("{name}: qemu failed ({emulator}):\n{}", proc::tail(log));
     }
     if let Some(why) = incomplete(console) {
         bail!("{name}: the kernel's log {why}; its last lines:\n{}", proc::last_lines(console));
     }
-    Ok(finished)
+    Ok(status)
 }
 
 /// What a log lacks in which nothing may be missed.
@@ -306,16 +312,16 @@ mod tests {
 
     #[test]
     fn the_last_exit_line_counts() {
-        assert_eq!(parse_output("a\r\nb\nlab: exit 3\n"), Some(("a\nb\n".to_string(), 3)));
-        assert_eq!(parse_output("lab: exit 1\nx\nlab: exit 0\n").unwrap().1, 0);
-        assert_eq!(parse_output("a\n"), None);
-        assert_eq!(parse_output("lab: exit "), None);
+        assert_eq!(parse_output("a\r\nb\nlab: exit 3\n"), ("a\nb\n".to_string(), Some(3)));
+        assert_eq!(parse_output("lab: exit 1\nx\nlab: exit 0\n").1, Some(0));
+        assert_eq!(parse_output("a\r\n"), ("a\n".to_string(), None));
+        assert_eq!(parse_output("lab: exit "), ("lab: exit ".to_string(), None));
     }
 
     const WHOLE: &str = "Linux version 6.12.117+ (lab@lab) #1 SMP\nRun /init as init process\n\
                          reboot: Restarting system\nreboot: machine restart\n";
 
-    fn boot_end(ended: &Ended, console: &str, output: &str) -> Result<(String, i32)> {
+    fn boot_end(ended: &Ended, console: &str, status: Option<i32>) -> Result<i32> {
         let boot = Boot {
             name: "b",
             image: Path::new(""),
@@ -327,7 +333,7 @@ mod tests {
             mem_mib: 1,
             args: &[],
         };
-        end(&boot, ended, console, output, Path::new("/nonexistent"))
+        end(&boot, ended, console, "x\n", status, Path::new("/nonexistent"))
     }
 
     fn exited(code: i32) -> Ended {
@@ -336,9 +342,8 @@ mod tests {
 
     #[test]
     fn only_a_whole_log_says_that_all_is_well() {
-        let done = "x\nlab: exit 0\n";
-        assert_eq!(boot_end(&exited(0), WHOLE, done).unwrap(), ("x\n".to_string(), 0));
-        let error = |console: &str| boot_end(&exited(0), console, done).unwrap_err().to_string();
+        assert_eq!(boot_end(&exited(0), WHOLE, Some(3)).unwrap(), 3);
+        let error = |console: &str| boot_end(&exited(0), console, Some(0)).unwrap_err().to_string();
         assert!(error("").contains("does not begin"));
         assert!(error(WHOLE.split_once('\n').unwrap().1).contains("does not begin"));
         assert!(error(WHOLE.trim_end().rsplit_once('\n').unwrap().0).contains("does not end"));
@@ -348,11 +353,10 @@ mod tests {
 
     #[test]
     fn an_emulator_that_fails_or_hangs_fails_the_boot() {
-        let error =
-            |ended: &Ended, output: &str| boot_end(ended, WHOLE, output).unwrap_err().to_string();
-        assert!(error(&exited(1), "lab: exit 0\n").contains("qemu failed (exit status: 1)"));
-        assert!(error(&exited(0), "half").contains("before its command did"));
-        assert!(error(&Ended::TimedOut, "lab: exit 0\n").contains("not done after 7 s"));
+        let error = |ended: &Ended, status| boot_end(ended, WHOLE, status).unwrap_err().to_string();
+        assert!(error(&exited(1), Some(0)).contains("qemu failed (exit status: 1)"));
+        assert!(error(&exited(0), None).contains("before its command did"));
+        assert!(error(&Ended::TimedOut, Some(0)).contains("not done after 7 s"));
     }
 
     #[test]
@@ -370,10 +374,11 @@ mod tests {
     fn a_kernels_own_fault_is_no_answer_about_kvm() {
         let ran = |console: &str, end| Ran {
             console: console.to_string(),
+            output: String::new(),
             splats: splat::find(console),
             end,
         };
-        let done = || Ok((String::new(), 0));
+        let done = || Ok(0);
         let failed = || Err(anyhow::anyhow!("not done"));
         assert_eq!(kvm_answer(&ran(WHOLE, done())), Some(true));
         assert_eq!(kvm_answer(&ran("", failed())), Some(false));

@@ -92,7 +92,7 @@ fn noticed(ran: &Ran) -> Result<()> {
     }
     match &ran.end {
         Err(error) => bail!("{error:#}"),
-        Ok((output, status)) if *status != 0 => bail!("failed with status {status}:\n{output}"),
+        Ok(status) if *status != 0 => bail!("failed with status {status}:\n{}", ran.output),
         Ok(_) if ran.splats.is_empty() => {
             bail!("a page's count was changed by plain stores, and no race about it was seen")
         }
@@ -170,8 +170,9 @@ mod tests {
     fn a_twin_that_is_not_seen_fails() {
         let ran = |log: &str, status| Ran {
             console: String::new(),
+            output: String::new(),
             splats: judge(splat::find(log)).0,
-            end: Ok((String::new(), status)),
+            end: Ok(status),
         };
         let race = "BUG: KCSAN: data-race in a / b\n\nwrite to 0xffffea0001f6d334 of 4 bytes by task 1:\n \
                     by_stores+0x30/0x60 [racy_count]\n";

@@ -174,12 +174,16 @@ mod tests {
             splats: judge(splat::find(log)).0,
             end: Ok(status),
         };
-        let race = "BUG: KCSAN: data-race in a / b\n\nwrite to 0xffffea0001f6d334 of 4 bytes by task 1:\n \
-                    by_stores+0x30/0x60 [racy_count]\n";
+        let race = "BUG: KCSAN: data-race in by_accessors [racy_count] / by_stores [racy_count]\n\n\
+                    read (marked) to 0xffffea0000030d34 of 4 bytes by task 62 on cpu 1:\n \
+                    by_accessors+0x6f/0x160 [racy_count]\n kthread+0x1ac/0x1f0\n\n\
+                    write to 0xffffea0000030d34 of 4 bytes by task 63 on cpu 0:\n \
+                    by_stores+0x2e/0x60 [racy_count]\n kthread+0x1ac/0x1f0\n\n\
+                    value changed: 0x000000c8 -> 0x000000c7\n";
         noticed(&ran(race, 0)).unwrap();
         let error = |ran: &Ran| noticed(ran).unwrap_err().to_string();
         assert!(error(&ran("", 0)).contains("no race"));
-        assert!(error(&ran(&race.replace("d334", "d338"), 0)).contains("no race"));
+        assert!(error(&ran(&race.replace("0d34", "0d38"), 0)).contains("no race"));
         assert!(error(&ran(race, 1)).contains("status 1"));
         assert!(error(&ran(&race.replace("[racy_count]", ""), 0)).contains("another complaint"));
         assert!(error(&ran(&format!("{race} </TASK>\nBUG: x\n"), 0)).contains("BUG: x"));

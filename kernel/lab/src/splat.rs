@@ -248,11 +248,20 @@ mod tests {
         let log = "kernel BUG at mm/rmap.c:3!\nOops: invalid opcode: 0000 [#1] SMP\nRIP: 0010:f+0xa/0xb\n\
                    Call Trace:\n <TASK>\n </TASK>\n---[ end trace 0000000000000000 ]---\n";
         assert_eq!(kinds(log), ["BUG"]);
-        let fault = "BUG: unable to handle page fault for address: ffff\n#PF: supervisor read access\n\
-                     Oops: Oops: 0000 [#1] SMP\nRIP: 0010:f+0xa/0xb\nCall Trace:\n </TASK>\n\
+        let fault = "BUG: KASAN: null-ptr-deref in isolate_migratepages_block+0x3b6/0x24e0\n\
+                     Read of size 4 at addr 000000000000002e by task sh/82\n\n\
+                     CPU: 0 UID: 0 PID: 82 Comm: sh Not tainted 6.12.117+ #1 \nCall Trace:\n <TASK>\n \
+                     dump_stack_lvl+0x6f/0xa0\n </TASK>\n\
+                     ==================================================================\n\
+                     Disabling lock debugging due to kernel taint\n\
+                     BUG: kernel NULL pointer dereference, address: 0000000000000031\n\
+                     #PF: supervisor read access in kernel mode\n\
+                     Oops: Oops: 0000 [#1] PREEMPT SMP KASAN\n\
+                     RIP: 0010:isolate_migratepages_block+0x3b6/0x24e0\nCall Trace:\n <TASK>\n \
+                     compact_zone+0xf08/0x1ee0\n </TASK>\n\
                      Kernel panic - not syncing: Fatal exception\nKernel Offset: disabled\n\
                      ---[ end Kernel panic - not syncing: Fatal exception ]---\n";
-        assert_eq!(kinds(fault), ["BUG", "panic"]);
+        assert_eq!(kinds(fault), ["KASAN", "BUG", "panic"]);
         assert_eq!(
             kinds("Kernel panic - a\n <TASK>\n </TASK>\n---[ end Kernel panic - a ]---\n"),
             ["panic"]

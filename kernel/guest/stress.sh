@@ -13,7 +13,7 @@ echo 256M > /sys/block/zram0/disksize
 mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || exit 1
 mkdir -p /tmp/huge /cg && mount -t tmpfs -o huge=always,size=256M huge /tmp/huge || exit 1
 mount -t cgroup2 cgroup2 /cg && echo +memory > /cg/cgroup.subtree_control && mkdir /cg/stress || exit 1
-echo 128M > /cg/stress/memory.high
+echo 128M > /cg/stress/memory.high || exit 1
 # Pages of a device under a file system.
 mkdir -p /dax && mke2fs -b 4096 /dev/pmem0 >/dev/null && mount -t ext4 -o dax /dev/pmem0 /dax || exit 1
 
@@ -65,6 +65,11 @@ blocks() {
 	echo "blocks $n"
 }
 
+# The pages that struct pages take
+memmap() {
+	awk '/^nr_memmap/ { n += $2 } END { print n }' /proc/vmstat
+}
+
 # phase SECONDS HVO FILE...
 phase() {
 	end=$(($(date +%s) + $1))
@@ -102,7 +107,9 @@ echo "phase: hugetlb with and without its vmemmap"
 # load: QEMU's CPUs may run into the breakpoint of a flip that is over.
 echo 1 > /proc/sys/vm/hugetlb_optimize_vmemmap
 echo 0 > /proc/sys/vm/nr_hugepages
+had=$(memmap)
 echo 1 > /proc/sys/vm/nr_hugepages
+echo "vmemmap_pages_freed $((had - $(memmap)))"
 fallocate -l 2M /dev/hugepages/kept || exit 1
 phase $((S / 3)) 1 /tmp/a /mnt/c /dax/d
 swapoff /dev/zram0 || exit 1

@@ -27,8 +27,12 @@ const WORK: &[&str] = &[
 const FIRST_WORK: &[&str] = &["read /tmp/huge/b", "change /tmp/huge/b", "map /tmp/huge/b"];
 
 /// What the kernel has counted after an administrator's doing.
-const COUNTERS: &[&str] =
-    &["compact_migrate_scanned", "drop_pagecache", "htlb_buddy_alloc_success"];
+const COUNTERS: &[&str] = &[
+    "vmemmap_pages_freed",
+    "compact_migrate_scanned",
+    "drop_pagecache",
+    "htlb_buddy_alloc_success",
+];
 
 /// And where its memory is used besides.
 const BUSY_COUNTERS: &[&str] = &["pswpin", "pswpout", "thp_split_page", "pgmigrate_success"];
@@ -103,6 +107,7 @@ pipe - 2781
 offline - 64
 hugetlb - 132
 phase: hugetlb with and without its vmemmap
+vmemmap_pages_freed 7
 pools 23
 read /tmp/a 43924
 change /tmp/a 3413

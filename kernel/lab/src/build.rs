@@ -45,9 +45,14 @@ fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// Whether a tree has the series' `KUnit` tests, which a part of the series has not.
+/// Where a tree has the series' `KUnit` tests.
+pub(crate) fn tests(paths: &Paths, tree: Tree) -> PathBuf {
+    paths.source(tree).join("mm/page_ref_kunit.c")
+}
+
+/// Whether a tree has them, which a part of the series has not.
 pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
-    paths.source(tree).join("mm/page_ref_kunit.c").is_file()
+    tests(paths, tree).is_file()
 }
 
 fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
@@ -87,7 +92,8 @@ fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     fs::write(stamp, all).context("cannot record the configuration")
 }
 
-fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
+/// `make` in a source tree, with the objects in their folder.
+pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])

@@ -6,6 +6,7 @@
 
 mod bench;
 mod build;
+mod coverage;
 mod guest;
 mod litmus;
 mod lock;
@@ -13,6 +14,7 @@ mod paths;
 mod prepare;
 mod proc;
 mod qemu;
+mod race;
 mod report;
 mod selftests;
 mod series;

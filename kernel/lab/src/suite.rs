@@ -3,9 +3,10 @@
 //! debug kernels and the stress, `--each` every patch by itself.
 
 use crate::paths::Paths;
-use crate::qemu::{self, Accel, Boot, Outcome};
+use crate::qemu::{self, Accel, Boot};
 use crate::{Config, Tree, bench, build, guest, prepare, selftests, series, stress};
 use anyhow::{Context, Result, bail};
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,8 +43,9 @@ pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
     Ok(if qemu::kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
 }
 
-/// The `KUnit` results in a kernel's log: the summary of our suite.
-fn kunit(console: &str) -> Result<String> {
+/// The `KUnit` results in a kernel's log, of our suite, whose source is `suite`: each of
+/// its cases has to pass.
+fn kunit(console: &str, suite: &str) -> Result<String> {
     let line = console
         .lines()
         .find(|l| l.contains("# page_ref: pass:"))
@@ -53,10 +55,12 @@ fn kunit(console: &str) -> Result<String> {
         .filter(|l| l.trim_start().starts_with("not ok"))
         .collect::<Vec<_>>()
         .join("\n");
-    if !failed.is_empty() || !line.contains("fail:0") {
-        bail!("KUnit: {line}\n{failed}");
+    let cases = suite.lines().filter(|l| l.trim_start().starts_with("KUNIT_CASE")).count();
+    let wanted = format!("page_ref: pass:{cases} fail:0 skip:0 total:{cases}");
+    if !failed.is_empty() || cases == 0 || !line.ends_with(&wanted) {
+        bail!("KUnit: {line}, of {cases} cases\n{failed}");
     }
-    Ok(line.trim_start_matches([' ', '#']).to_string())
+    Ok(wanted)
 }
 
 /// Readers of tmpfs, and of ext4 where there is a disk.
@@ -73,8 +77,16 @@ const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
 /// are read by two threads and two processes.
 ///
 /// # Errors
-/// A boot that fails, a splat, a failing test.
-pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
+/// A boot that fails, a splat, a failing test, a series without tests.
+pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
+    if tree == Tree::Series && !build::has_tests(paths, tree) {
+        bail!("the series has no KUnit tests: {} is missing", build::tests(paths, tree).display());
+    }
+    smoke_part(paths, tree, config)
+}
+
+/// The same of a part of the series, which may not have the tests yet.
+fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     let image = build::image(paths, tree, config);
     let root = guest::root(paths, &[])?;
     let accel = accel(paths, &image, &root)?;
@@ -100,12 +112,20 @@ pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome
         bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
     }
     let tests = if build::has_tests(paths, tree) {
-        kunit(&outcome.console)?
+        kunit(&outcome.console, &fs::read_to_string(build::tests(paths, tree))?)?
     } else {
         String::from("boots and reads")
     };
     println!("{name} ({}): {tests}", accel.name());
-    Ok(outcome)
+    Ok(())
+}
+
+/// Both sources, and the series' style.
+fn sources(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    let count = series::check_style(paths)?;
+    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    Ok(())
 }
 
 /// `kernel check`: what every change of the project has to pass. From nothing it
@@ -114,9 +134,7 @@ pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome
 /// # Errors
 /// The first thing that is not as it should be.
 pub(crate) fn check(paths: &Paths) -> Result<()> {
-    prepare::prepare(paths)?;
-    let count = series::check_style(paths)?;
-    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    sources(paths)?;
     build::build(paths, Tree::Series, Config::Tiny)?;
     smoke(paths, Tree::Series, Config::Tiny)?;
     if [Tree::Plain, Tree::Series].iter().all(|&tree| build::is_current(paths, tree, Config::Fast))
@@ -137,9 +155,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
 /// # Errors
 /// The first thing that is not as it should be.
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
-    prepare::prepare(paths)?;
-    let count = series::check_style(paths)?;
-    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    sources(paths)?;
     for tree in [Tree::Plain, Tree::Series] {
         build::build(paths, tree, Config::Fast)?;
         smoke(paths, tree, Config::Fast)?;
@@ -166,7 +182,7 @@ fn each_patch(paths: &Paths) -> Result<()> {
         series::apply_one(&tree, patch)?;
         let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
         build::build(paths, Tree::Series, Config::Tiny)
-            .and_then(|_| smoke(paths, Tree::Series, Config::Tiny))
+            .and_then(|_| smoke_part(paths, Tree::Series, Config::Tiny))
             .with_context(|| format!("after {name}"))?;
         println!("{name}: builds and boots");
     }
@@ -178,12 +194,29 @@ fn each_patch(paths: &Paths) -> Result<()> {
 mod tests {
     use super::*;
 
+    const SUITE: &str =
+        "\tKUNIT_CASE(page_ref_test_freeze),\n\tKUNIT_CASE_SLOW(page_ref_test_stress),\n";
+
     #[test]
     fn kunit_results_are_judged() {
-        let good = "x\n# page_ref: pass:10 fail:0 skip:0 total:10\nok 1 page_ref\n";
-        assert!(kunit(good).unwrap().starts_with("page_ref: pass:10"));
-        let bad = "    not ok 3 y\n# page_ref: pass:9 fail:1 skip:0 total:10\n";
-        assert!(kunit(bad).unwrap_err().to_string().contains("not ok 3 y"));
-        assert!(kunit("nothing\n").unwrap_err().to_string().contains("no KUnit"));
+        let judged = |summary: &str| kunit(&format!("x\n{summary}\nok 1 page_ref\n"), SUITE);
+        let error = |summary: &str| judged(summary).unwrap_err().to_string();
+        assert_eq!(
+            judged("# page_ref: pass:2 fail:0 skip:0 total:2").unwrap(),
+            "page_ref: pass:2 fail:0 skip:0 total:2"
+        );
+        assert!(
+            error("    not ok 2 y\n# page_ref: pass:1 fail:1 skip:0 total:2")
+                .contains("not ok 2 y")
+        );
+        assert!(error("# page_ref: pass:1 fail:0 skip:1 total:2").contains("skip:1"));
+        assert!(error("# page_ref: pass:0 fail:0 skip:2 total:2").contains("skip:2"));
+        assert!(error("# page_ref: pass:1 fail:0 skip:0 total:1").contains("of 2 cases"));
+        assert!(error("nothing").contains("no KUnit"));
+    }
+
+    #[test]
+    fn no_cases_are_not_passed() {
+        kunit("# page_ref: pass:0 fail:0 skip:0 total:0\n", "").unwrap_err();
     }
 }

@@ -20,7 +20,7 @@
 
 #define PAGES 2048
 #define ROUNDS 31
-/* By as much later each round starts: all of them together span a tick of 250 Hz. */
+/* By as much longer each round waits than the one before: they drift through the time between two ticks. */
 #define SHIFT_NS 131000
 
 static void die(const char *what)

@@ -18,11 +18,13 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -157,6 +159,7 @@ static void run(int workers, int processes, double seconds)
 			if (pid < 0)
 				die("fork");
 			if (!pid) {
+				prctl(PR_SET_PDEATHSIG, SIGKILL);
 				work((void *)(long)i);
 				_exit(0);
 			}
@@ -165,8 +168,12 @@ static void run(int workers, int processes, double seconds)
 			die("pthread_create");
 		}
 	}
-	while (atomic_load(&shared->ready) < workers)
+	while (atomic_load(&shared->ready) < workers) {
+		/* One that ends now has said why, and will never be ready. */
+		if (processes && waitpid(-1, &status, WNOHANG) > 0)
+			exit(1);
 		sched_yield();
+	}
 	start = now_ns();
 	atomic_store(&shared->go, 1);
 	nanosleep(&nap, NULL);

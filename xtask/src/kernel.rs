@@ -7,17 +7,21 @@ use xshell::{Cmd, Shell, cmd};
 
 use crate::packages;
 
-/// The lab's commands that do without a kernel's source.
-const WITHOUT_SOURCE: [&str; 3] = ["help", "packages", "report"];
+/// The lab's commands that want a kernel's source.
+const WITH_SOURCE: [&str; 7] = ["prepare", "check", "build", "run", "test", "stress", "bench"];
 
 /// `cargo xtask kernel ARGS`, with the Debian packages that the command needs.
 pub(crate) fn run(sh: &Shell, args: &[String]) -> Result<()> {
-    let helps = args.iter().take_while(|a| *a != "--").any(|a| a == "-h" || a == "--help");
-    match args.first() {
-        Some(command) if !helps && !WITHOUT_SOURCE.contains(&command.as_str()) => bring(sh)?,
-        _ => {}
+    if wants_source(args) {
+        bring(sh)?;
     }
     pass_on(sh, "kernel", args)
+}
+
+/// Nothing is installed for help, or for a command that there is not.
+fn wants_source(args: &[String]) -> bool {
+    let helps = args.iter().take_while(|a| *a != "--").any(|a| a == "-h" || a == "--help");
+    !helps && args.first().is_some_and(|command| WITH_SOURCE.contains(&command.as_str()))
 }
 
 /// Runs the lab's own command. Ends as it does if it fails: it has said why.
@@ -29,7 +33,12 @@ pub(crate) fn pass_on(sh: &Shell, what: &str, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The series on a tiny kernel.
+/// Both source trees, and with them the kernel's memory model.
+pub(crate) fn prepare(sh: &Shell) -> Result<()> {
+    run(sh, &["prepare".to_owned()])
+}
+
+/// The kernels, with the series and without.
 pub(crate) fn check(sh: &Shell) -> Result<()> {
     run(sh, &["check".to_owned()])
 }
@@ -43,4 +52,18 @@ fn bring(sh: &Shell) -> Result<()> {
 
 fn lab<'a>(sh: &'a Shell, what: &str, args: &[String]) -> Cmd<'a> {
     cmd!(sh, "cargo run --quiet --release -p pinfold-lab -- {what} {args...}").quiet()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typing_error_installs_nothing() {
+        let wants = |line: &str| {
+            wants_source(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        };
+        assert!(wants("check") && wants("run -- pread_bench --help"));
+        assert!(!wants("chekc") && !wants("") && !wants("build --help") && !wants("report"));
+    }
 }

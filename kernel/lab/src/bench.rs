@@ -1,14 +1,13 @@
 //! `kernel bench`: instructions, plain against patched. The guest's clock counts
 //! one nanosecond for each instruction, so what its programs print as a time is
-//! a count, and the same in every boot. Where KVM works, also the thread table.
+//! a count, and all but the same in every boot. Where KVM works, also the thread table.
 
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
-use crate::{Config, Tree, build, guest, prepare};
+use crate::{Config, Tree, build, guest, kept, prepare, threads};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::fs;
 use std::time::Duration;
 
 /// One count on both kernels.
@@ -25,24 +24,88 @@ impl Row {
     }
 }
 
+/// What the tables are kept as.
+pub(crate) const COUNTS: &str = "counts";
+pub(crate) const THREADS: &str = "threads";
+
 /// By how much a count may grow: the series' own promise.
 pub(crate) const ALLOWED_PERCENT: f64 = 1.0;
 
-const COMMAND: &str = "set -e
+const PREAD_BYTES: [u32; 2] = [64, 4096];
+const FILE_SYSTEMS: [&str; 2] = ["tmpfs", "ext4"];
+/// What `mm_count` prints a line of.
+const MM_CASES: [&str; 6] = [
+    "fault-anon",
+    "unmap-anon",
+    "fault-file",
+    "fault-file-cow",
+    "fork-2048-pages",
+    "fault-fork-cow",
+];
+/// `gup_test`'s ways, and the MiB it takes. It tells whole microseconds, and a huge page costs
+/// few instructions: of those it takes more.
+const GUP_CASES: [(&str, u32); 4] = [("-a", 32), ("-L", 32), ("-aH", 256), ("-LH", 256)];
+
+/// Every count that both kernels have to give, in the order in which the guest prints them.
+fn cases() -> Vec<String> {
+    let preads =
+        PREAD_BYTES.iter().flat_map(|b| FILE_SYSTEMS.iter().map(move |f| format!("pread-{b}-{f}")));
+    let mm = FILE_SYSTEMS.iter().flat_map(|f| MM_CASES.iter().map(move |c| format!("{c}-{f}")));
+    let gup = GUP_CASES
+        .iter()
+        .flat_map(|(way, _)| ["get", "put"].map(|half| format!("gup_test{way}-{half}")));
+    preads.chain(mm).chain(gup).collect()
+}
+
+const PREPARE: &str = "set -e
 echo 4096 > /sys/kernel/debug/fault_around_bytes
-for b in 64 4096; do
-echo \"case pread-$b-tmpfs $(pread_bench -n 20000 -b $b /tmp/x)\"
-echo \"case pread-$b-ext4 $(pread_bench -n 20000 -b $b /mnt/x)\"
-done
-mm_count /tmp/y | while read name unit value; do echo \"case $name-tmpfs x $unit $value\"; done
-mm_count /mnt/y | while read name unit value; do echo \"case $name-ext4 x $unit $value\"; done
-echo 16 > /proc/sys/vm/nr_hugepages
-for a in '-a' '-L' '-aH' '-LH'; do
-gup_test $a -m 32 -n 512 > log || { cat log; exit 1; }
-sed -n 's/.*get:\\([0-9]*\\) put:\\([0-9]*\\) us.*/\\1 \\2/p' log | awk -v a=gup_test$a '{
-printf \"case %s-get x ns %.2f\\ncase %s-put x ns %.2f\\n\", a, $1 * 1000 / 8192, a, $2 * 1000 / 8192 }'
-done
+echo 128 > /proc/sys/vm/nr_hugepages
 ";
+
+/// Each program's output goes through a file or a variable: a pipe would hide how it ended.
+/// Of `gup_test`'s rounds the least disturbed one is told, as the other programs do.
+fn command() -> String {
+    let mut text = String::from("set -e\n");
+    for bytes in PREAD_BYTES {
+        for (system, dir) in FILE_SYSTEMS.iter().zip(["/tmp", "/mnt"]) {
+            let _ = writeln!(
+                text,
+                "line=$(pread_bench -n 20000 -b {bytes} {dir}/x)\necho \"case pread-{bytes}-{system} $line\""
+            );
+        }
+    }
+    for (system, dir) in FILE_SYSTEMS.iter().zip(["/tmp", "/mnt"]) {
+        let _ = writeln!(
+            text,
+            "mm_count {dir}/y > log\nwhile read name rest; do echo \"case $name-{system} $rest\"; done < log"
+        );
+    }
+    for (way, mib) in GUP_CASES {
+        let _ = writeln!(
+            text,
+            "gup_test {way} -m {mib} -n 512 -r 31 > log || {{ cat log; exit 1; }}\n\
+             sed -n 's/.*get:\\([0-9]*\\) put:\\([0-9]*\\) us.*/\\1 \\2/p' log > rounds\n\
+             awk -v step={} '$1 < get || NR == 1 {{ get = $1 }} $2 < put || NR == 1 {{ put = $2 }} END {{\n\
+             if (NR == 31) printf \"case gup_test{way}-get ns %.2f\\ncase gup_test{way}-put ns %.2f\\n\", \
+             get * step, put * step }}' rounds",
+            gup_step(mib)
+        );
+    }
+    text
+}
+
+/// A microsecond, spread over the pages of so many MiB: what a count of them is a multiple of.
+fn gup_step(mib: u32) -> f64 {
+    1000.0 / f64::from(mib * 256)
+}
+
+/// The least difference that a case can show.
+fn step(case: &str) -> f64 {
+    GUP_CASES
+        .iter()
+        .find(|(way, _)| case.starts_with(&format!("gup_test{way}-")))
+        .map_or(0.0, |&(_, mib)| gup_step(mib))
+}
 
 /// A `case NAME ... ns VALUE` line.
 fn parse(line: &str) -> Option<(String, f64)> {
@@ -55,6 +118,34 @@ fn parse(line: &str) -> Option<(String, f64)> {
     Some((name, value.parse().ok()?))
 }
 
+/// The counts in a guest's output.
+///
+/// # Errors
+/// If one is missing or too many, by name.
+fn counts(output: &str) -> Result<Vec<(String, f64)>> {
+    let found: Vec<_> = output.lines().filter_map(parse).collect();
+    let cases = cases();
+    if let Some((other, _)) = found.iter().find(|(case, _)| !cases.contains(case)) {
+        bail!("{other} is no case that is known:\n{output}");
+    }
+    let one = |case: String| {
+        let of: Vec<_> = found.iter().filter(|f| f.0 == case).collect();
+        match of[..] {
+            [&(_, value)] if value.is_normal() && value > 0.0 => Ok((case, value)),
+            _ => bail!("{case} has {} counts:\n{output}", of.len()),
+        }
+    };
+    cases.into_iter().map(one).collect()
+}
+
+/// What got dearer than promised. A clock that tells whole microseconds may be off by one.
+fn dear(rows: &[Row]) -> Vec<String> {
+    rows.iter()
+        .filter(|r| r.series > r.plain * (1.0 + ALLOWED_PERCENT / 100.0) + step(&r.case) * 1.001)
+        .map(|r| format!("{} ({:+.2} %)", r.case, r.percent()))
+        .collect()
+}
+
 fn count(paths: &Paths, tree: Tree) -> Result<Vec<(String, f64)>> {
     let image = build::image(paths, tree, Config::Fast);
     let root = guest::root(paths, &[crate::selftests::gup_test(paths)?])?;
@@ -65,7 +156,7 @@ fn count(paths: &Paths, tree: Tree) -> Result<Vec<(String, f64)>> {
             name: &name,
             image: &image,
             root: &root,
-            command: COMMAND,
+            command: &format!("{PREPARE}{}", command()),
             // Where a program's mappings lie decides how many page tables a fork copies.
             append: "kunit.enable=0 norandmaps",
             accel: Accel::Icount,
@@ -77,17 +168,13 @@ fn count(paths: &Paths, tree: Tree) -> Result<Vec<(String, f64)>> {
     if outcome.status != 0 {
         bail!("{name}: failed with status {}:\n{}", outcome.status, outcome.output);
     }
-    let rows: Vec<_> = outcome.output.lines().filter_map(parse).collect();
-    if rows.is_empty() {
-        bail!("{name}: no counts in its output:\n{}", outcome.output);
-    }
-    Ok(rows)
+    counts(&outcome.output).with_context(|| name)
 }
 
 /// Counts on both kernels and keeps the table.
 ///
 /// # Errors
-/// A kernel that does not boot, or a 64-byte read that got dearer than promised.
+/// A kernel that does not boot, a count that is missing, or one that got dearer than promised.
 pub(crate) fn bench(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     for tree in [Tree::Plain, Tree::Series] {
@@ -97,10 +184,8 @@ pub(crate) fn bench(paths: &Paths) -> Result<()> {
     let series = count(paths, Tree::Series)?;
     let rows: Vec<_> = plain
         .into_iter()
-        .filter_map(|(case, plain)| {
-            let series = series.iter().find(|s| s.0 == case)?.1;
-            Some(Row { case, plain, series })
-        })
+        .zip(series)
+        .map(|((case, plain), (_, series))| Row { case, plain, series })
         .collect();
     println!("instructions (TCG with -icount; counts, not times):");
     for row in &rows {
@@ -112,57 +197,21 @@ pub(crate) fn bench(paths: &Paths) -> Result<()> {
             row.percent()
         );
     }
-    let text = serde_json::to_string_pretty(&rows)?;
-    fs::write(paths.result("counts"), text).context("cannot keep the counts")?;
-    let dear: Vec<_> = rows
-        .iter()
-        .filter(|r| !r.case.starts_with("gup_test") && r.percent() > ALLOWED_PERCENT)
-        .map(|r| format!("{} ({:+.2} %)", r.case, r.percent()))
-        .collect();
+    kept::keep(paths, COUNTS, &rows)?;
+    kept::keep(paths, THREADS, threads::table(paths)?)?;
+    let dear = dear(&rows);
     if !dear.is_empty() {
         bail!("more than {ALLOWED_PERCENT} % more instructions than plain: {}", dear.join(", "));
     }
-    threads(paths)
-}
-
-/// The published table: threads and processes on real cores.
-fn threads(paths: &Paths) -> Result<()> {
-    let image = build::image(paths, Tree::Series, Config::Fast);
-    let root = guest::root(paths, &[])?;
-    if !qemu::kvm_works(paths, &image, &root)? {
-        println!(
-            "no thread table: KVM boots nothing here, and emulated time means nothing; \
-             `pinfold bench ref` has the two instruction sequences on this machine's cores"
-        );
-        return Ok(());
-    }
-    let mut table = String::new();
-    for tree in [Tree::Plain, Tree::Series] {
-        let image = build::image(paths, tree, Config::Fast);
-        let outcome = qemu::boot(
-            paths,
-            &Boot {
-                name: &format!("threads-{}", tree.name()),
-                image: &image,
-                root: &root,
-                command: "for n in 1 2 4 8 16; do [ $n -le $(nproc) ] || break\n\
-                          pread_bench -t $n -s 2 /tmp/x; pread_bench -p $n -s 2 /tmp/x; done",
-                append: "kunit.enable=0",
-                accel: Accel::Kvm,
-                limit: Duration::from_secs(120),
-                mem_mib: 1024,
-                args: &[],
-            },
-        )?;
-        let _ = write!(table, "{} (KVM):\n{}", tree.name(), outcome.output);
-    }
-    print!("{table}");
-    fs::write(paths.cache.join("results/threads.txt"), table).context("cannot keep the table")
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
 
     #[test]
     fn counts_are_read_with_their_unit() {
@@ -173,6 +222,82 @@ mod tests {
         assert_eq!(parse("case g-get x us 12"), None);
         assert_eq!(parse("case broken x s 12"), None);
         assert_eq!(parse("pread ns 1"), None);
+    }
+
+    /// Runs the guest's script with programs that print what the real ones print.
+    fn counted(programs: &[(&str, &str)]) -> Option<String> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, body) in programs {
+            let path = dir.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+        let out = Command::new("sh")
+            .args(["-c", &command()])
+            .current_dir(dir.path())
+            .env("PATH", path)
+            .output()
+            .unwrap();
+        out.status.success().then(|| String::from_utf8(out.stdout).unwrap())
+    }
+
+    const PREAD: &str = "echo pread block_bytes 64 ns 1019.45";
+    const GUP: &str = "for i in $(seq 31); do echo \"# GUP_FAST: Time: get:$((1700 + i)) put:$((900 - i)) us\"; done";
+
+    fn mm() -> String {
+        MM_CASES.map(|case| format!("echo {case} ns 6351.14")).join("\n")
+    }
+
+    #[test]
+    fn every_case_is_counted_and_the_least_round_told() {
+        let output =
+            counted(&[("pread_bench", PREAD), ("mm_count", &mm()), ("gup_test", GUP)]).unwrap();
+        let found = counts(&output).unwrap();
+        assert_eq!(found.iter().map(|f| f.0.clone()).collect::<Vec<_>>(), cases());
+        let of = |case: &str| found.iter().find(|f| f.0 == case).unwrap().1;
+        assert!((of("gup_test-a-get") - 1701.0 * 1000.0 / 8192.0).abs() < 0.01);
+        assert!((of("gup_test-LH-put") - 869.0 * 1000.0 / 65536.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_program_that_fails_or_says_too_little_is_noticed() {
+        let good =
+            [("pread_bench", PREAD.to_string()), ("mm_count", mm()), ("gup_test", GUP.into())];
+        for at in 0..good.len() {
+            let with = |body: String| {
+                let mut programs = good.clone();
+                programs[at].1 = body;
+                counted(&programs.each_ref().map(|(name, body)| (*name, body.as_str())))
+            };
+            assert_eq!(with(format!("{}\nexit 1", good[at].1)), None);
+            let last =
+                good[at].1.replace("echo fault-fork-cow ns", "echo").replace("seq 31", "seq 30");
+            if at > 0 {
+                counts(&with(last).unwrap()).unwrap_err();
+            }
+        }
+        let output = counted(&good.each_ref().map(|(name, body)| (*name, body.as_str()))).unwrap();
+        let missing = output.replace("case fault-file-ext4", "fault-file-ext4");
+        let error = counts(&missing).unwrap_err().to_string();
+        assert!(error.starts_with("fault-file-ext4 has 0 counts"), "{error}");
+        counts(&output.replacen("1019.45", "nan", 1)).unwrap_err();
+        counts(&output.replacen("1019.45", "0.00", 1)).unwrap_err();
+        counts(&format!("{output}case pread-64-tmpfs ns 1\n")).unwrap_err();
+        counts(&format!("{output}case other ns 1\n")).unwrap_err();
+    }
+
+    #[test]
+    fn what_got_dearer_is_named() {
+        let row = |case: &str, plain, series| Row { case: case.into(), plain, series };
+        let dear = |case, plain, series| !dear(&[row(case, plain, series)]).is_empty();
+        assert!(dear("pread-64-tmpfs", 1000.0, 1010.1));
+        assert!(!dear("pread-64-tmpfs", 1000.0, 1009.9));
+        assert!(dear("gup_test-LH-put", 11.11, 16.7));
+        // One microsecond more, and two more, than 1 %.
+        assert!(!dear("gup_test-aH-get", 11.11, 11.11 * 1.01 + 1000.0 / 65536.0));
+        assert!(dear("gup_test-aH-get", 11.11, 11.11 * 1.01 + 2000.0 / 65536.0));
+        assert!(dear("gup_test-a-get", 210.8, 213.3));
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! Configuring and building one kernel out of tree.
 
 use crate::paths::Paths;
-use crate::{Config, Tree, proc};
+use crate::{Config, Tree, cc, git, prepare, proc};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
+
+/// How long a build may take: a debug kernel on one slow core.
+const LONGEST: Duration = Duration::from_secs(3 * 3600);
 
 /// The configuration fragments, in the order in which they override each other.
 fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
@@ -55,8 +59,8 @@ pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
     tests(paths, tree).is_file()
 }
 
-fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
-    let objects = paths.objects(tree, config);
+/// What a kernel's configuration is asked for.
+fn wanted(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
     let mut all = String::new();
     for fragment in fragments(paths, config) {
         all += &fs::read_to_string(&fragment)
@@ -66,36 +70,47 @@ fn configure(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     if !has_tests(paths, tree) {
         all = all.replace("CONFIG_PAGE_REF_KUNIT_TEST=y\n", "");
     }
-    let stamp = objects.join("lab-fragments");
-    if fs::read_to_string(&stamp).ok().as_deref() == Some(all.as_str()) {
-        return Ok(());
+    Ok(all)
+}
+
+/// Whether a file has this content.
+fn holds(file: &Path, text: &str) -> bool {
+    fs::read_to_string(file).is_ok_and(|found| found == text)
+}
+
+/// Writes the `.config` that these wishes make, unless it is there.
+fn configure(paths: &Paths, tree: Tree, config: Config, wanted: &str) -> Result<()> {
+    let objects = paths.objects(tree, config);
+    let (stamp, dot_config) = (objects.join("lab-fragments"), objects.join(".config"));
+    if !holds(&stamp, wanted) {
+        fs::create_dir_all(&objects)?;
+        // The stamp goes first, so that a failure half-way is not taken for done.
+        prepare::remove_file(&stamp)?;
+        let log = paths.log("configure");
+        proc::run("configuring", make(paths, tree, config).arg("tinyconfig"), &log)?;
+        let tiny = read(&dot_config)?;
+        fs::write(&dot_config, tiny + wanted)?;
+        proc::run("configuring", make(paths, tree, config).arg("olddefconfig"), &log)?;
+        fs::write(&stamp, wanted).context("cannot record the configuration")?;
     }
-    fs::create_dir_all(&objects)?;
-    let merged = objects.join("lab.config");
-    fs::write(&merged, &all)?;
-    let script = format!(
-        "make -s O={o} tinyconfig && cat {m} >> {o}/.config && make -s O={o} olddefconfig",
-        o = objects.display(),
-        m = merged.display()
-    );
-    proc::run(
-        "configuring",
-        Command::new("sh").args(["-c", &script]).current_dir(paths.source(tree)),
-        &paths.log("configure"),
-    )?;
     // A wish that Kconfig drops without a word would make the tests test less.
-    let done = fs::read_to_string(objects.join(".config"))?;
-    let missing = ungranted(&done, &wishes(&all));
+    let missing = ungranted(&read(&dot_config)?, &wishes(wanted));
     if !missing.is_empty() {
         bail!("this kernel does not grant: {}", missing.join(", "));
     }
-    fs::write(stamp, all).context("cannot record the configuration")
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
 /// `make` in a source tree, with the objects in their folder.
 pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
+    // The kernel's version has in it what git says of the source.
+    git::without_variables(&mut make);
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])
         .arg("-C")
         .arg(paths.source(tree))
@@ -106,15 +121,33 @@ pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     make
 }
 
+/// What a kernel is made of: the source by git's name of it, the compiler, the configuration.
+///
+/// # Errors
+/// If one of them is not there.
+pub(crate) fn made_of(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
+    let source = git::content(&paths.source(tree))?;
+    let wanted = cc::short(&wanted(paths, tree, config)?);
+    Ok(format!("source {source}, configuration {wanted}, {}", cc::version()?))
+}
+
+fn made_of_file(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
+    paths.objects(tree, config).join("lab-made-of")
+}
+
 /// Builds a kernel, or brings it up to date, and returns its image.
 ///
 /// # Errors
 /// The compiler's, with the end of its log.
 pub(crate) fn build(paths: &Paths, tree: Tree, config: Config) -> Result<PathBuf> {
-    configure(paths, tree, config)?;
+    let made_of = made_of(paths, tree, config)?;
+    let note = made_of_file(paths, tree, config);
+    prepare::remove_file(&note)?;
+    configure(paths, tree, config, &wanted(paths, tree, config)?)?;
     let what = format!("building {} {}", tree.name(), config.name());
     let log = paths.log(&format!("build-{}-{}", tree.name(), config.name()));
-    proc::run(&what, make(paths, tree, config).arg("bzImage"), &log)?;
+    proc::run_for(&what, make(paths, tree, config).arg("bzImage"), &log, LONGEST)?;
+    fs::write(note, made_of).context("cannot record what a kernel was made of")?;
     Ok(image(paths, tree, config))
 }
 
@@ -123,11 +156,9 @@ pub(crate) fn image(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
     paths.objects(tree, config).join("arch/x86/boot/bzImage")
 }
 
-/// Whether the image of a build is there and younger than the series as applied.
+/// Whether a kernel was built of what it would be made of now.
 pub(crate) fn is_current(paths: &Paths, tree: Tree, config: Config) -> bool {
-    let time = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    let image = time(&image(paths, tree, config));
-    image.is_some() && image > time(&paths.cache.join("src/applied"))
+    made_of(paths, tree, config).is_ok_and(|now| holds(&made_of_file(paths, tree, config), &now))
 }
 
 /// Puts the kernel's exported headers where the selftests look for them.
@@ -227,5 +258,71 @@ mod tests {
             ungranted("CONFIG_C=8\nCONFIG_AB=y\nCONFIG_B=y\n", &wishes),
             ["CONFIG_A=y", "CONFIG_B=n"]
         );
+    }
+
+    /// Two trees that configure and build as a kernel does, in no time.
+    fn lab() -> (tempfile::TempDir, Paths) {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { kernel: dir.path().join("kernel"), cache: dir.path().into() };
+        for tree in [Tree::Plain, Tree::Series] {
+            let source = paths.source(tree);
+            fs::create_dir_all(&source).unwrap();
+            let makefile = "tinyconfig:\n\techo CONFIG_TINY=y > $(O)/.config\n\
+                            olddefconfig:\n\ttest ! -e $(O)/fail\n\
+                            bzImage:\n\tmkdir -p $(O)/arch/x86/boot && cp $(O)/.config $(O)/arch/x86/boot/bzImage\n";
+            fs::write(source.join("Makefile"), makefile).unwrap();
+            for args in [&["init", "-q", "."][..], &["add", "."], &["commit", "-qm", "base"]] {
+                git::git(&source, args).unwrap();
+            }
+        }
+        for dir in ["kernel/lab/config", "log"] {
+            fs::create_dir_all(paths.cache.join(dir)).unwrap();
+        }
+        wish(&paths, "CONFIG_A=y\n");
+        (dir, paths)
+    }
+
+    fn wish(paths: &Paths, text: &str) {
+        fs::write(paths.kernel.join("lab/config/fast.config"), text).unwrap();
+    }
+
+    #[test]
+    fn a_configuration_that_failed_half_way_is_not_taken_for_the_one_before() {
+        let (_dir, paths) = lab();
+        let build = || build(&paths, Tree::Plain, Config::Fast);
+        let dot_config = paths.objects(Tree::Plain, Config::Fast).join(".config");
+        build().unwrap();
+        wish(&paths, "CONFIG_B=y\n");
+        let fail = dot_config.with_file_name("fail");
+        fs::write(&fail, "").unwrap();
+        build().unwrap_err();
+        fs::remove_file(fail).unwrap();
+        wish(&paths, "CONFIG_A=y\n");
+        build().unwrap();
+        assert_eq!(fs::read_to_string(&dot_config).unwrap(), "CONFIG_TINY=y\nCONFIG_A=y\n");
+
+        fs::write(&dot_config, "CONFIG_TINY=y\n").unwrap();
+        let error = build().unwrap_err().to_string();
+        assert!(error.contains("does not grant: CONFIG_A=y"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_is_current_until_its_own_source_or_configuration_changes() {
+        let (_dir, paths) = lab();
+        let current = || [Tree::Plain, Tree::Series].map(|t| is_current(&paths, t, Config::Fast));
+        for tree in [Tree::Plain, Tree::Series] {
+            build(&paths, tree, Config::Fast).unwrap();
+        }
+        assert_eq!(current(), [true, true]);
+        let source = paths.source(Tree::Series);
+        git::git(&source, &["commit", "-q", "--allow-empty", "-m", "other words"]).unwrap();
+        assert_eq!(current(), [true, true]);
+        fs::write(source.join("a.c"), "").unwrap();
+        git::git(&source, &["add", "."]).unwrap();
+        git::git(&source, &["commit", "-qm", "patch"]).unwrap();
+        assert_eq!(current(), [true, false]);
+        build(&paths, Tree::Series, Config::Fast).unwrap();
+        wish(&paths, "CONFIG_A=y\nCONFIG_B=y\n");
+        assert_eq!(current(), [false, false]);
     }
 }

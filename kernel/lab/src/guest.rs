@@ -2,7 +2,7 @@
 //! selftests if asked for, and the command; and a disk for ext4.
 
 use crate::paths::Paths;
-use crate::proc;
+use crate::{cc, proc};
 use anyhow::{Context, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,24 +15,43 @@ const PROGRAMS: &[&str] = &["pread_bench", "mm_count", "mm_stress"];
 /// Size of the guest's ext4 disk.
 const DISK_MIB: u64 = 512;
 
-/// Compiles a program statically, unless it is newer than its source.
+/// Compiles a program statically.
 fn compile(paths: &Paths, program: &str) -> Result<PathBuf> {
     let source = paths.kernel.join("guest").join(format!("{program}.c"));
     let target = paths.guest(program);
-    let time = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    if time(&target) > time(&source) {
-        return Ok(target);
-    }
-    proc::run(
-        &format!("compiling {program}"),
-        Command::new("gcc")
-            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"])
-            .arg(&target)
-            .arg(&source)
-            .arg("-lpthread"),
-        &paths.log(&format!("compile-{program}")),
-    )?;
+    let text =
+        fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"])
+        .arg(&target)
+        .arg(&source)
+        .arg("-lpthread");
+    cc::compile(program, &text, &mut gcc, &target, &paths.log(&format!("compile-{program}")))?;
     Ok(target)
+}
+
+/// The busybox that the guest is made of. There is nothing else in it, and so no loader either.
+pub(crate) fn busybox() -> Option<&'static Path> {
+    ["/bin/busybox", "/usr/bin/busybox"]
+        .map(Path::new)
+        .into_iter()
+        .find(|path| fs::read(path).is_ok_and(|file| is_static(&file) == Some(true)))
+}
+
+/// Whether a program needs no loader; none if it is no 64-bit ELF file.
+fn is_static(file: &[u8]) -> Option<bool> {
+    const INTERPRETER: [u8; 4] = 3_u32.to_le_bytes();
+    let number = |at: usize, bytes: usize| {
+        let mut number = [0; 8];
+        number[..bytes].copy_from_slice(file.get(at..at + bytes)?);
+        usize::try_from(u64::from_le_bytes(number)).ok()
+    };
+    if !file.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let (headers, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    let table = file.get(headers..headers.checked_add(size * count)?)?;
+    Some(!table.chunks_exact(size.max(4)).any(|header| header[..4] == INTERPRETER))
 }
 
 /// A folder to become the initramfs, with everything but the command.
@@ -45,10 +64,8 @@ pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
     for dir in ["bin", "lab"] {
         fs::create_dir_all(root.join(dir))?;
     }
-    let busybox = ["/bin/busybox", "/usr/bin/busybox"]
-        .into_iter()
-        .find(|path| Path::new(path).is_file())
-        .context("no busybox; on Debian: apt-get install busybox-static")?;
+    let busybox =
+        busybox().context("no static busybox; on Debian: apt-get install busybox-static")?;
     fs::copy(busybox, root.join("bin/busybox"))?;
     fs::copy(paths.kernel.join("guest/init.sh"), root.join("init"))?;
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
@@ -69,12 +86,17 @@ pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
 /// If cpio fails.
 pub(crate) fn initramfs(paths: &Paths, root: &Path, command: &str) -> Result<PathBuf> {
     fs::write(root.join("lab/cmd"), format!("{command}\n"))?;
-    let target = paths.guest("initramfs.gz");
-    let script =
-        format!("find . | cpio --quiet -o -H newc -R 0:0 | gzip -1 > {}", target.display());
+    let target = paths.guest("initramfs.cpio");
+    let mut list = target.clone().into_os_string();
+    list.push(".list");
+    // No pipe, which would hide how the first of two ended.
+    let script = "find . > \"$2\" && cpio --quiet -o -H newc -R 0:0 -F \"$1\" < \"$2\"";
     proc::run(
         "packing the guest",
-        Command::new("sh").args(["-c", &script]).current_dir(root),
+        Command::new("sh")
+            .args(["-c", script, "sh"])
+            .args([target.as_os_str(), &list])
+            .current_dir(root),
         &paths.log("initramfs"),
     )?;
     Ok(target)
@@ -103,4 +125,63 @@ pub(crate) fn disk(paths: &Paths) -> Result<PathBuf> {
         &paths.log("mke2fs"),
     )?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn paths_in(dir: &Path) -> Paths {
+        let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf();
+        let paths = Paths { kernel, cache: dir.to_path_buf() };
+        for folder in ["guest", "log"] {
+            fs::create_dir(dir.join(folder)).unwrap();
+        }
+        paths
+    }
+
+    #[test]
+    fn only_a_static_program_is_static() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("a.c");
+        fs::write(&source, "int main(void) { return 0; }").unwrap();
+        let made = |flag: &str| {
+            let binary = dir.path().join("a");
+            proc::output(Command::new("gcc").arg(flag).arg("-o").arg(&binary).arg(&source))
+                .unwrap();
+            fs::read(binary).unwrap()
+        };
+        assert_eq!(is_static(&made("-static")), Some(true));
+        assert_eq!(is_static(&made("-pie")), Some(false));
+        assert_eq!(is_static(&made("-no-pie")), Some(false));
+        assert_eq!(is_static(b"#!/bin/sh\n"), None);
+        assert_eq!(is_static(b"\x7fELF\x02\x01"), None);
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_packed_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths_in(dir.path());
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("lab")).unwrap();
+        initramfs(&paths, &root, "true").unwrap();
+        // In a list of lines this is two files, and none of them there.
+        fs::write(root.join("a\nb"), "").unwrap();
+        initramfs(&paths, &root, "true").unwrap_err();
+    }
+
+    #[test]
+    fn readers_who_cannot_begin_are_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile(&paths_in(dir.path()), "pread_bench").unwrap();
+        let mut sh = Command::new("sh");
+        // Enough memory for the program, and none for a buffer of 1 MiB.
+        sh.args(["-c", "ulimit -v 1700; exec \"$0\" -p 2 -b 1048576 -f 1048576 -s 0.1 x"])
+            .arg(program)
+            .current_dir(dir.path());
+        let out = proc::capture(&mut sh, Duration::from_secs(20)).unwrap();
+        assert_eq!(out.status.code(), Some(1));
+        assert!(String::from_utf8(out.stderr).unwrap().contains("buffer"));
+    }
 }

@@ -1,15 +1,15 @@
 //! One run of the lab at a time in one cache: two would build into the same
 //! folders and pack each other's guests. `main` takes the lock for everything
-//! that writes there; the kernel lets it go when the process ends, however it does.
+//! that writes there.
 //!
-//! The lock belongs to the open file, and a child that was forked a moment ago has
-//! that open until it execs: closing our descriptor lets go of nothing then, so the
-//! end of a [`Lock`] unlocks in words.
+//! The lock belongs to the open file, which what the lab starts has open as well: a
+//! `make` that has outlived a killed lab keeps the next one out. Closing our own
+//! descriptor lets go of nothing then, so the end of a [`Lock`] unlocks in words.
 
 use crate::paths::Paths;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 
@@ -31,6 +31,10 @@ impl Drop for Lock {
 /// # Errors
 /// If another run has it, or the lock's file cannot be made.
 pub(crate) fn take(paths: &Paths) -> Result<Lock> {
+    locked(paths).map(|file| Lock { file })
+}
+
+fn locked(paths: &Paths) -> Result<File> {
     let path = paths.cache.join("lock");
     let mut file = OpenOptions::new()
         .create(true)
@@ -45,7 +49,7 @@ pub(crate) fn take(paths: &Paths) -> Result<Lock> {
             let mut holder = String::new();
             file.read_to_string(&mut holder).context("cannot read who has the lock")?;
             bail!(
-                "another run of the lab (process {}) is at work in {}; wait for it, or give this one \
+                "another run of the lab (process {}), or what it has started, is at work in {}; wait for it, or give this one \
                  a folder of its own with PINFOLD_LAB_CACHE",
                 holder.trim(),
                 paths.cache.display()
@@ -58,13 +62,17 @@ pub(crate) fn take(paths: &Paths) -> Result<Lock> {
     file.set_len(0)?;
     file.rewind()?;
     writeln!(file, "{}", std::process::id()).context("cannot note who has the lock")?;
-    Ok(Lock { file })
+    fcntl_setfd(&file, FdFlags::empty()).context("cannot hand the lock to what is started")?;
+    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::path::Path;
+    use std::process::Command;
+    use std::thread;
+    use std::time::Duration;
 
     fn cache_in(dir: &Path) -> Paths {
         Paths { kernel: dir.into(), cache: dir.into() }
@@ -82,14 +90,30 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_has_the_file_open_still_does_not_keep_the_lock() {
+    fn what_outlives_a_killed_run_keeps_the_next_one_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = cache_in(dir.path());
+        let file = locked(&paths).unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        // A killed run's file is closed, and nothing unlocked.
+        drop(file);
+        take(&paths).unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // What another test has started meanwhile has the file open, too, and ends soon.
+        let free = || thread::sleep(Duration::from_millis(10));
+        assert!((0..1000).map(|_| free()).any(|()| take(&paths).is_ok()));
+    }
+
+    #[test]
+    fn a_run_that_ends_lets_go_whatever_it_has_started() {
         let dir = tempfile::tempdir().unwrap();
         let paths = cache_in(dir.path());
         let lock = take(&paths).unwrap();
-        // What a child has between its fork and its exec.
-        let inherited = lock.file.try_clone().unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         drop(lock);
         take(&paths).unwrap();
-        drop(inherited);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

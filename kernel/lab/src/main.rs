@@ -6,8 +6,11 @@
 
 mod bench;
 mod build;
+mod cc;
 mod coverage;
+mod git;
 mod guest;
+mod kept;
 mod litmus;
 mod lock;
 mod paths;
@@ -21,6 +24,7 @@ mod series;
 mod splat;
 mod stress;
 mod suite;
+mod threads;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -57,9 +61,9 @@ enum Kernel {
     Packages,
     /// Unpack Debian's kernel source into the cache, and apply the series.
     Prepare,
-    /// What passes in minutes from nothing: the series applies, its style is clean,
-    /// a tiny kernel with it builds, boots, and passes its `KUnit` tests. The
-    /// counts, too, if the cache has the kernels for them.
+    /// What every change has to pass: the series applies, its style is clean, a tiny
+    /// kernel with it and the fast ones, plain and patched, build, boot, and pass their
+    /// `KUnit` tests, and the counts are no dearer.
     Check,
     /// Build a kernel; a second build reuses the first.
     Build(Which),
@@ -74,7 +78,7 @@ enum Kernel {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Boot plain and patched, run the tests and the counts.
+    /// The same, and the kernel's own selftests on plain and patched.
     Test {
         /// Also the debug kernels (KASAN, lockdep, KCSAN) and the stress.
         #[arg(long)]

@@ -4,6 +4,7 @@
 use crate::{Config, Tree};
 use anyhow::{Context, Result, bail};
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,12 +17,30 @@ pub(crate) struct Paths {
     pub(crate) cache: PathBuf,
 }
 
+/// The cache's folder, from the first variable that says something.
+fn cache(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let dir = set("PINFOLD_LAB_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("pinfold-lab")))
+        .or_else(|| Some(set("HOME")?.join(".cache/pinfold-lab")))
+        .context("no place for the cache: set PINFOLD_LAB_CACHE, XDG_CACHE_HOME or HOME")?;
+    let dir = std::path::absolute(dir).context("no folder to start from")?;
+    if dir.to_string_lossy().contains([' ', '\t', '\n', ':']) {
+        bail!(
+            "the kernel's Makefile takes no folder with a space or a colon in its name, as {} has: \
+             set PINFOLD_LAB_CACHE to another",
+            dir.display()
+        );
+    }
+    Ok(dir)
+}
+
 impl Paths {
     /// Finds both folders and makes the cache.
     ///
     /// # Errors
     /// If neither `HOME` nor one of the cache variables is set, or the cache
-    /// cannot be made.
+    /// cannot be made or be built in.
     pub(crate) fn find() -> Result<Self> {
         let kernel = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
@@ -30,15 +49,7 @@ impl Paths {
         if !kernel.join("litmus").is_dir() {
             bail!("{} is gone: the lab runs from the repository it was built in", kernel.display());
         }
-        let cache = if let Some(dir) = env::var_os("PINFOLD_LAB_CACHE") {
-            PathBuf::from(dir)
-        } else if let Some(dir) = env::var_os("XDG_CACHE_HOME") {
-            PathBuf::from(dir).join("pinfold-lab")
-        } else {
-            let home = env::var_os("HOME")
-                .context("no place for the cache: set PINFOLD_LAB_CACHE, XDG_CACHE_HOME or HOME")?;
-            PathBuf::from(home).join(".cache/pinfold-lab")
-        };
+        let cache = cache(|name| env::var_os(name))?;
         let paths = Paths { kernel, cache };
         for dir in ["src", "build", "guest", "log", "results"] {
             let dir = paths.cache.join(dir);
@@ -65,5 +76,35 @@ impl Paths {
 
     pub(crate) fn guest(&self, name: &str) -> PathBuf {
         self.cache.join("guest").join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache_by(variables: &[(&str, &str)]) -> Result<PathBuf> {
+        cache(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()))
+    }
+
+    #[test]
+    fn the_first_variable_that_says_something_counts() {
+        let all = [("PINFOLD_LAB_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")];
+        assert_eq!(cache_by(&all).unwrap(), Path::new("/a"));
+        assert_eq!(cache_by(&all[1..]).unwrap(), Path::new("/b/pinfold-lab"));
+        assert_eq!(cache_by(&all[2..]).unwrap(), Path::new("/c/.cache/pinfold-lab"));
+        cache_by(&[]).unwrap_err();
+        let empty = [("PINFOLD_LAB_CACHE", ""), ("XDG_CACHE_HOME", ""), ("HOME", "/c")];
+        assert_eq!(cache_by(&empty).unwrap(), Path::new("/c/.cache/pinfold-lab"));
+    }
+
+    #[test]
+    fn the_cache_has_a_whole_name_that_make_takes() {
+        let here = env::current_dir().unwrap();
+        assert_eq!(cache_by(&[("PINFOLD_LAB_CACHE", "a")]).unwrap(), here.join("a"));
+        for name in ["/a b", "/a:b"] {
+            let error = cache_by(&[("PINFOLD_LAB_CACHE", name)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("PINFOLD_LAB_CACHE"), "{error}");
+        }
     }
 }

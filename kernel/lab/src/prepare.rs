@@ -1,10 +1,12 @@
 //! Kernel sources: Debian's package unpacked once, as a git repository with one
 //! commit, and a second work tree of it that carries the series.
 
+use crate::git::{self, git};
 use crate::paths::Paths;
-use crate::{Tree, proc, series};
+use crate::{Tree, guest, proc, series};
 use anyhow::{Context, Result, bail};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,7 +24,6 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("python3", "python3"),
     ("cpio", "cpio"),
     ("qemu-system-x86_64", "qemu-system-x86"),
-    ("busybox", "busybox-static"),
     ("mke2fs", "e2fsprogs"),
 ];
 
@@ -55,7 +56,7 @@ pub(crate) fn prepare(paths: &Paths) -> Result<()> {
             packages(&missing).join(" ")
         );
     }
-    unpack(paths)?;
+    unpack(paths, Path::new(TARBALL))?;
     series::apply(paths)
 }
 
@@ -63,7 +64,8 @@ pub(crate) fn prepare(paths: &Paths) -> Result<()> {
 pub(crate) fn missing() -> Vec<(&'static str, &'static str)> {
     let programs = PROGRAMS.iter().filter(|(program, _)| !proc::on_path(program));
     let files = FILES.iter().filter(|(file, _)| !Path::new(file).is_file());
-    programs.chain(files).copied().collect()
+    let busybox = guest::busybox().is_none().then_some(("a static busybox", "busybox-static"));
+    programs.chain(files).copied().chain(busybox).collect()
 }
 
 /// The packages that bring what is missing, each once.
@@ -94,16 +96,23 @@ pub(crate) fn unpacked(paths: &Paths) -> Result<String> {
     fs::read_to_string(stamp_file(paths)).context("no kernel source; run `kernel prepare` first")
 }
 
-fn unpack(paths: &Paths) -> Result<()> {
-    let tarball = Path::new(TARBALL);
+fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
     let stamp = stamp(tarball)?;
     let stamp_file = stamp_file(paths);
     let plain = paths.source(Tree::Plain);
     if fs::read_to_string(&stamp_file).ok().as_deref() == Some(stamp.as_str()) {
+        git::untouched(&plain)?;
+        if git(&plain, &["rev-parse", "HEAD"])? != git(&plain, &["rev-parse", BASE_TAG])? {
+            println!("{}: not at Debian's source; going back to it", plain.display());
+            git::reset(&plain, BASE_TAG)?;
+        }
         return Ok(());
     }
-    for tree in [Tree::Plain, Tree::Series] {
-        remove(&paths.source(tree))?;
+    // The stamp goes first, so that a failure half-way is not taken for done. And no object of
+    // another source may stay: tar gives files times at which those may have been built.
+    remove_file(&stamp_file)?;
+    for dir in [paths.source(Tree::Plain), paths.source(Tree::Series), paths.cache.join("build")] {
+        remove(&dir)?;
     }
     fs::create_dir_all(&plain)?;
     proc::run(
@@ -116,22 +125,36 @@ fn unpack(paths: &Paths) -> Result<()> {
             .arg("--strip-components=1"),
         &paths.log("unpack"),
     )?;
+    let _bar = proc::announce("recording the plain tree");
     // One commit, so that patches can be applied, listed and taken back by git.
-    let script = "git init -q . && git config gc.auto 0 && git config user.name lab && \
-                  git config user.email lab@localhost && git add -Af . && \
-                  git commit -qm 'Debian source' && git tag -f lab-base";
-    proc::run(
-        "recording the plain tree",
-        Command::new("sh").args(["-c", script]).current_dir(&plain),
-        &paths.log("unpack-git"),
-    )?;
+    for args in [
+        &["init", "-q", "."][..],
+        &["add", "-Af", "."],
+        &["commit", "-qm", "Debian source"],
+        &["tag", "-f", BASE_TAG],
+    ] {
+        git(&plain, args).context("cannot record the plain tree")?;
+    }
     fs::write(&stamp_file, stamp).context("cannot record what was unpacked")
+}
+
+/// Removes a file, if it is there.
+///
+/// # Errors
+/// If it stays.
+pub(crate) fn remove_file(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", file.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn remove(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot remove {}", dir.display())),
     }
 }
@@ -139,18 +162,17 @@ fn remove(dir: &Path) -> Result<()> {
 /// The version that a source tree calls itself, such as `6.12.117`.
 ///
 /// # Errors
-/// If the tree is not there.
-pub(crate) fn version(paths: &Paths) -> Result<String> {
-    let makefile = fs::read_to_string(paths.source(Tree::Plain).join("Makefile"))
-        .context("no kernel source; run `kernel prepare` first")?;
+/// If it is none.
+pub(crate) fn version(source: &Path) -> Result<String> {
+    let makefile = fs::read_to_string(source.join("Makefile"))
+        .with_context(|| format!("no kernel source in {}", source.display()))?;
     let field = |name: &str| {
         makefile
             .lines()
             .find_map(|l| l.strip_prefix(name)?.trim_start().strip_prefix('=').map(str::trim))
-            .unwrap_or("?")
-            .to_string()
+            .with_context(|| format!("{}'s Makefile tells no {name}", source.display()))
     };
-    Ok(format!("{}.{}.{}", field("VERSION"), field("PATCHLEVEL"), field("SUBLEVEL")))
+    Ok(format!("{}.{}.{}", field("VERSION")?, field("PATCHLEVEL")?, field("SUBLEVEL")?))
 }
 
 #[cfg(test)]
@@ -161,5 +183,76 @@ mod tests {
     fn a_package_that_brings_two_things_is_named_once() {
         let missing = [("b", "two"), ("a", "one"), ("c", "two")];
         assert_eq!(packages(&missing), ["one", "two"]);
+    }
+
+    /// A tarball of a source with one file, which is older than anything here.
+    fn tarball(dir: &Path, content: &str) -> PathBuf {
+        let source = dir.join("linux");
+        fs::create_dir_all(&source).unwrap();
+        fs::write(source.join("Makefile"), content).unwrap();
+        let tarball = dir.join("linux.tar.xz");
+        let args = ["--mtime=@1000000000", "-cJf", "linux.tar.xz", "linux"];
+        proc::output(Command::new("tar").args(args).current_dir(dir)).unwrap();
+        tarball
+    }
+
+    fn paths_in(dir: &Path) -> Paths {
+        let paths = Paths { kernel: dir.join("kernel"), cache: dir.join("cache") };
+        fs::create_dir_all(paths.cache.join("log")).unwrap();
+        fs::create_dir_all(paths.cache.join("src")).unwrap();
+        paths
+    }
+
+    #[test]
+    fn no_object_of_another_source_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths_in(dir.path());
+        unpack(&paths, &tarball(dir.path(), "VERSION = 6\n")).unwrap();
+        let object = paths.objects(Tree::Plain, crate::Config::Fast).join("a.o");
+        fs::create_dir_all(object.parent().unwrap()).unwrap();
+        fs::write(&object, "").unwrap();
+        unpack(&paths, &dir.path().join("linux.tar.xz")).unwrap();
+        assert!(object.exists());
+        unpack(&paths, &tarball(dir.path(), "VERSION = 6 # patched\n")).unwrap();
+        assert!(!object.exists());
+    }
+
+    #[test]
+    fn a_source_tells_its_version() {
+        let dir = tempfile::tempdir().unwrap();
+        version(dir.path()).unwrap_err();
+        let text = "# SPDX\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 117\nEXTRAVERSION =\n";
+        fs::write(dir.path().join("Makefile"), text).unwrap();
+        assert_eq!(version(dir.path()).unwrap(), "6.12.117");
+        fs::write(dir.path().join("Makefile"), "all:\n").unwrap();
+        version(dir.path()).unwrap_err();
+    }
+
+    #[test]
+    fn an_unpacking_that_failed_is_not_taken_for_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths_in(dir.path());
+        let good = tarball(dir.path(), "VERSION = 6\n");
+        unpack(&paths, &good).unwrap();
+        let bad = dir.path().join("bad.tar.xz");
+        fs::write(&bad, "no tarball").unwrap();
+        unpack(&paths, &bad).unwrap_err();
+        unpack(&paths, &good).unwrap();
+        assert!(paths.source(Tree::Plain).join("Makefile").is_file());
+    }
+
+    #[test]
+    fn an_edited_source_is_refused_and_another_commit_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths_in(dir.path());
+        let tarball = tarball(dir.path(), "VERSION = 6\n");
+        unpack(&paths, &tarball).unwrap();
+        let plain = paths.source(Tree::Plain);
+        fs::write(plain.join("Makefile"), "VERSION = 7\n").unwrap();
+        let error = unpack(&paths, &tarball).unwrap_err().to_string();
+        assert!(error.contains("edited by hand") && error.contains("Makefile"), "{error}");
+        git(&plain, &["commit", "-qam", "edit"]).unwrap();
+        unpack(&paths, &tarball).unwrap();
+        assert_eq!(fs::read_to_string(plain.join("Makefile")).unwrap(), "VERSION = 6\n");
     }
 }

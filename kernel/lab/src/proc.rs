@@ -1,12 +1,14 @@
-//! Running other programs: output into a log file, a time limit if asked for,
+//! Running other programs: output into a log file, a time limit, an end with the lab's own,
 //! and errors that name the program and show the end of its log.
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use std::fs::{self, File};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Read};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -56,18 +58,69 @@ pub(crate) fn announce(what: &str) -> Option<ProgressBar> {
     Some(bar)
 }
 
-/// Runs a program to its end with its output in `log`.
+/// How long a step may take that is not said to take longer: a hundred times what it does.
+const STEP: Duration = Duration::from_secs(20 * 60);
+
+/// Starts a program in a group of its own, in which all that it starts can be ended with it.
+/// It is asked to end when the lab does, however that ends: nothing else would tell it.
+fn start(command: &mut Command) -> Result<Child> {
+    command.stdin(Stdio::null()).process_group(0);
+    // SAFETY: between fork and exec only what a signal handler may do is allowed, and this
+    // is one system call.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+    }
+    command
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))
+}
+
+/// Waits for a program; after `limit` kills it and all that it has started.
+fn wait(child: &mut Child, limit: Duration) -> Result<Ended> {
+    let started = Instant::now();
+    // Ends: the child exits, or the limit passes.
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait")? {
+            return Ok(Ended::Exited(status));
+        }
+        if started.elapsed() > limit {
+            // They may have ended in between, which is fine.
+            let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+            child.wait().context("cannot wait")?;
+            return Ok(Ended::TimedOut);
+        }
+        thread::sleep(Duration::from_millis(if started.elapsed().as_millis() < 50 {
+            1
+        } else {
+            50
+        }));
+    }
+}
+
+/// Runs a step to its end with its output in `log`.
 ///
 /// # Errors
-/// If it cannot be started or fails; the error shows the end of the log.
+/// If it cannot be started, fails, or does not end; the error shows the end of the log.
 pub(crate) fn run(what: &str, command: &mut Command, log: &Path) -> Result<()> {
-    match run_limited(what, command, log, None)? {
-        Ended::Exited(status) if status.success() => Ok(()),
-        Ended::Exited(status) => {
-            bail!("{what} failed ({status}); the end of {}:\n{}", log.display(), tail(log))
-        }
-        Ended::TimedOut => unreachable!("no limit was given"),
-    }
+    run_for(what, command, log, STEP)
+}
+
+/// The same for a step that may take so long.
+///
+/// # Errors
+/// As `run`.
+pub(crate) fn run_for(
+    what: &str,
+    command: &mut Command,
+    log: &Path,
+    limit: Duration,
+) -> Result<()> {
+    let how = match run_limited(what, command, log, limit)? {
+        Ended::Exited(status) if status.success() => return Ok(()),
+        Ended::Exited(status) => format!("failed ({status})"),
+        Ended::TimedOut => format!("was not done after {} s", limit.as_secs()),
+    };
+    bail!("{what} {how}; the end of {}:\n{}", log.display(), tail(log))
 }
 
 /// Runs a program with its output in `log`, and kills it after `limit`.
@@ -78,34 +131,12 @@ pub(crate) fn run_limited(
     what: &str,
     command: &mut Command,
     log: &Path,
-    limit: Option<Duration>,
+    limit: Duration,
 ) -> Result<Ended> {
     let bar = announce(what);
     let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let err = out.try_clone().context("cannot duplicate the log's descriptor")?;
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(out)
-        .stderr(err)
-        .spawn()
-        .with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
-    let started = Instant::now();
-    let ended = match limit {
-        None => Ended::Exited(child.wait().context("cannot wait")?),
-        Some(limit) => loop {
-            // Ends: the child exits, or the limit passes.
-            if let Some(status) = child.try_wait().context("cannot wait")? {
-                break Ended::Exited(status);
-            }
-            if started.elapsed() > limit {
-                // It may have ended in between; both are fine.
-                let _ = child.kill();
-                child.wait().context("cannot wait")?;
-                break Ended::TimedOut;
-            }
-            thread::sleep(Duration::from_millis(50));
-        },
-    };
+    let ended = wait(&mut start(command.stdout(out).stderr(err))?, limit)?;
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
@@ -115,15 +146,49 @@ pub(crate) fn run_limited(
 /// The output of a program that must succeed.
 ///
 /// # Errors
-/// If it cannot be started or fails; the error has what it wrote to stderr.
+/// If it cannot be started, fails, or does not end; the error has what it wrote to stderr.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let out =
-        command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {program}"))?;
+    let out = capture(command, STEP)?;
     if !out.status.success() {
         bail!("{program} failed ({}): {}", out.status, String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// How a program ended, and all that it wrote.
+///
+/// # Errors
+/// If it cannot be started, or does not end within `limit`.
+pub(crate) fn capture(command: &mut Command, limit: Duration) -> Result<Output> {
+    let mut child = start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    let out = drain(child.stdout.take());
+    let err = drain(child.stderr.take());
+    let ended = wait(&mut child, limit)?;
+    let (stdout, stderr) = (joined(out), joined(err));
+    match ended {
+        Ended::Exited(status) => Ok(Output { status, stdout, stderr }),
+        Ended::TimedOut => bail!(
+            "{} was not done after {} s: {}",
+            command.get_program().to_string_lossy(),
+            limit.as_secs(),
+            String::from_utf8_lossy(&stderr).trim()
+        ),
+    }
+}
+
+/// Reads a pipe to its end beside the one who waits, so that its writer is never held up.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until an error is still what was written.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        bytes
+    })
+}
+
+fn joined(reader: thread::JoinHandle<Vec<u8>>) -> Vec<u8> {
+    reader.join().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -136,17 +201,69 @@ mod tests {
         assert!(!on_path("no-such-program"));
     }
 
+    const SOON: Duration = Duration::from_millis(200);
+
     #[test]
-    fn a_program_that_hangs_is_killed() {
+    fn a_program_that_hangs_is_killed_with_all_that_it_started() {
         let dir = tempfile::tempdir().unwrap();
-        let ended = run_limited(
-            "sleep",
-            Command::new("sleep").arg("60"),
-            &dir.path().join("log"),
-            Some(Duration::from_millis(100)),
-        )
-        .unwrap();
-        assert!(matches!(ended, Ended::TimedOut));
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo $!; sleep 60"]);
+        let log = dir.path().join("log");
+        let error = run_for("sleeping", &mut command, &log, SOON).unwrap_err().to_string();
+        assert!(error.starts_with("sleeping was not done after 0 s"), "{error}");
+        assert!(is_gone(fs::read_to_string(&log).unwrap().trim()));
+    }
+
+    #[test]
+    fn output_of_a_program_that_hangs_is_not_waited_for() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo why >&2; sleep 60"]);
+        let error = capture(&mut command, SOON).unwrap_err().to_string();
+        assert!(error.ends_with("0 s: why"), "{error}");
+    }
+
+    #[test]
+    fn much_output_holds_nobody_up() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "seq 100000; seq 100000 >&2"]);
+        assert_eq!(output(&mut command).unwrap().lines().count(), 100_000);
+    }
+
+    /// Whether a process has ended, or does within a second.
+    fn is_gone(pid: &str) -> bool {
+        let state = || fs::read_to_string(format!("/proc/{pid}/stat"));
+        (0..100).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            // Nobody may be there to wait for one that has ended.
+            state().map_or(true, |stat| stat.contains(") Z "))
+        })
+    }
+
+    /// The whole of a lab that is killed: a test is run by itself in another process.
+    #[test]
+    fn what_runs_ends_with_the_lab() {
+        const ROLE: &str = "PINFOLD_LAB_TEST_LOG";
+        if let Some(log) = std::env::var_os(ROLE) {
+            let mut command = Command::new("sh");
+            let _ =
+                run("sleeping", command.args(["-c", "echo $$; exec sleep 60"]), Path::new(&log));
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let mut lab = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "proc::tests::what_runs_ends_with_the_lab"])
+            .env(ROLE, &log)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = (0..500).find_map(|_| {
+            thread::sleep(Duration::from_millis(10));
+            fs::read_to_string(&log).ok().filter(|text| text.ends_with('\n'))
+        });
+        lab.kill().unwrap();
+        lab.wait().unwrap();
+        assert!(is_gone(pid.unwrap().trim()));
     }
 
     #[test]

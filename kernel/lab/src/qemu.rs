@@ -186,7 +186,7 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
         .arg(format!("file={},if=virtio,format=raw", disk.display()));
     let log = paths.log(&format!("qemu-{}", boot.name));
     let what = format!("{} under {}", boot.name, boot.accel.name());
-    let ended = proc::run_limited(&what, &mut qemu, &log, Some(boot.limit))?;
+    let ended = proc::run_limited(&what, &mut qemu, &log, boot.limit)?;
     let text = read(&console);
     let (splats, elsewhere) = race::judge(splat::find(&text));
     if elsewhere > 0 {

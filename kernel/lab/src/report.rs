@@ -2,25 +2,39 @@
 //! tests and the counts have left in the cache. It measures nothing itself.
 
 use crate::paths::Paths;
-use crate::{Config, Tree, bench, build, prepare, selftests, series};
+use crate::{Config, Tree, bench, build, kept, prepare, selftests, series};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn load<T: DeserializeOwned>(paths: &Paths, name: &str) -> Result<T> {
-    let path = paths.result(name);
-    let text = fs::read_to_string(&path)
-        .with_context(|| format!("no {}; run `kernel test` first", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
+/// The instructions around the first locked one that touches `_refcount`.
+///
+/// # Errors
+/// If there is none.
+fn around_lock(lines: &[String]) -> Result<&[String]> {
+    let at = lines
+        .iter()
+        .position(|l| l.contains("lock") && l.contains("0x34("))
+        .context("no locked instruction touches a page's count")?;
+    Ok(&lines[at.saturating_sub(8)..lines.len().min(at + 4)])
 }
 
-/// The instructions around the first locked one that touches `_refcount`.
-fn around_lock(lines: &[String]) -> Vec<String> {
-    let at = lines.iter().position(|l| l.contains("lock") && l.contains("0x34(")).unwrap_or(0);
-    lines[at.saturating_sub(8)..lines.len().min(at + 4)].to_vec()
+/// Sees that the two kernels are those of the series and the source as they are now.
+fn check_kernels(paths: &Paths) -> Result<()> {
+    if !series::is_applied(paths)? {
+        bail!("the cache's tree is not of the series as it is now; run `kernel test`");
+    }
+    for tree in [Tree::Plain, Tree::Series] {
+        if !build::is_current(paths, tree, Config::Fast) {
+            bail!(
+                "the {} kernel is not built of its source as it is now; run `kernel test`",
+                tree.name()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The part of `pinfold bench ref`'s JSON that is shown.
@@ -79,14 +93,16 @@ fn on_cores(file: &Path) -> Result<String> {
 /// Writes the page.
 ///
 /// # Errors
-/// If nothing was measured yet, `cores` is not what the benchmark writes, or the page
+/// If something was not measured on these two kernels yet, `cores` is not what the benchmark writes, or the page
 /// cannot be written.
 pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) -> Result<()> {
-    let counts: Vec<bench::Row> = load(paths, "counts")?;
-    let tests: Vec<selftests::Row> = load(paths, "selftests")?;
+    check_kernels(paths)?;
+    let counts: Vec<bench::Row> = kept::load(paths, bench::COUNTS, "kernel bench")?;
+    let threads: Option<String> = kept::load(paths, bench::THREADS, "kernel bench")?;
+    let tests: Vec<selftests::Row> = kept::load(paths, selftests::RESULT, "kernel test")?;
     let mut text = format!(
         "# The series on Linux {}, plain beside patched\n\n{} patches; GCC of the machine; x86-64.\n\n",
-        prepare::version(paths)?,
+        prepare::version(&paths.source(Tree::Plain))?,
         series::patches(paths)?.len()
     );
     text += "## Instructions\n\nCounted by an emulator whose clock advances by one nanosecond for each \
@@ -107,7 +123,8 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     for tree in [Tree::Plain, Tree::Series] {
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
         let lines = build::disassemble(&vmlinux, "filemap_get_entry")?;
-        let _ = write!(text, "\n{}:\n```\n{}\n```\n", tree.name(), around_lock(&lines).join("\n"));
+        let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
+        let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
     }
     text += "\n## The two sequences on real cores\n\n";
     match cores {
@@ -117,8 +134,12 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
                      these two on a machine's own cores.\n";
         }
     }
-    if let Ok(table) = fs::read_to_string(paths.cache.join("results/threads.txt")) {
-        let _ = write!(text, "\n## Threads and processes, KVM\n\n```\n{table}```\n");
+    if let Some(table) = threads {
+        let _ = write!(
+            text,
+            "\n## Threads and processes, KVM\n\nReads of 64 bytes per second of one file on tmpfs; medians \
+             of five boots, the least and the most.\n\n{table}"
+        );
     } else {
         text +=
             "\nKVM starts no stock kernel here, so there is no table of threads from the guest.\n";
@@ -167,7 +188,9 @@ mod tests {
     fn the_lock_is_in_the_middle() {
         let mut lines: Vec<_> = (0..20).map(|i| format!("insn {i}")).collect();
         lines[12] = "lock addl $0x1,0x34(%rdi)".into();
-        let shown = around_lock(&lines);
+        let shown = around_lock(&lines).unwrap();
         assert_eq!((shown.len(), shown[8].as_str()), (12, "lock addl $0x1,0x34(%rdi)"));
+        lines[12] = "lock addl $0x1,0x38(%rdi)".into();
+        around_lock(&lines).unwrap_err();
     }
 }

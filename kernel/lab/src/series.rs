@@ -1,6 +1,7 @@
 //! The patches of `kernel/series`: applying them in order with `git am`, and
 //! telling whether the tree in the cache still carries these very patches.
 
+use crate::git::{self, git};
 use crate::paths::Paths;
 use crate::prepare::BASE_TAG;
 use crate::{Tree, proc};
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The patches, in order; the cover letter is not one.
 ///
@@ -37,26 +38,35 @@ fn fingerprint(patches: &[PathBuf]) -> Result<String> {
     Ok(all)
 }
 
-fn git(dir: &Path, args: &[&str]) -> Result<String> {
-    proc::output(
-        Command::new("git")
-            .args(["-c", "user.name=lab", "-c", "user.email=lab@localhost"])
-            .args(args)
-            .current_dir(dir),
-    )
+/// Where it is written down what the series' tree carries.
+fn note(paths: &Paths) -> PathBuf {
+    paths.cache.join("src/applied")
+}
+
+/// What stands there if it is these patches, as git has applied them.
+fn applied(tree: &Path, patches: &str) -> Result<String> {
+    Ok(format!("{}\n{patches}", git::content(tree)?))
 }
 
 /// Brings the series' tree to base plus all patches; does nothing if it is there.
 ///
 /// # Errors
-/// The first patch that does not apply, by name, with git's reason.
+/// The first patch that does not apply, by name, with git's reason; or that the tree was
+/// edited, for edits that are in no patch are nobody's to throw away.
 pub(crate) fn apply(paths: &Paths) -> Result<()> {
     let patches = patches(paths)?;
     let tree = paths.source(Tree::Series);
     let want = fingerprint(&patches)?;
-    let stamp = paths.cache.join("src/applied");
-    if tree.is_dir() && fs::read_to_string(&stamp).ok().as_deref() == Some(want.as_str()) {
-        return Ok(());
+    if let Ok(noted) = fs::read_to_string(note(paths))
+        && tree.is_dir()
+    {
+        git::untouched(&tree)?;
+        if noted == applied(&tree, &want)? {
+            return Ok(());
+        }
+        if noted.ends_with(&format!("\n{want}")) {
+            println!("{}: not at the series' last commit; applying it anew", tree.display());
+        }
     }
     let before = Times::of(&tree);
     let tree = checkout(paths)?;
@@ -73,7 +83,21 @@ pub(crate) fn apply(paths: &Paths) -> Result<()> {
 /// If a patch cannot be read or the note not be kept.
 pub(crate) fn record(paths: &Paths) -> Result<()> {
     let want = fingerprint(&patches(paths)?)?;
-    fs::write(paths.cache.join("src/applied"), want).context("cannot record what was applied")
+    let text = applied(&paths.source(Tree::Series), &want)?;
+    fs::write(note(paths), text).context("cannot record what was applied")
+}
+
+/// Whether the series' tree is what the patches, as they are now, make of the base.
+///
+/// # Errors
+/// As `apply`.
+pub(crate) fn is_applied(paths: &Paths) -> Result<bool> {
+    let tree = paths.source(Tree::Series);
+    let Ok(noted) = fs::read_to_string(note(paths)) else {
+        return Ok(false);
+    };
+    git::untouched(&tree)?;
+    Ok(noted == applied(&tree, &fingerprint(&patches(paths)?)?)?)
 }
 
 /// What the series' files were before they were taken back to the base and patched
@@ -118,11 +142,9 @@ impl Times {
 pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
     let tree = paths.source(Tree::Series);
     // The note goes first, so that a failure half-way is not taken for done.
-    let _ = fs::remove_file(paths.cache.join("src/applied"));
+    let _ = fs::remove_file(note(paths));
     if tree.is_dir() {
-        // An earlier failure may have left an `am` under way; if not, this fails.
-        let _ = git(&tree, &["am", "--abort"]);
-        git(&tree, &["reset", "-q", "--hard", BASE_TAG])?;
+        git::reset(&tree, BASE_TAG)?;
     } else {
         let plain = paths.source(Tree::Plain);
         git(&plain, &["worktree", "prune"])?;
@@ -158,15 +180,17 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
     let patches = patches(paths)?;
     let script = paths.source(Tree::Plain).join("scripts/checkpatch.pl");
     for patch in &patches {
-        let out = Command::new("perl")
-            .arg(&script)
+        let mut perl = Command::new("perl");
+        perl.arg(&script)
             .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
             .arg(patch)
-            .output()
-            .context("cannot start perl")?;
-        let text = String::from_utf8_lossy(&out.stdout);
+            .current_dir(paths.source(Tree::Plain));
+        git::without_variables(&mut perl);
+        let out = proc::capture(&mut perl, Duration::from_secs(2 * 60))?;
+        let [text, complaint] = [out.stdout, out.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_string());
         if !out.status.success() || text.contains("CHECK:") {
-            bail!("checkpatch.pl --strict on {}:\n{}", patch.display(), text.trim());
+            bail!("checkpatch.pl --strict on {}:\n{text}\n{complaint}", patch.display());
         }
     }
     Ok(patches.len())
@@ -175,7 +199,6 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     const PATCH: &str = "From 0 Mon Sep 17 00:00:00 2001\nFrom: A <a@b>\nDate: Thu, 1 Jan 1970 00:00:00 +0000\n\
                          Subject: [PATCH] change\n\n---\n a | 2 +-\n\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n\
@@ -233,5 +256,59 @@ mod tests {
         assert!(error.contains("0001-change.patch does not apply"), "{error}");
         assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "three\n");
         assert!(!dir.path().join(".git/rebase-apply").exists());
+    }
+
+    /// A cache whose plain tree is one file, and a series of one patch to it.
+    fn cache() -> (tempfile::TempDir, Paths, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { kernel: dir.path().join("kernel"), cache: dir.path().into() };
+        let plain = paths.source(Tree::Plain);
+        fs::create_dir_all(paths.cache.join("src")).unwrap();
+        fs::rename(repository("one\n").path(), &plain).unwrap();
+        git(&plain, &["tag", BASE_TAG]).unwrap();
+        fs::create_dir_all(paths.kernel.join("series")).unwrap();
+        fs::write(paths.kernel.join("series/0001-change.patch"), PATCH).unwrap();
+        let file = paths.source(Tree::Series).join("a");
+        (dir, paths, file)
+    }
+
+    #[test]
+    fn only_what_the_patches_make_is_the_series() {
+        let (_dir, paths, file) = cache();
+        let tree = paths.source(Tree::Series);
+        assert!(!is_applied(&paths).unwrap());
+        apply(&paths).unwrap();
+        assert!(is_applied(&paths).unwrap());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
+
+        fs::write(&file, "by hand\n").unwrap();
+        let error = apply(&paths).unwrap_err().to_string();
+        assert!(error.contains("edited by hand") && error.contains(" M a"), "{error}");
+        is_applied(&paths).unwrap_err();
+        git(&tree, &["commit", "-qam", "by hand"]).unwrap();
+        assert!(!is_applied(&paths).unwrap());
+        apply(&paths).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
+
+        fs::write(paths.kernel.join("series/0001-change.patch"), PATCH.replace("+two", "+2"))
+            .unwrap();
+        assert!(!is_applied(&paths).unwrap());
+        apply(&paths).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "2\n");
+    }
+
+    #[test]
+    fn a_run_that_was_killed_half_way_is_in_nobodys_way() {
+        let (_dir, paths, file) = cache();
+        let tree = paths.source(Tree::Series);
+        // A new file of a patch that was being applied: `am` would not write over it.
+        let patch = PATCH.replace("diff --git a/a b/a", "diff --git a/b b/b\nnew file mode 100644\n--- /dev/null\n+++ b/b\n@@ -0,0 +1 @@\n+new\ndiff --git a/a b/a");
+        fs::write(paths.kernel.join("series/0001-change.patch"), patch).unwrap();
+        checkout(&paths).unwrap();
+        fs::write(tree.join("b"), "half").unwrap();
+        fs::write(&file, "half").unwrap();
+        apply(&paths).unwrap();
+        assert_eq!(fs::read_to_string(tree.join("b")).unwrap(), "new\n");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
     }
 }

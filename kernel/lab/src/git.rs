@@ -1,0 +1,170 @@
+//! Git in the lab's own trees and nowhere else: not where a hook's variables point, not as
+//! the user has set it up, not in a repository that the cache happens to lie in.
+
+use crate::proc;
+use anyhow::{Context, Result, bail};
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+
+/// Runs git in this tree.
+///
+/// # Errors
+/// If it fails, with what it said.
+pub(crate) fn git(tree: &Path, args: &[&str]) -> Result<String> {
+    let mut git = Command::new("git");
+    confine(&mut git, tree, inherited());
+    proc::output(git.args(args))
+}
+
+/// Takes git's variables off a command, for what asks git about the folder it works in.
+pub(crate) fn without_variables(command: &mut Command) {
+    remove_variables(command, inherited());
+}
+
+fn inherited() -> impl Iterator<Item = OsString> {
+    env::vars_os().map(|(name, _)| name)
+}
+
+fn remove_variables(command: &mut Command, inherited: impl Iterator<Item = OsString>) {
+    for name in inherited.filter(|name| name.as_encoded_bytes().starts_with(b"GIT_")) {
+        command.env_remove(name);
+    }
+}
+
+fn confine(git: &mut Command, tree: &Path, inherited: impl Iterator<Item = OsString>) {
+    remove_variables(git, inherited);
+    git.current_dir(tree)
+        .envs(tree.parent().map(|above| ("GIT_CEILING_DIRECTORIES", above)))
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_SYSTEM", "/dev/null")
+        .env("GIT_ATTR_NOSYSTEM", "1")
+        .args(["-c", "core.excludesFile=/dev/null", "-c", "core.attributesFile=/dev/null"])
+        .args(["-c", "user.name=lab", "-c", "user.email=lab@localhost", "-c", "gc.auto=0"]);
+}
+
+/// Git's name of all that a tree's last commit has in it.
+///
+/// # Errors
+/// If there is no such commit.
+pub(crate) fn content(tree: &Path) -> Result<String> {
+    let name = git(tree, &["rev-parse", "HEAD^{tree}"])
+        .with_context(|| format!("{} has no commit", tree.display()))?;
+    Ok(name.trim().to_string())
+}
+
+/// Sees that nobody has edited a tree since its last commit.
+///
+/// # Errors
+/// What was edited, and how to take it back.
+pub(crate) fn untouched(tree: &Path) -> Result<()> {
+    let changed = git(tree, &["status", "--porcelain"])?;
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let dir = tree.display();
+    let mut lines: Vec<_> = changed.lines().take(10).collect();
+    if changed.lines().count() > lines.len() {
+        lines.push("...");
+    }
+    bail!(
+        "{dir} was edited by hand, so a kernel of it would be of nothing that is written down:\n{}\n\
+         save what you need; `git -C {dir} reset -q --hard && git -C {dir} clean -ffdq` takes it back",
+        lines.join("\n")
+    )
+}
+
+/// Takes a tree back to a commit: no edits, no new files, no `am` under way.
+///
+/// # Errors
+/// If git cannot.
+pub(crate) fn reset(tree: &Path, commit: &str) -> Result<()> {
+    // What a killed git has left behind; the cache's lock says that none is at work.
+    let lock = git(tree, &["rev-parse", "--git-path", "index.lock"])?;
+    match fs::remove_file(tree.join(lock.trim())) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).context("cannot remove a lock of git's");
+        }
+        _ => {}
+    }
+    // Fails if no `am` is under way.
+    let _ = git(tree, &["am", "--abort"]);
+    git(tree, &["reset", "-q", "--hard", commit])?;
+    git(tree, &["clean", "-ffdq"]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn repository() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), "one\n").unwrap();
+        for args in [&["init", "-q", "."][..], &["add", "a"], &["commit", "-qm", "base"]] {
+            git(dir.path(), args).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn a_hooks_variables_and_the_users_settings_change_nothing() {
+        let (ours, theirs, home) = (repository(), repository(), tempfile::tempdir().unwrap());
+        let config =
+            "[commit]\ngpgsign = true\n[gpg]\nprogram = /bin/false\n[core]\nhooksPath = /x\n";
+        fs::write(home.path().join(".gitconfig"), config).unwrap();
+        fs::create_dir_all(home.path().join(".config/git")).unwrap();
+        fs::write(home.path().join(".config/git/ignore"), "*\n").unwrap();
+        let before = content(theirs.path()).unwrap();
+        fs::write(ours.path().join("b"), "two\n").unwrap();
+        for args in [&["add", "b"][..], &["commit", "-qm", "b"], &["reset", "-q", "--hard"]] {
+            let mut command = Command::new("git");
+            command
+                .env("GIT_DIR", theirs.path().join(".git"))
+                .env("GIT_WORK_TREE", theirs.path())
+                .env("GIT_INDEX_FILE", theirs.path().join(".git/index"))
+                .env("HOME", home.path())
+                .env("XDG_CONFIG_HOME", home.path().join(".config"));
+            let inherited = ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"].map(OsString::from);
+            confine(&mut command, ours.path(), inherited.into_iter());
+            proc::output(command.args(args)).unwrap();
+        }
+        assert_eq!(git(ours.path(), &["ls-files"]).unwrap(), "a\nb\n");
+        assert_eq!(content(theirs.path()).unwrap(), before);
+    }
+
+    #[test]
+    fn a_repository_around_the_cache_is_left_alone() {
+        let around = repository();
+        let cache = around.path().join("cache");
+        fs::create_dir(&cache).unwrap();
+        git(&cache, &["status"]).unwrap_err();
+    }
+
+    #[test]
+    fn edits_are_named() {
+        let dir = repository();
+        untouched(dir.path()).unwrap();
+        for (file, mark) in [("a", " M a"), ("new", "?? new")] {
+            fs::write(dir.path().join(file), "edited\n").unwrap();
+            let error = untouched(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(mark) && error.contains("clean -ffdq"), "{error}");
+            reset(dir.path(), "HEAD").unwrap();
+            untouched(dir.path()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_killed_git_left_is_in_nobodys_way() {
+        let dir = repository();
+        fs::write(dir.path().join(".git/index.lock"), "").unwrap();
+        fs::create_dir(dir.path().join(".git/rebase-apply")).unwrap();
+        fs::write(dir.path().join("left-over"), "").unwrap();
+        reset(dir.path(), "HEAD").unwrap();
+        untouched(dir.path()).unwrap();
+        assert!(!dir.path().join("left-over").exists());
+        assert!(!dir.path().join(".git/rebase-apply").exists());
+    }
+}

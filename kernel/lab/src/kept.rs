@@ -1,0 +1,91 @@
+//! Results that are kept from one command to another, each with what it is of: a table of
+//! another series, source, configuration, or compiler is not shown as this one's.
+
+use crate::paths::Paths;
+use crate::{Config, Tree, build};
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+#[derive(Serialize, Deserialize)]
+struct Kept<T> {
+    of: [String; 2],
+    result: T,
+}
+
+/// The two kernels that are compared, as they would be built now.
+fn kernels(paths: &Paths) -> Result<[String; 2]> {
+    let of = |tree| build::made_of(paths, tree, Config::Fast);
+    Ok([of(Tree::Plain)?, of(Tree::Series)?])
+}
+
+/// Keeps a result of the two fast kernels.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn keep<T: Serialize>(paths: &Paths, name: &str, result: T) -> Result<()> {
+    let kept = Kept { of: kernels(paths)?, result };
+    write(paths, name, &kept)
+}
+
+fn write<T: Serialize>(paths: &Paths, name: &str, kept: &Kept<T>) -> Result<()> {
+    let path = paths.result(name);
+    fs::write(&path, serde_json::to_string_pretty(kept)?)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A result of the two fast kernels as they are now, which `command` makes.
+///
+/// # Errors
+/// If there is none, or it is of other kernels.
+pub(crate) fn load<T: DeserializeOwned>(paths: &Paths, name: &str, command: &str) -> Result<T> {
+    read(paths, name, command, &kernels(paths)?)
+}
+
+fn read<T: DeserializeOwned>(
+    paths: &Paths,
+    name: &str,
+    command: &str,
+    now: &[String; 2],
+) -> Result<T> {
+    let path = paths.result(name);
+    let path = path.display();
+    let text = fs::read_to_string(paths.result(name))
+        .with_context(|| format!("no {path}; run `{command}`"))?;
+    let kept: Kept<T> = serde_json::from_str(&text)
+        .with_context(|| format!("{path} is damaged, or of an older lab; run `{command}`"))?;
+    if kept.of != *now {
+        bail!("{path} is of another series, source, configuration, or compiler; run `{command}`");
+    }
+    Ok(kept.result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_of_other_kernels_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { kernel: dir.path().into(), cache: dir.path().into() };
+        fs::create_dir(dir.path().join("results")).unwrap();
+        let now = ["plain".to_string(), "series".to_string()];
+        let load = |now: &[String; 2]| read::<Vec<u32>>(&paths, "counts", "kernel bench", now);
+        let error = load(&now).unwrap_err().to_string();
+        assert!(error.contains("no ") && error.contains("`kernel bench`"), "{error}");
+        write(&paths, "counts", &Kept { of: now.clone(), result: vec![1] }).unwrap();
+        assert_eq!(load(&now).unwrap(), [1]);
+        for at in 0..2 {
+            let mut other = now.clone();
+            other[at] += "+";
+            let error = load(&other).unwrap_err().to_string();
+            assert!(
+                error.contains("another series") && error.contains("`kernel bench`"),
+                "{error}"
+            );
+        }
+        fs::write(paths.result("counts"), "[1]").unwrap();
+        assert!(load(&now).unwrap_err().to_string().contains("older lab"));
+    }
+}

@@ -6,7 +6,7 @@
  * A fault under the VMA's own lock can begin to wait until unregistering locks the
  * VMA for writing. How long that takes is made long: the range is write-protected
  * and unregistering walks it first. Each round, a thread touches the range's only
- * missing page in the first half of that time. Ends with 1 if one is not woken.
+ * missing page in the first half of that time. Ends with 1 once one is not woken.
  *
  *	uffd_unregister [MIB [ROUNDS]]
  */
@@ -131,9 +131,8 @@ static long run(size_t bytes, long delay_us, int touches)
 int main(int argc, char **argv)
 {
 	size_t mib = argc > 1 ? strtoul(argv[1], NULL, 0) : 256;
-	int rounds = argc > 2 ? atoi(argv[2]) : 5;
+	int rounds = argc > 2 ? atoi(argv[2]) : 10;
 	long shortest = 0;
-	int hung = 0;
 
 	if (!mib || rounds <= 0)
 		errx(2, "usage: uffd_unregister [MIB [ROUNDS]]");
@@ -143,8 +142,15 @@ int main(int argc, char **argv)
 		if (!i || took < shortest)
 			shortest = took;
 	}
-	for (int i = 0; i < rounds; i++)
-		hung += run(mib << 20, shortest * (i + 1) / (2 * (rounds + 1)), 1) < 0;
-	printf("unregistering takes %ld us; %d of %d touches hung\n", shortest, hung, rounds);
-	return hung > 0;
+	printf("unregistering takes %ld us\n", shortest);
+	for (int i = 0; i < rounds; i++) {
+		long delay_us = shortest * (i + 1) / (2 * (rounds + 1));
+
+		if (run(mib << 20, delay_us, 1) < 0) {
+			printf("a fault %ld us after it began hangs\n", delay_us);
+			return 1;
+		}
+	}
+	printf("none of %d faults hangs\n", rounds);
+	return 0;
 }

@@ -49,14 +49,14 @@ fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// Where a tree has the series' `KUnit` tests.
-pub(crate) fn tests(paths: &Paths, tree: Tree) -> PathBuf {
-    paths.source(tree).join("mm/page_ref_kunit.c")
+/// Where a tree has the series' `KUnit` suites.
+pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 2] {
+    ["mm/page_ref_kunit.c", "mm/page_ref_race_kunit.c"].map(|file| paths.source(tree).join(file))
 }
 
 /// Whether a tree has them, which a part of the series has not.
 pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
-    tests(paths, tree).is_file()
+    tests(paths, tree).iter().all(|file| file.is_file())
 }
 
 /// What a kernel's configuration is asked for.

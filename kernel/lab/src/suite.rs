@@ -43,20 +43,24 @@ pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
     Ok(if qemu::kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
 }
 
-/// The `KUnit` results in a kernel's log, of our suite, whose source is `suite`: each of
+/// The `KUnit` results in a kernel's log, of the suite whose source is `suite`: each of
 /// its cases has to pass.
 fn kunit(console: &str, suite: &str) -> Result<String> {
+    let name = suite
+        .lines()
+        .find_map(|l| l.trim().strip_prefix(".name = \"")?.split('"').next())
+        .context("a KUnit suite without a name")?;
     let line = console
         .lines()
-        .find(|l| l.contains("# page_ref: pass:"))
-        .context("the kernel's log has no KUnit results of page_ref")?;
+        .find(|l| l.contains(&format!("# {name}: pass:")))
+        .with_context(|| format!("the kernel's log has no KUnit results of {name}"))?;
     let failed = console
         .lines()
         .filter(|l| l.trim_start().starts_with("not ok"))
         .collect::<Vec<_>>()
         .join("\n");
     let cases = suite.lines().filter(|l| l.trim_start().starts_with("KUNIT_CASE")).count();
-    let wanted = format!("page_ref: pass:{cases} fail:0 skip:0 total:{cases}");
+    let wanted = format!("{name}: pass:{cases} fail:0 skip:0 total:{cases}");
     if !failed.is_empty() || cases == 0 || !line.ends_with(&wanted) {
         bail!("KUnit: {line}, of {cases} cases\n{failed}");
     }
@@ -80,7 +84,7 @@ const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
 /// A boot that fails, a splat, a failing test, a series without tests.
 pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     if tree == Tree::Series && !build::has_tests(paths, tree) {
-        bail!("the series has no KUnit tests: {} is missing", build::tests(paths, tree).display());
+        bail!("the series lacks KUnit tests, of {:?}", build::tests(paths, tree));
     }
     smoke_part(paths, tree, config)
 }
@@ -112,7 +116,11 @@ fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
         bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
     }
     let tests = if build::has_tests(paths, tree) {
-        kunit(&outcome.console, &fs::read_to_string(build::tests(paths, tree))?)?
+        let mut passed = Vec::new();
+        for suite in build::tests(paths, tree) {
+            passed.push(kunit(&outcome.console, &fs::read_to_string(suite)?)?);
+        }
+        passed.join(", ")
     } else {
         String::from("boots and reads")
     };
@@ -185,8 +193,8 @@ fn each_patch(paths: &Paths) -> Result<()> {
 mod tests {
     use super::*;
 
-    const SUITE: &str =
-        "\tKUNIT_CASE(page_ref_test_freeze),\n\tKUNIT_CASE_SLOW(page_ref_test_stress),\n";
+    const SUITE: &str = "\tKUNIT_CASE(page_ref_test_freeze),\n\tKUNIT_CASE_SLOW(page_ref_test_stress),\n\
+                         \t.name = \"page_ref\",\n";
 
     #[test]
     fn kunit_results_are_judged() {
@@ -208,6 +216,7 @@ mod tests {
 
     #[test]
     fn no_cases_are_not_passed() {
-        kunit("# page_ref: pass:0 fail:0 skip:0 total:0\n", "").unwrap_err();
+        let none = ".name = \"page_ref\",\n";
+        kunit("# page_ref: pass:0 fail:0 skip:0 total:0\n", none).unwrap_err();
     }
 }

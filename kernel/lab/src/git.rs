@@ -56,12 +56,13 @@ pub(crate) fn content(tree: &Path) -> Result<String> {
     Ok(name.trim().to_string())
 }
 
-/// Sees that nobody has edited a tree since its last commit.
+/// Sees that nobody has edited a tree since its last commit. Debian's source ignores all
+/// files but its own, so what is ignored counts, too.
 ///
 /// # Errors
 /// What was edited, and how to take it back.
 pub(crate) fn untouched(tree: &Path) -> Result<()> {
-    let changed = git(tree, &["status", "--porcelain"])?;
+    let changed = git(tree, &["status", "--porcelain", "--ignored"])?;
     if changed.is_empty() {
         return Ok(());
     }
@@ -72,7 +73,7 @@ pub(crate) fn untouched(tree: &Path) -> Result<()> {
     }
     bail!(
         "{dir} was edited by hand, so a kernel of it would be of nothing that is written down:\n{}\n\
-         save what you need; `git -C {dir} reset -q --hard && git -C {dir} clean -ffdq` takes it back",
+         save what you need; `git -C {dir} reset -q --hard && git -C {dir} clean -ffdxq` takes it back",
         lines.join("\n")
     )
 }
@@ -93,7 +94,7 @@ pub(crate) fn reset(tree: &Path, commit: &str) -> Result<()> {
     // Fails if no `am` is under way.
     let _ = git(tree, &["am", "--abort"]);
     git(tree, &["reset", "-q", "--hard", commit])?;
-    git(tree, &["clean", "-ffdq"]).map(drop)
+    git(tree, &["clean", "-ffdxq"]).map(drop)
 }
 
 #[cfg(test)]
@@ -103,7 +104,8 @@ mod tests {
     fn repository() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), "one\n").unwrap();
-        for args in [&["init", "-q", "."][..], &["add", "a"], &["commit", "-qm", "base"]] {
+        fs::write(dir.path().join(".gitignore"), "/new\n").unwrap();
+        for args in [&["init", "-q", "."][..], &["add", "."], &["commit", "-qm", "base"]] {
             git(dir.path(), args).unwrap();
         }
         dir
@@ -131,7 +133,7 @@ mod tests {
             confine(&mut command, ours.path(), inherited.into_iter());
             proc::output(command.args(args)).unwrap();
         }
-        assert_eq!(git(ours.path(), &["ls-files"]).unwrap(), "a\nb\n");
+        assert_eq!(git(ours.path(), &["ls-files"]).unwrap(), ".gitignore\na\nb\n");
         assert_eq!(content(theirs.path()).unwrap(), before);
     }
 
@@ -147,10 +149,10 @@ mod tests {
     fn edits_are_named() {
         let dir = repository();
         untouched(dir.path()).unwrap();
-        for (file, mark) in [("a", " M a"), ("new", "?? new")] {
+        for (file, mark) in [("a", " M a"), ("new", "!! new")] {
             fs::write(dir.path().join(file), "edited\n").unwrap();
             let error = untouched(dir.path()).unwrap_err().to_string();
-            assert!(error.contains(mark) && error.contains("clean -ffdq"), "{error}");
+            assert!(error.contains(mark) && error.contains("clean -ffdxq"), "{error}");
             reset(dir.path(), "HEAD").unwrap();
             untouched(dir.path()).unwrap();
         }
@@ -161,10 +163,10 @@ mod tests {
         let dir = repository();
         fs::write(dir.path().join(".git/index.lock"), "").unwrap();
         fs::create_dir(dir.path().join(".git/rebase-apply")).unwrap();
-        fs::write(dir.path().join("left-over"), "").unwrap();
+        fs::write(dir.path().join("new"), "").unwrap();
         reset(dir.path(), "HEAD").unwrap();
         untouched(dir.path()).unwrap();
-        assert!(!dir.path().join("left-over").exists());
+        assert!(!dir.path().join("new").exists());
         assert!(!dir.path().join(".git/rebase-apply").exists());
     }
 }

@@ -97,10 +97,12 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         // A killed run's file is closed, and nothing unlocked.
         drop(file);
+        // Another test's child between its fork and its exec has it open, too.
+        thread::sleep(Duration::from_millis(300));
         take(&paths).unwrap_err();
         child.kill().unwrap();
         child.wait().unwrap();
-        // What another test has started meanwhile has the file open, too, and ends soon.
+        // So has what another test has started meanwhile, which ends soon.
         let free = || thread::sleep(Duration::from_millis(10));
         assert!((0..1000).map(|_| free()).any(|()| take(&paths).is_ok()));
     }

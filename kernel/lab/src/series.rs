@@ -184,8 +184,11 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
         perl.arg(&script)
             .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
             .arg(patch)
-            .current_dir(paths.source(Tree::Plain));
+            // It may leave a file where it works.
+            .current_dir(paths.cache.join("log"));
         git::without_variables(&mut perl);
+        // Without a repository it takes every long number for a commit.
+        perl.env("GIT_DIR", paths.source(Tree::Plain).join(".git"));
         let out = proc::capture(&mut perl, Duration::from_secs(2 * 60))?;
         let [text, complaint] = [out.stdout, out.stderr]
             .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_string());

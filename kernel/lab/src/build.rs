@@ -49,9 +49,12 @@ fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// Where a tree has the series' `KUnit` suites.
+/// The series' `KUnit` suites, without what tells source from object.
+const SUITES: [&str; 2] = ["mm/page_ref_kunit", "mm/page_ref_race_kunit"];
+
+/// Where a tree has them.
 pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 2] {
-    ["mm/page_ref_kunit.c", "mm/page_ref_race_kunit.c"].map(|file| paths.source(tree).join(file))
+    SUITES.map(|suite| paths.source(tree).join(suite).with_extension("c"))
 }
 
 /// Whether a tree has them, which a part of the series has not.
@@ -183,8 +186,9 @@ pub(crate) fn bloat(paths: &Paths) -> Result<String> {
         [Tree::Plain, Tree::Series].map(|tree| paths.objects(tree, Config::Fast).join("vmlinux"));
     let script = paths.source(Tree::Plain).join("scripts/bloat-o-meter");
     let all = proc::output(Command::new("python3").arg(script).args([&old, &new]))?;
-    let tests = paths.objects(Tree::Series, Config::Fast).join("mm/page_ref_kunit.o");
-    let symbols = proc::output(Command::new("nm").arg(tests))?;
+    let objects = paths.objects(Tree::Series, Config::Fast);
+    let tests = SUITES.map(|suite| objects.join(suite).with_extension("o"));
+    let symbols = proc::output(Command::new("nm").args(tests))?;
     Ok(sum_bloat(&all, &symbols))
 }
 

@@ -6,18 +6,29 @@
 /bin/busybox mkdir -p /bin /sbin /usr/bin /proc /sys /dev /tmp /mnt
 /bin/busybox --install -s /bin
 export PATH=/bin:/sbin:/lab
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev 2>/dev/null
+
+leave() {
+	echo "lab: exit $1" >/dev/ttyS1
+	sync
+	reboot -f
+}
+
+# What is not mounted would be read and written all the same, in the root.
+mounted() {
+	mount -t "$@" || { echo "init: no $*" >/dev/ttyS1; leave 1; }
+}
+
+mounted devtmpfs dev /dev
+mounted proc proc /proc
+mounted sysfs sysfs /sys
 mkdir -p /dev/shm /dev/hugepages
-mount -t debugfs debug /sys/kernel/debug
-mount -t tmpfs tmpfs /tmp
-mount -t tmpfs tmpfs /dev/shm
-mount -t hugetlbfs huge /dev/hugepages
-if [ -b /dev/vda ]; then mount -t ext4 /dev/vda /mnt; fi
+mounted debugfs debug /sys/kernel/debug
+mounted tmpfs tmpfs /tmp
+mounted tmpfs tmpfs /dev/shm
+mounted hugetlbfs huge /dev/hugepages
+# A kernel without ext4 is one without disks.
+if grep -qw ext4 /proc/filesystems; then mounted ext4 /dev/vda /mnt; fi
 ulimit -l unlimited
 stty -F /dev/ttyS1 -onlcr 2>/dev/null
 (cd /tmp && exec sh /lab/cmd) </dev/null >/dev/ttyS1 2>&1
-echo "lab: exit $?" >/dev/ttyS1
-sync
-reboot -f
+leave $?

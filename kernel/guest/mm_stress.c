@@ -3,22 +3,25 @@
  * Workers that take and drop page references in every way user space can bring
  * about, against each other, for a given time:
  *
- *   mm_stress [-w] SECONDS FILE...
+ *   mm_stress [-w KIND] SECONDS FILE...
  *
  * For each FILE two readers, a writer that truncates and punches holes, and a
  * mapper that pages its range out. Besides, anonymous workers: huge pages that
  * are split, forked over and swapped; direct I/O, which pins; vmsplice and tee,
  * which take references through a pipe; soft offlining; hugetlb.
  *
- * Prints how often each has done its work. Any worker that sees wrong data
- * makes the whole fail; the kernel's complaints are in its own log. With -w, wrong
- * data is written: a run that does not fail then sees nothing.
+ * Prints how often each has done its work; what could not be done does not count.
+ * Any worker that sees wrong data makes the whole fail; the kernel's complaints are
+ * in its own log. With -w, only workers of this kind look, and what they look at is
+ * written wrong: a run that does not fail then sees nothing.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +48,8 @@ struct worker {
 	const char *name;
 	const char *path;
 	unsigned int path_hash;
-	void (*once)(struct worker *w);
+	/* Whether there was something to do. */
+	bool (*once)(struct worker *w);
 	int fd;
 	unsigned int seed;
 	char *mem;
@@ -53,17 +57,36 @@ struct worker {
 };
 
 static atomic_ulong *counters;
-static atomic_int *wrong;
-static int lie;
+static atomic_int *over;
+static const char *lie;
 static struct worker workers[MAX_WORKERS];
 static int nr_workers;
 
+static void give_up(struct worker *w, const char *what, const char *why)
+{
+	fprintf(stderr, "mm_stress: %s %s: %s%s\n", w->name,
+		w->path ? w->path : "-", what, why);
+	atomic_store(over, 1);
+	_exit(1);
+}
+
 static void fail(struct worker *w, const char *what)
 {
-	fprintf(stderr, "mm_stress: %s %s: %s (errno %d)\n", w->name,
-		w->path ? w->path : "", what, errno);
-	atomic_store(wrong, 1);
-	_exit(1);
+	char why[80];
+
+	snprintf(why, sizeof(why), " failed: %s", strerror(errno));
+	give_up(w, what, why);
+}
+
+static void wrong_data(struct worker *w, const char *what)
+{
+	give_up(w, "wrong data: ", what);
+}
+
+/* By how much what this worker writes is wrong. */
+static int off(struct worker *w)
+{
+	return lie && !strcmp(lie, w->name);
 }
 
 static long pick(struct worker *w, long n)
@@ -88,17 +111,24 @@ static unsigned long owner(struct worker *w, long index)
 static void check(struct worker *w, const unsigned long *page, long index)
 {
 	unsigned long own = owner(w, index);
-	const unsigned char *bytes = (const unsigned char *)page;
 	char what[120];
-	long i;
+	long i, b;
 
-	for (i = 0; i < PAGE; i++) {
-		if (!bytes[i] || bytes[i] == (unsigned char)(own >> i % 8 * 8))
+	for (i = 0; i < PAGE / 8; i++) {
+		unsigned long word = page[i];
+
+		if (!word || word == own)
 			continue;
-		snprintf(what, sizeof(what),
-			 "page %ld has another page's data: %#lx at byte %ld, not %#lx",
-			 index, page[i / 8], i / 8 * 8, own);
-		fail(w, what);
+		for (b = 0; b < 64; b += 8) {
+			unsigned char byte = word >> b;
+
+			if (!byte || byte == (unsigned char)(own >> b))
+				continue;
+			snprintf(what, sizeof(what),
+				 "page %ld has %#lx at byte %ld, not %#lx",
+				 index, word, i * 8, own);
+			wrong_data(w, what);
+		}
 	}
 }
 
@@ -110,7 +140,7 @@ static void fill(struct worker *w, unsigned long *page, long index)
 		page[i] = owner(w, index);
 }
 
-static void file_read(struct worker *w)
+static bool file_read(struct worker *w)
 {
 	unsigned long page[PAGE / 8];
 	long index = pick(w, FILE_PAGES);
@@ -120,12 +150,14 @@ static void file_read(struct worker *w)
 		fail(w, "pread");
 	if (n == PAGE)
 		check(w, page, index);
+	return n == PAGE;
 }
 
-static void file_change(struct worker *w)
+static bool file_change(struct worker *w)
 {
 	unsigned long page[PAGE / 8];
 	long index = pick(w, FILE_PAGES);
+	ssize_t n;
 	int i;
 
 	switch (pick(w, 8)) {
@@ -144,33 +176,59 @@ static void file_change(struct worker *w)
 		break;
 	default:
 		for (i = 0; i < 32 && index + i < FILE_PAGES; i++) {
-			fill(w, page, index + i + lie);
-			if (pwrite(w->fd, page, PAGE, (index + i) * PAGE) != PAGE &&
-			    errno != ENOSPC && errno != ENOMEM)
+			fill(w, page, index + i + !!lie);
+			n = pwrite(w->fd, page, PAGE, (index + i) * PAGE);
+			if (n < 0 && errno != ENOSPC && errno != ENOMEM)
 				fail(w, "pwrite");
 		}
 	}
+	return true;
 }
 
-static void file_map(struct worker *w)
-{
-	long index = pick(w, FILE_PAGES - 64), i;
-	volatile unsigned long *p;
-	unsigned char in[64];
+static sigjmp_buf no_page;
 
+static void on_sigbus(int signal)
+{
+	(void)signal;
+	siglongjmp(no_page, 1);
+}
+
+/* Copies a page of a mapping; not one beyond the end of a file that shrinks. */
+static bool copy_mapped(unsigned long *to, const void *from)
+{
+	if (sigsetjmp(no_page, 1))
+		return false;
+	memcpy(to, from, PAGE);
+	return true;
+}
+
+static bool file_map(struct worker *w)
+{
+	long index = pick(w, FILE_PAGES - 64), seen = 0, i;
+	unsigned long page[PAGE / 8];
+	unsigned char in[64];
+	char *p;
+
+	signal(SIGBUS, on_sigbus);
 	p = mmap(NULL, 64 * PAGE, PROT_READ, MAP_SHARED, w->fd, index * PAGE);
 	if (p == MAP_FAILED)
 		fail(w, "mmap");
-	/* Touching beyond the end of a file that shrinks would be SIGBUS. */
-	if (!mincore((void *)p, 64 * PAGE, in))
-		madvise((void *)p, 64 * PAGE, MADV_WILLNEED);
+	if (!mincore(p, 64 * PAGE, in))
+		madvise(p, 64 * PAGE, MADV_WILLNEED);
 	for (i = 0; i < 64; i++)
-		madvise((char *)p + i * PAGE, PAGE, 22 /* MADV_POPULATE_READ */);
-	madvise((void *)p, 64 * PAGE, MADV_PAGEOUT);
-	munmap((void *)p, 64 * PAGE);
+		madvise(p + i * PAGE, PAGE, 22 /* MADV_POPULATE_READ */);
+	for (i = 0; i < 64; i++) {
+		if (!copy_mapped(page, p + i * PAGE))
+			continue;
+		check(w, page, index + i);
+		seen++;
+	}
+	madvise(p, 64 * PAGE, MADV_PAGEOUT);
+	munmap(p, 64 * PAGE);
+	return seen;
 }
 
-static void anon_huge(struct worker *w)
+static bool anon_huge(struct worker *w)
 {
 	char *p, *at;
 	int status, i;
@@ -183,12 +241,16 @@ static void anon_huge(struct worker *w)
 	at = (char *)(((unsigned long)p + HUGE - 1) & ~(HUGE - 1));
 	madvise(at, HUGE, MADV_HUGEPAGE);
 	for (i = 0; i < 512; i++)
-		*(long *)(at + i * PAGE) = i + 1;
+		*(long *)(at + i * PAGE) = i + 1 + off(w);
 	pid = fork();
 	if (!pid) {
 		for (i = 0; i < 512; i += 7)
 			*(long *)(at + i * PAGE) = -1;
 		madvise(at, HUGE / 2, MADV_DONTNEED);
+		for (i = 256; i < 512; i++) {
+			if (*(long *)(at + i * PAGE) != (i % 7 ? i + 1 : -1))
+				wrong_data(w, "a child's anonymous memory");
+		}
 		_exit(0);
 	}
 	madvise(at + HUGE / 4, HUGE / 4, MADV_PAGEOUT);
@@ -196,120 +258,156 @@ static void anon_huge(struct worker *w)
 	munmap(at, 3 * PAGE);
 	for (i = 3; i < 512; i++) {
 		if (*(long *)(at + i * PAGE) != i + 1)
-			fail(w, "anonymous memory changed");
+			wrong_data(w, "anonymous memory");
 	}
 	if (pid > 0 && waitpid(pid, &status, 0) != pid)
 		fail(w, "waitpid");
 	munmap(at + 3 * PAGE, HUGE - 3 * PAGE);
 	munmap(p, 2 * HUGE);
+	return pid > 0 && !status;
 }
 
-static void direct_io(struct worker *w)
+/* Memory of a worker's own, the same for all its life. */
+static void own_memory(struct worker *w, size_t bytes)
 {
-	long index = pick(w, FILE_PAGES);
-	int fd, i;
-	pid_t pid;
+	if (w->mem)
+		return;
+	w->mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (w->mem == MAP_FAILED)
+		fail(w, "mmap");
+}
 
-	if (!w->mem) {
-		w->mem = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE,
-			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (w->mem == MAP_FAILED)
-			fail(w, "mmap");
-	}
+static bool direct_io(struct worker *w)
+{
+	long index = pick(w, FILE_PAGES), i;
+	ssize_t n;
+	pid_t pid;
+	int fd;
+
+	own_memory(w, 64 * PAGE);
 	fd = open(w->path, O_RDWR | O_DIRECT);
 	if (fd < 0)
 		fail(w, "O_DIRECT");
+	/* What no page of a file holds: a page that is not read into is seen. */
+	memset(w->mem, 0xa5, 64 * PAGE);
 	/* The pins of the read against the copy-on-write of the fork. */
 	pid = fork();
 	if (!pid)
 		_exit(0);
-	if (pread(fd, w->mem, 64 * PAGE, index * PAGE) < 0 && errno != EINVAL)
+	n = pread(fd, w->mem, 64 * PAGE, index * PAGE);
+	if (n < 0 && errno != EINVAL)
 		fail(w, "direct pread");
-	for (i = 0; i < 64; i++)
-		w->mem[i * PAGE]++;
+	for (i = 0; i < n / PAGE; i++)
+		check(w, (unsigned long *)(w->mem + i * PAGE), index + i);
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
 	close(fd);
+	return pid > 0 && n >= PAGE;
 }
 
-static void pipes(struct worker *w)
+/* Reads a pipe that nobody writes to any more, in which every byte is one. */
+static void drain(struct worker *w, int fd, unsigned char byte)
 {
+	unsigned char buf[PAGE];
+	ssize_t n;
+
+	while ((n = read(fd, buf, sizeof(buf))) > 0) {
+		/* The first is, and each is as the next. */
+		if (buf[0] != byte || memcmp(buf, buf + 1, n - 1))
+			wrong_data(w, "a page in a pipe");
+	}
+	if (n < 0)
+		fail(w, "read");
+}
+
+static bool pipes(struct worker *w)
+{
+	unsigned char byte = 1 + pick(w, 250);
 	struct iovec iov;
 	int a[2], b[2];
-	char buf[PAGE];
+	bool teed;
 
-	if (!w->mem)
-		w->mem = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE,
-			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	own_memory(w, 8 * PAGE);
 	if (pipe(a) || pipe(b))
 		fail(w, "pipe");
-	memset(w->mem, 1, 8 * PAGE);
+	memset(w->mem, byte + off(w), 8 * PAGE);
 	iov.iov_base = w->mem;
 	iov.iov_len = 8 * PAGE;
-	if (vmsplice(a[1], &iov, 1, SPLICE_F_NONBLOCK) > 0 &&
-	    tee(a[0], b[1], 4 * PAGE, SPLICE_F_NONBLOCK) > 0 &&
-	    read(b[0], buf, sizeof(buf)) < 0)
-		fail(w, "read");
+	teed = vmsplice(a[1], &iov, 1, SPLICE_F_NONBLOCK) > 0 &&
+	       tee(a[0], b[1], 4 * PAGE, SPLICE_F_NONBLOCK) > 0;
+	/* The pipes' references alone keep the pages now. */
 	madvise(w->mem, 8 * PAGE, MADV_DONTNEED);
-	close(a[0]);
 	close(a[1]);
-	close(b[0]);
 	close(b[1]);
+	drain(w, a[0], byte);
+	drain(w, b[0], byte);
+	close(a[0]);
+	close(b[0]);
+	return teed;
 }
 
 /* Takes pages out of use for good, so only some. */
-static void soft_offline(struct worker *w)
+static bool soft_offline(struct worker *w)
 {
 	static int taken;
+	bool took;
 	char *p;
 
 	if (taken >= OFFLINE_MAX) {
 		usleep(100000);
-		return;
+		return false;
 	}
 	p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
 		 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		fail(w, "mmap");
-	*p = 7;
-	if (!madvise(p, PAGE, MADV_SOFT_OFFLINE))
-		taken++;
+	*p = 7 + off(w);
+	took = !madvise(p, PAGE, MADV_SOFT_OFFLINE);
+	taken += took;
 	if (*p != 7)
-		fail(w, "soft offline lost data");
+		wrong_data(w, "after soft offlining");
 	munmap(p, PAGE);
 	usleep(20000);
+	return took;
 }
 
-static void hugetlb(struct worker *w)
+static bool hugetlb(struct worker *w)
 {
-	long i;
 	char *p = mmap(NULL, HUGE, PROT_READ | PROT_WRITE,
 		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+	int status;
 	pid_t pid;
+	long i;
 
-	(void)w;
 	if (p == MAP_FAILED) {
 		usleep(1000);
-		return;
+		return false;
 	}
 	/* The pool may be emptied under us: SIGBUS ends only the child. */
 	pid = fork();
 	if (!pid) {
-		signal(SIGBUS, SIG_DFL);
-		for (i = 0; i < HUGE; i += 64 * PAGE)
-			p[i] = 1;
+		for (i = 0; i < HUGE / PAGE; i++)
+			*(long *)(p + i * PAGE) = i + 1 + off(w);
+		for (i = 0; i < HUGE / PAGE; i++) {
+			if (*(long *)(p + i * PAGE) != i + 1)
+				wrong_data(w, "a huge page");
+		}
 		madvise(p, HUGE, MADV_DONTNEED);
 		_exit(0);
 	}
-	if (pid > 0)
-		waitpid(pid, NULL, 0);
+	if (pid > 0 && waitpid(pid, &status, 0) != pid)
+		fail(w, "waitpid");
 	munmap(p, HUGE);
+	return pid > 0 && !status;
 }
 
-static void add(const char *name, const char *path, void (*once)(struct worker *))
+static void add(const char *name, const char *path, bool (*once)(struct worker *))
 {
 	struct worker *w;
 
+	if (lie && strcmp(lie, name) && once != file_change)
+		return;
 	if (nr_workers == MAX_WORKERS) {
 		fprintf(stderr, "mm_stress: too many files\n");
 		exit(2);
@@ -334,9 +432,9 @@ static void work(struct worker *w, long seconds)
 		if (w->fd < 0)
 			fail(w, "open");
 	}
-	while (time(NULL) < end && !atomic_load(wrong)) {
-		w->once(w);
-		atomic_fetch_add(w->done, 1);
+	while (time(NULL) < end && !atomic_load(over)) {
+		if (w->once(w))
+			atomic_fetch_add(w->done, 1);
 	}
 	_exit(0);
 }
@@ -346,21 +444,21 @@ int main(int argc, char **argv)
 	int i, status, bad = 0;
 	long seconds;
 
-	if (argc > 1 && !strcmp(argv[1], "-w")) {
-		lie = 1;
-		argv++;
-		argc--;
+	if (argc > 2 && !strcmp(argv[1], "-w")) {
+		lie = argv[2];
+		argv += 2;
+		argc -= 2;
 	}
 	seconds = argc > 1 ? atol(argv[1]) : 0;
 	if (argc < 3 || seconds < 1) {
-		fprintf(stderr, "usage: mm_stress [-w] SECONDS FILE...\n");
+		fprintf(stderr, "usage: mm_stress [-w KIND] SECONDS FILE...\n");
 		return 2;
 	}
 	counters = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE,
 			MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (counters == MAP_FAILED)
 		return 1;
-	wrong = (atomic_int *)((char *)counters + PAGE);
+	over = (atomic_int *)((char *)counters + PAGE);
 	for (i = 2; i < argc; i++) {
 		add("read", argv[i], file_read);
 		add("read", argv[i], file_read);

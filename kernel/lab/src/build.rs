@@ -49,9 +49,17 @@ fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// Whether a tree has the series' `KUnit` tests, which a part of the series has not.
+/// The series' `KUnit` suites, without what tells source from object.
+const SUITES: [&str; 2] = ["mm/page_ref_kunit", "mm/page_ref_race_kunit"];
+
+/// Where a tree has them.
+pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 2] {
+    SUITES.map(|suite| paths.source(tree).join(suite).with_extension("c"))
+}
+
+/// Whether a tree has them, which a part of the series has not.
 pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
-    paths.source(tree).join("mm/page_ref_kunit.c").is_file()
+    tests(paths, tree).iter().all(|file| file.is_file())
 }
 
 /// What a kernel's configuration is asked for.
@@ -100,7 +108,8 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
+/// `make` in a source tree, with the objects in their folder.
+pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
     // The kernel's version has in it what git says of the source.
@@ -177,8 +186,9 @@ pub(crate) fn bloat(paths: &Paths) -> Result<String> {
         [Tree::Plain, Tree::Series].map(|tree| paths.objects(tree, Config::Fast).join("vmlinux"));
     let script = paths.source(Tree::Plain).join("scripts/bloat-o-meter");
     let all = proc::output(Command::new("python3").arg(script).args([&old, &new]))?;
-    let tests = paths.objects(Tree::Series, Config::Fast).join("mm/page_ref_kunit.o");
-    let symbols = proc::output(Command::new("nm").arg(tests))?;
+    let objects = paths.objects(Tree::Series, Config::Fast);
+    let tests = SUITES.map(|suite| objects.join(suite).with_extension("o"));
+    let symbols = proc::output(Command::new("nm").args(tests))?;
     Ok(sum_bloat(&all, &symbols))
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Our programs in `kernel/guest`, each one file of C.
-const PROGRAMS: &[&str] = &["pread_bench", "mm_count", "mm_stress"];
+pub(crate) const PROGRAMS: &[&str] = &["pread_bench", "mm_count", "mm_stress", "uffd_unregister"];
 
 /// Size of the guest's ext4 disk.
 const DISK_MIB: u64 = 512;

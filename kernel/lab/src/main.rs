@@ -7,6 +7,7 @@
 mod bench;
 mod build;
 mod cc;
+mod coverage;
 mod git;
 mod guest;
 mod kept;
@@ -16,6 +17,7 @@ mod paths;
 mod prepare;
 mod proc;
 mod qemu;
+mod race;
 mod report;
 mod selftests;
 mod series;

@@ -34,6 +34,11 @@ pub(crate) fn on_path(program: &str) -> bool {
 /// The last lines of a file, for an error message; empty if it cannot be read.
 pub(crate) fn tail(path: &Path) -> String {
     let text = fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+    last_lines(&text)
+}
+
+/// The last lines of a text, for an error message.
+pub(crate) fn last_lines(text: &str) -> String {
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }

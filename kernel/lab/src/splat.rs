@@ -1,17 +1,13 @@
 //! Finds what a kernel's log complains about. Only the log's text is looked at;
 //! whether a boot came to its end is `qemu`'s business.
 
-/// How a splat begins, each with what to call it.
+/// How a splat begins, each with what to call it. The first that is in a line counts.
 const MARKS: &[(&str, &str)] = &[
     ("BUG: KASAN", "KASAN"),
-    ("BUG: KCSAN", "KCSAN"),
+    ("BUG: KCSAN", KCSAN),
     ("BUG: KFENCE", "KFENCE"),
     ("UBSAN:", "UBSAN"),
-    ("WARNING: possible circular locking", "lockdep"),
-    ("WARNING: possible recursive locking", "lockdep"),
-    ("WARNING: inconsistent lock state", "lockdep"),
-    ("WARNING: suspicious RCU usage", "RCU"),
-    ("possible irq lock inversion", "lockdep"),
+    ("INFO: trying to register", "lockdep"),
     ("INFO: rcu", "RCU stall"),
     ("rcu: INFO:", "RCU stall"),
     ("INFO: task ", "hung task"),
@@ -19,17 +15,29 @@ const MARKS: &[(&str, &str)] = &[
     ("hard LOCKUP", "lockup"),
     ("WARNING: CPU:", "WARN"),
     ("BUG: Bad page", "bad page"),
-    ("BUG: Bad rss-counter", "bad counter"),
-    ("kernel BUG at", "BUG"),
-    ("BUG:", "BUG"),
-    ("general protection fault", "oops"),
+    ("BUG: Bad rss-counter", COUNTER),
+    ("kernel BUG at", BUG),
+    ("BUG:", BUG),
+    ("general protection fault", OOPS),
     ("Oops: int3", INT3),
-    ("Oops:", "oops"),
-    ("Kernel panic", "panic"),
+    ("Oops:", OOPS),
+    ("Kernel panic", PANIC),
 ];
 
-/// A breakpoint nobody put there any more. See `qemu::boot`.
+/// The same of what counts at the beginning of a line only: what lockdep says (and
+/// everybody else who has no WARN for it), and what SLUB says of a cache.
+const OPENINGS: &[(&str, &str)] = &[("WARNING: ", "warning"), ("BUG ", BUG)];
+
+pub(crate) const KCSAN: &str = "KCSAN";
+const BUG: &str = "BUG";
+const OOPS: &str = "oops";
+
+/// One line, without a trace.
+const COUNTER: &str = "bad counter";
+
+/// A breakpoint nobody put there any more, and what may come of it. See `qemu::run`.
 pub(crate) const INT3: &str = "int3";
+pub(crate) const PANIC: &str = "panic";
 
 /// How many lines of a splat are shown.
 const SHOWN_LINES: usize = 14;
@@ -38,7 +46,8 @@ const SHOWN_LINES: usize = 14;
 const MAX_LINES: usize = 120;
 
 /// How a splat ends, at the latest.
-const ENDS: &[&str] = &["</TASK>", "---[ end", "=================="];
+const ENDS: &[&str] = &["</TASK>", LAST_LINE, "=================="];
+const LAST_LINE: &str = "---[ end";
 
 /// How many callers tell one complaint from another.
 const COMPARED_FRAMES: usize = 4;
@@ -114,23 +123,49 @@ fn message(line: &str) -> &str {
     }
 }
 
-/// All complaints of a log, in order. The lines that follow a mark belong to it
-/// even where they contain marks themselves, up to the end of its call trace or,
-/// where there is none, the first lines.
+/// What a line begins a complaint of.
+fn mark(text: &str) -> Option<&'static str> {
+    // A panic's last line repeats its first.
+    if text.contains(LAST_LINE) {
+        return None;
+    }
+    let within = MARKS.iter().find(|(mark, _)| text.contains(mark));
+    within.or_else(|| OPENINGS.iter().find(|(mark, _)| text.starts_with(mark))).map(|m| m.1)
+}
+
+/// The line after the complaint that begins at `start`: behind its call trace, at
+/// the next complaint, or, where there is neither, a few lines on.
+fn end(lines: &[&str], start: usize, kind: &str) -> usize {
+    if kind == COUNTER {
+        return start + 1;
+    }
+    let mut traced = false;
+    for (at, line) in lines.iter().enumerate().take(start + MAX_LINES).skip(start + 1) {
+        let text = message(line);
+        if ENDS.iter().any(|end| text.contains(end)) {
+            return at + 1;
+        }
+        // A BUG tells its address or place first, and is an oops then.
+        let goes_on = |next| kind == BUG && !traced && (next == OOPS || next == INT3);
+        if mark(text).is_some_and(|next| !goes_on(next)) {
+            return at;
+        }
+        traced |= text.starts_with("Call Trace:");
+    }
+    lines.len().min(start + SHOWN_LINES)
+}
+
+/// All complaints of a log, in order.
 pub(crate) fn find(log: &str) -> Vec<Splat> {
     let lines: Vec<_> = log.lines().collect();
     let mut splats = Vec::new();
     let mut at = 0;
     while at < lines.len() {
-        let text = message(lines[at]);
-        let Some((_, kind)) = MARKS.iter().find(|(mark, _)| text.contains(mark)) else {
+        let Some(kind) = mark(message(lines[at])) else {
             at += 1;
             continue;
         };
-        let most = lines.len().min(at + MAX_LINES);
-        let end = (at + 1..most)
-            .find(|&i| ENDS.iter().any(|e| lines[i].contains(e)))
-            .map_or(lines.len().min(at + SHOWN_LINES), |i| i + 1);
+        let end = end(&lines, at, kind);
         splats.push(Splat {
             kind,
             lines: lines[at..end].iter().map(|l| message(l).to_string()).collect(),
@@ -140,60 +175,9 @@ pub(crate) fn find(log: &str) -> Vec<Splat> {
     splats
 }
 
-/// Offset of `_refcount` in a struct page, which is 64 bytes long here.
-const COUNT_OFFSET: u64 = 0x34;
-const PAGE_STRUCT_BYTES: u64 = 64;
-
-/// Whether a KCSAN report is about a page's count: its address lies in the array
-/// of struct pages and covers that field. All other races were there before the
-/// series. A report whose address cannot be read counts.
-fn is_about_count(splat: &Splat) -> bool {
-    let access = splat.lines.iter().find_map(|line| {
-        let (_, rest) = line.split_once(" to 0x")?;
-        let (address, rest) = rest.split_once(" of ")?;
-        let bytes = rest.split_whitespace().next()?.parse::<u64>().ok()?;
-        Some((u64::from_str_radix(address, 16).ok()?, bytes))
-    });
-    let Some((address, bytes)) = access else {
-        return true;
-    };
-    // Where x86-64 maps them, with five and with four levels of page tables.
-    let in_array = matches!(address >> 48, 0xffd4 | 0xffd5 | 0xffea);
-    let offset = address % PAGE_STRUCT_BYTES;
-    let to_count = (COUNT_OFFSET + PAGE_STRUCT_BYTES - offset) % PAGE_STRUCT_BYTES;
-    in_array && (to_count < bytes || to_count > PAGE_STRUCT_BYTES - 4)
-}
-
-/// Splits complaints into those that fail a run and the number of data races
-/// that KCSAN has found elsewhere.
-pub(crate) fn judge(splats: Vec<Splat>) -> (Vec<Splat>, usize) {
-    let all = splats.len();
-    let serious: Vec<_> =
-        splats.into_iter().filter(|s| s.kind != "KCSAN" || is_about_count(s)).collect();
-    let elsewhere = all - serious.len();
-    (serious, elsewhere)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_races_about_the_count_are_serious() {
-        let race = |access: &str| {
-            judge(find(&format!("BUG: KCSAN: data-race in a / b\n\nwrite {access} by task 1:\n")))
-                .0
-                .len()
-        };
-        assert_eq!(race("to 0xffd4000001f6d334 of 4 bytes"), 1);
-        assert_eq!(race("to 0xffd4000001f6d330 of 8 bytes"), 1);
-        assert_eq!(race("to 0xffea000001f6d300 of 4096 bytes"), 1);
-        assert_eq!(race("to 0xffd4000001f6d300 of 8 bytes"), 0);
-        assert_eq!(race("to 0xffd4000001f6d338 of 8 bytes"), 0);
-        assert_eq!(race("to 0xff11000001f6d334 of 4 bytes"), 0);
-        assert_eq!(race("somewhere"), 1);
-        assert_eq!(judge(find("WARNING: CPU: 0 PID: 1 at x\n")).0.len(), 1);
-    }
 
     #[test]
     fn a_quiet_log_has_none() {
@@ -206,7 +190,19 @@ mod tests {
             ("[   12.5] WARNING: CPU: 1 PID: 7 at mm/page_ref.c:3", "WARN"),
             ("[   12.5] BUG: KASAN: use-after-free in foo", "KASAN"),
             ("[    1.0] BUG: KCSAN: data-race in a / b", "KCSAN"),
-            ("[    1.0] WARNING: possible circular locking dependency detected", "lockdep"),
+            ("[    1.0] WARNING: possible circular locking dependency detected", "warning"),
+            ("WARNING: SOFTIRQ-safe -> SOFTIRQ-unsafe lock order detected", "warning"),
+            ("WARNING: bad unlock balance detected!", "warning"),
+            ("WARNING: held lock freed!", "warning"),
+            ("WARNING: sh/81 still has locks held!", "warning"),
+            ("WARNING: lock held when returning to user space!", "warning"),
+            ("WARNING: Nested lock was not taken", "warning"),
+            ("WARNING: bad contention detected!", "warning"),
+            ("WARNING: suspicious RCU usage", "warning"),
+            ("INFO: trying to register non-static key.", "lockdep"),
+            ("[ BUG: Invalid wait context ]", "BUG"),
+            ("BUG: MAX_LOCKDEP_ENTRIES too low!", "BUG"),
+            ("BUG kmalloc-64 (Not tainted): Poison overwritten", "BUG"),
             ("[    1.0] Oops: general protection fault", "oops"),
             ("[   60.0] rcu: INFO: rcu_preempt detected stalls", "RCU stall"),
             ("[   60.0] BUG: Bad page state in process sh", "bad page"),
@@ -214,13 +210,62 @@ mod tests {
             let log = format!("[    0.0] Linux\n{text}\n[   12.6] RIP: 0010:foo+0x1\n");
             let splats = find(&log);
             assert_eq!(splats.len(), 1, "{text}");
-            assert!(
-                splats[0].kind == kind || (kind == "oops" && splats[0].kind == "oops"),
-                "{text}: {}",
-                splats[0].kind
-            );
+            assert_eq!(splats[0].kind, kind, "{text}");
             assert_eq!(splats[0].lines[1], "RIP: 0010:foo+0x1");
         }
+    }
+
+    fn kinds(log: &str) -> Vec<&'static str> {
+        find(log).iter().map(|s| s.kind).collect()
+    }
+
+    #[test]
+    fn what_the_other_cpu_complains_of_is_a_complaint() {
+        let race = "BUG: KCSAN: data-race in a / b\n\nwrite to 0x1 of 4 bytes by task 1 on cpu 1:\n f+0x1/0x2\n";
+        let warn = "WARNING: CPU: 0 PID: 1 at mm/a.c:3 g+0x1/0x2\nCall Trace:\n <TASK>\n </TASK>\n";
+        assert_eq!(
+            kinds(&format!("{race}{warn}read to 0x1 of 4 bytes by task 2\n")),
+            ["KCSAN", "WARN"]
+        );
+        assert_eq!(kinds(&format!("Call Trace:\n{warn}")), ["WARN"]);
+        assert_eq!(kinds(&format!("BUG: a\nCall Trace:\n <TASK>\n{warn}")), ["BUG", "WARN"]);
+        assert_eq!(kinds("BUG: a\nCall Trace:\n f+0x1/0x2\nOops: int3: 0000\n"), ["BUG", "int3"]);
+    }
+
+    #[test]
+    fn a_counter_takes_no_trace_that_is_not_its_own() {
+        let counter = "BUG: Bad rss-counter state mm:00000000a1b2c3d4 type:MM_ANONPAGES val:1\n";
+        let log = format!(
+            "{counter}sh: quiet\nCall Trace:\n f+0x1/0x2\n </TASK>\n{counter}BUG: KASAN: a\n"
+        );
+        let splats = find(&log);
+        assert_eq!(kinds(&log), ["bad counter", "bad counter", "KASAN"]);
+        assert_eq!(splats[0].signature(), splats[1].signature());
+    }
+
+    #[test]
+    fn a_bug_that_is_an_oops_then_is_one_splat() {
+        let log = "kernel BUG at mm/rmap.c:3!\nOops: invalid opcode: 0000 [#1] SMP\nRIP: 0010:f+0xa/0xb\n\
+                   Call Trace:\n <TASK>\n </TASK>\n---[ end trace 0000000000000000 ]---\n";
+        assert_eq!(kinds(log), ["BUG"]);
+        let fault = "BUG: KASAN: null-ptr-deref in isolate_migratepages_block+0x3b6/0x24e0\n\
+                     Read of size 4 at addr 000000000000002e by task sh/82\n\n\
+                     CPU: 0 UID: 0 PID: 82 Comm: sh Not tainted 6.12.117+ #1 \nCall Trace:\n <TASK>\n \
+                     dump_stack_lvl+0x6f/0xa0\n </TASK>\n\
+                     ==================================================================\n\
+                     Disabling lock debugging due to kernel taint\n\
+                     BUG: kernel NULL pointer dereference, address: 0000000000000031\n\
+                     #PF: supervisor read access in kernel mode\n\
+                     Oops: Oops: 0000 [#1] PREEMPT SMP KASAN\n\
+                     RIP: 0010:isolate_migratepages_block+0x3b6/0x24e0\nCall Trace:\n <TASK>\n \
+                     compact_zone+0xf08/0x1ee0\n </TASK>\n\
+                     Kernel panic - not syncing: Fatal exception\nKernel Offset: disabled\n\
+                     ---[ end Kernel panic - not syncing: Fatal exception ]---\n";
+        assert_eq!(kinds(fault), ["KASAN", "BUG", "panic"]);
+        assert_eq!(
+            kinds("Kernel panic - a\n <TASK>\n </TASK>\n---[ end Kernel panic - a ]---\n"),
+            ["panic"]
+        );
     }
 
     #[test]
@@ -253,11 +298,5 @@ mod tests {
         let splats = find(&log);
         assert_eq!((splats.len(), splats[0].lines.len()), (2, 53));
         assert_eq!(splats[0].shown().lines().count(), SHOWN_LINES);
-    }
-
-    #[test]
-    fn one_splat_is_reported_once() {
-        let log = "WARNING: CPU: 0 PID: 1 at x\nBUG: y\n".to_string() + &"more\n".repeat(140);
-        assert_eq!(find(&log).len(), 1);
     }
 }

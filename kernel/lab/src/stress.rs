@@ -1,11 +1,12 @@
 //! `kernel stress`: minutes of `kernel/guest/stress.sh` in one kernel. What the
 //! patched kernel complains of is put to the plain one under the same load: a
 //! complaint that plain makes as well is not the series' doing, any other fails.
+//! Wrong data fails in any case.
 
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
 use crate::splat::Splat;
-use crate::{Config, Tree, build, guest, suite};
+use crate::{Config, Tree, build, coverage, guest, proc, race, suite};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -51,9 +52,20 @@ const DEVICES: &[&str] = &[
 struct Found {
     splats: Vec<Splat>,
     /// Why it did not come to a good end, if it did not.
-    failure: Option<String>,
+    failure: Option<Failure>,
     accel: &'static str,
 }
+
+/// Why a stress is no good.
+#[derive(Debug)]
+struct Failure {
+    /// What is the same when another kernel fails in this way.
+    kind: String,
+    text: String,
+}
+
+/// What `mm_stress` says when it reads what nobody has written.
+const WRONG_DATA: &str = "wrong data: ";
 
 impl Found {
     /// How often it made each complaint, with the first of the kind.
@@ -74,12 +86,15 @@ impl Found {
 pub(crate) fn series(paths: &Paths, config: Config, load: Load) -> Result<()> {
     let found = run(paths, Tree::Series, config, load)?;
     let name = format!("stress-series-{}", config.name());
-    if found.splats.is_empty() {
-        if let Some(failure) = found.failure {
-            bail!("{failure}");
+    match &found.failure {
+        Some(failure) if found.splats.is_empty() || failure.kind == WRONG_DATA => {
+            bail!("{}", failure.text)
         }
-        println!("{name} ({}): no splat", found.accel);
-        return Ok(());
+        None if found.splats.is_empty() => {
+            println!("{name} ({}): no splat", found.accel);
+            return Ok(());
+        }
+        _ => {}
     }
     println!(
         "{name}: {} complaint(s); plain is asked whether it makes them, too",
@@ -90,8 +105,8 @@ pub(crate) fn series(paths: &Paths, config: Config, load: Load) -> Result<()> {
     if !new.is_empty() {
         bail!("{name}: complaints that plain does not make:\n{}", new.join("\n"));
     }
-    if let (Some(failure), None) = (&found.failure, &plain.failure) {
-        bail!("{failure}\n(plain made the same complaints, and came to its end)");
+    if let Some(failure) = own_failure(&found, &plain) {
+        bail!("{}\n(plain made the same complaints, and did not fail so)", failure.text);
     }
     for (signature, (times, _)) in found.kinds() {
         println!("{name}: {times} x {signature}; plain does it, too");
@@ -110,10 +125,17 @@ pub(crate) fn plain(paths: &Paths, config: Config, load: Load) -> Result<()> {
         println!("{name}: {times} x {signature}\n{}\n", splat.shown());
     }
     if let Some(failure) = &found.failure {
-        println!("{failure}");
+        println!("{}", failure.text);
     }
     println!("{name} ({}): {} complaint(s)", found.accel, found.splats.len());
     Ok(())
+}
+
+/// The failure of one kernel that is not another's as well.
+fn own_failure<'a>(found: &'a Found, other: &Found) -> Option<&'a Failure> {
+    let failure = found.failure.as_ref()?;
+    let shared = other.failure.as_ref().is_some_and(|f| f.kind == failure.kind);
+    (!shared).then_some(failure)
 }
 
 /// The complaints of one kernel that another does not make.
@@ -131,14 +153,17 @@ fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
     let Load { seconds, idle } = load;
     let image = build::build(paths, tree, config)?;
     suite::smoke(paths, tree, config)?;
-    let root = guest::root(paths, &[])?;
-    let accel = suite::accel(paths, &image, &root)?;
+    let accel = suite::accel(paths, &image, &guest::root(paths, &[])?)?;
+    if config == Config::Kcsan {
+        race::prove(paths, tree, &image, accel)?;
+    }
     let name = format!("stress-{}-{}", tree.name(), config.name());
     let command = format!(
         "STRESS_S={seconds} STRESS_IDLE={}\n{}",
         u8::from(idle),
         include_str!("../../guest/stress.sh")
     );
+    let root = guest::root(paths, &[])?;
     let boot = Boot {
         name: &name,
         image: &image,
@@ -151,17 +176,34 @@ fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
         args: DEVICES,
     };
     let ran = qemu::run(paths, &boot)?;
-    Ok(Found { failure: failure(&name, &ran), splats: ran.splats, accel: accel.name() })
+    print!("{}", ran.output);
+    Ok(Found { failure: failure(&name, &ran, idle), splats: ran.splats, accel: accel.name() })
 }
 
-/// Prints what the workers have done; says what is wrong with how they ended.
-fn failure(name: &str, ran: &Ran) -> Option<String> {
+/// What is wrong with how the guest ended.
+fn failure(name: &str, ran: &Ran, idle: bool) -> Option<Failure> {
+    let fail = |kind: &str, text| Some(Failure { kind: kind.to_string(), text });
+    if let Some(line) = ran.output.lines().find(|l| l.contains(WRONG_DATA)) {
+        return fail(WRONG_DATA, format!("{name}: {line}"));
+    }
     match &ran.end {
-        Ok((output, status)) => {
-            print!("{output}");
-            (*status != 0).then(|| format!("{name}: failed with status {status}"))
+        Err(error) => {
+            let text = format!("{error:#}");
+            // Without the kernel's name, and the last lines of its log.
+            let kind = text.trim_start_matches(name).split(';').next().unwrap_or_default();
+            fail(kind, text.clone())
         }
-        Err(error) => Some(format!("{error:#}")),
+        Ok(0) => {
+            let lacking = coverage::lacking(&ran.output, idle).join(", ");
+            (!lacking.is_empty()).then(|| Failure {
+                kind: format!("without {lacking}"),
+                text: format!("{name}: came to its end without {lacking}"),
+            })
+        }
+        Ok(status) => {
+            let kind = format!("failed with status {status}");
+            fail(&kind, format!("{name}: {kind}:\n{}", proc::last_lines(&ran.output)))
+        }
     }
 }
 
@@ -180,5 +222,34 @@ mod tests {
         assert_eq!(not_in(&series, &found("BUG: a\n")), ["1 x BUG: BUG: b  []\nBUG: b\n </TASK>"]);
         assert_eq!(not_in(&series, &found("BUG: b\n </TASK>\nBUG: a\n")), Vec::<String>::new());
         assert_eq!(not_in(&found("BUG: a\n </TASK>\nBUG: a\n"), &found("")).len(), 1);
+    }
+
+    #[test]
+    fn a_failure_is_plains_only_if_it_is_the_same() {
+        let failed = |kind: Option<&str>| Found {
+            failure: kind.map(|k| Failure { kind: k.to_string(), text: String::new() }),
+            ..found("")
+        };
+        let own = |series, plain| own_failure(&failed(series), &failed(plain)).is_some();
+        assert!(own(Some("a"), None));
+        assert!(own(Some("a"), Some("b")));
+        assert!(!own(Some("a"), Some("a")));
+        assert!(!own(None, Some("a")));
+    }
+
+    #[test]
+    fn a_bad_end_is_told_from_others() {
+        let kind = |output: &str, end| {
+            let ran =
+                Ran { console: String::new(), output: output.to_string(), splats: Vec::new(), end };
+            failure("stress-x", &ran, false).unwrap().kind
+        };
+        let wrong = "mm_stress: read /tmp/a: wrong data: page 3 has 0x1 at byte 0, not 0x2\n";
+        assert_eq!(kind(wrong, Ok(1)), WRONG_DATA);
+        assert_eq!(kind(wrong, Err(anyhow::anyhow!("stress-x: not done"))), WRONG_DATA);
+        assert_eq!(kind("", Ok(1)), "failed with status 1");
+        assert_eq!(kind("", Ok(0)), "without two phases");
+        let hang = anyhow::anyhow!("stress-x: not done after 7 s; the kernel's last lines:\nx");
+        assert_eq!(kind("", Err(hang)), ": not done after 7 s");
     }
 }

@@ -3,9 +3,10 @@
 //! every patch by itself.
 
 use crate::paths::Paths;
-use crate::qemu::{self, Accel, Boot, Outcome};
+use crate::qemu::{self, Accel, Boot};
 use crate::{Config, Tree, bench, build, guest, prepare, selftests, series, stress};
 use anyhow::{Context, Result, bail};
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,21 +43,28 @@ pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
     Ok(if qemu::kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
 }
 
-/// The `KUnit` results in a kernel's log: the summary of our suite.
-fn kunit(console: &str) -> Result<String> {
+/// The `KUnit` results in a kernel's log, of the suite whose source is `suite`: each of
+/// its cases has to pass.
+fn kunit(console: &str, suite: &str) -> Result<String> {
+    let name = suite
+        .lines()
+        .find_map(|l| l.trim().strip_prefix(".name = \"")?.split('"').next())
+        .context("a KUnit suite without a name")?;
     let line = console
         .lines()
-        .find(|l| l.contains("# page_ref: pass:"))
-        .context("the kernel's log has no KUnit results of page_ref")?;
+        .find(|l| l.contains(&format!("# {name}: pass:")))
+        .with_context(|| format!("the kernel's log has no KUnit results of {name}"))?;
     let failed = console
         .lines()
         .filter(|l| l.trim_start().starts_with("not ok"))
         .collect::<Vec<_>>()
         .join("\n");
-    if !failed.is_empty() || !line.contains("fail:0") {
-        bail!("KUnit: {line}\n{failed}");
+    let cases = suite.lines().filter(|l| l.trim_start().starts_with("KUNIT_CASE")).count();
+    let wanted = format!("{name}: pass:{cases} fail:0 skip:0 total:{cases}");
+    if !failed.is_empty() || cases == 0 || !line.ends_with(&wanted) {
+        bail!("KUnit: {line}, of {cases} cases\n{failed}");
     }
-    Ok(line.trim_start_matches([' ', '#']).to_string())
+    Ok(wanted)
 }
 
 /// Readers of tmpfs, and of ext4 where there is a disk.
@@ -73,8 +81,16 @@ const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
 /// are read by two threads and two processes.
 ///
 /// # Errors
-/// A boot that fails, a splat, a failing test.
-pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome> {
+/// A boot that fails, a splat, a failing test, a series without tests.
+pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
+    if tree == Tree::Series && !build::has_tests(paths, tree) {
+        bail!("the series lacks KUnit tests, of {:?}", build::tests(paths, tree));
+    }
+    smoke_part(paths, tree, config)
+}
+
+/// The same of a part of the series, which may not have the tests yet.
+fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     let image = build::image(paths, tree, config);
     let root = guest::root(paths, &[])?;
     let accel = accel(paths, &image, &root)?;
@@ -100,12 +116,24 @@ pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome
         bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
     }
     let tests = if build::has_tests(paths, tree) {
-        kunit(&outcome.console)?
+        let mut passed = Vec::new();
+        for suite in build::tests(paths, tree) {
+            passed.push(kunit(&outcome.console, &fs::read_to_string(suite)?)?);
+        }
+        passed.join(", ")
     } else {
         String::from("boots and reads")
     };
     println!("{name} ({}): {tests}", accel.name());
-    Ok(outcome)
+    Ok(())
+}
+
+/// Both sources, and the series' style.
+fn sources(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    let count = series::check_style(paths)?;
+    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    Ok(())
 }
 
 /// `kernel check`: what every change of the project has to pass. Quickest first: the
@@ -114,9 +142,7 @@ pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<Outcome
 /// # Errors
 /// The first thing that is not as it should be.
 pub(crate) fn check(paths: &Paths) -> Result<()> {
-    prepare::prepare(paths)?;
-    let count = series::check_style(paths)?;
-    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    sources(paths)?;
     for (tree, config) in
         [(Tree::Series, Config::Tiny), (Tree::Plain, Config::Fast), (Tree::Series, Config::Fast)]
     {
@@ -155,7 +181,7 @@ fn each_patch(paths: &Paths) -> Result<()> {
         series::apply_one(&tree, patch)?;
         let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
         build::build(paths, Tree::Series, Config::Tiny)
-            .and_then(|_| smoke(paths, Tree::Series, Config::Tiny))
+            .and_then(|_| smoke_part(paths, Tree::Series, Config::Tiny))
             .with_context(|| format!("after {name}"))?;
         println!("{name}: builds and boots");
     }
@@ -167,12 +193,30 @@ fn each_patch(paths: &Paths) -> Result<()> {
 mod tests {
     use super::*;
 
+    const SUITE: &str = "\tKUNIT_CASE(page_ref_test_freeze),\n\tKUNIT_CASE_SLOW(page_ref_test_stress),\n\
+                         \t.name = \"page_ref\",\n";
+
     #[test]
     fn kunit_results_are_judged() {
-        let good = "x\n# page_ref: pass:10 fail:0 skip:0 total:10\nok 1 page_ref\n";
-        assert!(kunit(good).unwrap().starts_with("page_ref: pass:10"));
-        let bad = "    not ok 3 y\n# page_ref: pass:9 fail:1 skip:0 total:10\n";
-        assert!(kunit(bad).unwrap_err().to_string().contains("not ok 3 y"));
-        assert!(kunit("nothing\n").unwrap_err().to_string().contains("no KUnit"));
+        let judged = |summary: &str| kunit(&format!("x\n{summary}\nok 1 page_ref\n"), SUITE);
+        let error = |summary: &str| judged(summary).unwrap_err().to_string();
+        assert_eq!(
+            judged("# page_ref: pass:2 fail:0 skip:0 total:2").unwrap(),
+            "page_ref: pass:2 fail:0 skip:0 total:2"
+        );
+        assert!(
+            error("    not ok 2 y\n# page_ref: pass:1 fail:1 skip:0 total:2")
+                .contains("not ok 2 y")
+        );
+        assert!(error("# page_ref: pass:1 fail:0 skip:1 total:2").contains("skip:1"));
+        assert!(error("# page_ref: pass:0 fail:0 skip:2 total:2").contains("skip:2"));
+        assert!(error("# page_ref: pass:1 fail:0 skip:0 total:1").contains("of 2 cases"));
+        assert!(error("nothing").contains("no KUnit"));
+    }
+
+    #[test]
+    fn no_cases_are_not_passed() {
+        let none = ".name = \"page_ref\",\n";
+        kunit("# page_ref: pass:0 fail:0 skip:0 total:0\n", none).unwrap_err();
     }
 }

@@ -5,20 +5,17 @@ use std::sync::Arc;
 
 use crate::borrow::Reader;
 use crate::core::Core;
-use crate::counters::{Counters, Event};
+use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::file::File;
-use crate::fill::Failures;
 use crate::frame::{self, Frames, PAGE_BYTES};
+use crate::holders::PinHolder;
 use crate::index::NodePool;
-use crate::mapping::Mappings;
 use crate::options::{FileOptions, Options};
-use crate::pin::{Holders, PinHolder};
-use crate::readers::{Deferred, Readers};
-use crate::reclaim::{self, Reclaim};
-use crate::source::{self, Access, Backing, Engine, EngineOptions, Source};
+use crate::pressure::Pressure;
+use crate::reclaim;
+use crate::source::{self, Access, Backing, EngineOptions, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
-use crate::wait::Waiters;
 
 /// The smallest budget, in bytes: 1 MiB, with room for the frame table, some index nodes, and the
 /// folios of a few readers at a time.
@@ -81,21 +78,9 @@ impl Cache {
         if !options.io_uring {
             engine.ring_depth = 0;
         }
-        let core = Arc::new(Core {
-            counters: Counters::new(),
-            mappings: Mappings::new(),
-            reclaim: Reclaim::new(frames.frames(), frames.free_frames()),
-            waiters: Waiters::new(),
-            readers: Arc::new(Readers::new(options.barrier)),
-            deferred: Deferred::new(),
-            failures: Failures::new(),
-            holders: Holders::new(options.track_pins),
-            engine: Arc::new(Engine::new(engine)),
-            options,
-            nodes,
-            frames,
-        });
-        core.reclaim.daemon.start(Arc::downgrade(&core)).map_err(reserve)?;
+        let pressure = Pressure::new(frames.frames());
+        let core = Arc::new(Core::new(options, frames, nodes, pressure, engine));
+        reclaim::daemon::start(&core).map_err(reserve)?;
         Ok(Cache { core })
     }
 
@@ -263,7 +248,7 @@ impl Cache {
 }
 
 fn borrow_stats(core: &Core) -> BorrowStats {
-    let (deferred_folios, deferred_pages) = core.deferred.outstanding(core);
+    let (deferred_folios, deferred_pages) = core.deferred.outstanding(&core.frames);
     BorrowStats {
         barrier: core.readers.barrier(),
         readers: core.readers.registered(),

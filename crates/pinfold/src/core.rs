@@ -6,16 +6,17 @@
 use std::sync::Arc;
 
 use crate::counters::Counters;
-use crate::fill::Failures;
+use crate::failures::Failures;
 use crate::flaw::{self, Flaw};
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
+use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
 use crate::options::{Options, Reference};
-use crate::pin::Holders;
+use crate::pressure::Pressure;
 use crate::readers::{Deferred, Readers};
-use crate::reclaim::Reclaim;
-use crate::source::Engine;
+use crate::residency::Residency;
+use crate::source::{Engine, EngineOptions};
 use crate::wait::Waiters;
 
 /// One cache's shared state.
@@ -24,7 +25,8 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) options: Options,
     pub(crate) mappings: Mappings,
-    pub(crate) reclaim: Reclaim,
+    pub(crate) residency: Residency,
+    pub(crate) pressure: Pressure,
     pub(crate) waiters: Waiters,
     /// Shared with those who borrow: a reader does not keep the cache.
     pub(crate) readers: Arc<Readers>,
@@ -38,6 +40,32 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// Puts a cache together: all of `frames` free, no file known.
+    pub(crate) fn new(
+        options: Options,
+        frames: Frames,
+        nodes: NodePool,
+        pressure: Pressure,
+        engine: EngineOptions,
+    ) -> Self {
+        let pages = frames.free_frames() - pressure.high_frames;
+        Core {
+            counters: Counters::new(),
+            mappings: Mappings::new(),
+            residency: Residency::new(pages),
+            pressure,
+            waiters: Waiters::new(),
+            readers: Arc::new(Readers::new(options.barrier)),
+            deferred: Deferred::new(),
+            failures: Failures::new(),
+            holders: Holders::new(options.track_pins),
+            engine: Arc::new(Engine::new(engine)),
+            options,
+            nodes,
+            frames,
+        }
+    }
+
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
     /// still be on its way from the source.
     #[inline(always)]
@@ -104,7 +132,7 @@ impl Core {
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());
-        self.reclaim.progress();
+        self.pressure.progress();
     }
 }
 

@@ -10,8 +10,6 @@ use std::num::NonZero;
 // apart what each of them says.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::stats::READ_SIZE_BUCKETS;
-
 /// Threads that have a shard of their own; the others share the one behind these.
 #[cfg(not(loom))]
 const SHARDS: usize = 64;
@@ -53,6 +51,9 @@ pub(crate) enum Event {
     UnpinnedPages,
     Migration,
 }
+
+/// How many sizes of reads are told apart: powers of two.
+pub const READ_SIZE_BUCKETS: usize = 32;
 
 /// Sizes that a read can have, in powers of two. A slice has at most 2^63 - 1 bytes, but those of
 /// 2^31 and more are counted as one.

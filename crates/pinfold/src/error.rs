@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::pin::PinHolder;
+use crate::holders::PinHolder;
 use crate::source::{OpenError, Truncated};
 
 /// Why a call failed. Whatever it is, the cache lives on.

@@ -13,6 +13,7 @@ use crate::freeze;
 use crate::handle::Handle;
 use crate::mapping::Mapping;
 use crate::pin::{self, PinnedRange, Step};
+use crate::reclaim;
 use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
@@ -183,7 +184,7 @@ impl File {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
             Hint::WillNeed => fill::will_need(&self.handle, pages),
             Hint::DontNeed => {
-                freeze::invalidate(&self.handle.core, &self.handle.mapping, pages);
+                freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages);
             }
         }
         // Nothing depends on the source's taking a hint.
@@ -201,7 +202,7 @@ impl File {
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
         self.refresh_len()?;
-        Ok(freeze::invalidate(&self.handle.core, &self.handle.mapping, pages))
+        Ok(freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages))
     }
 
     /// Asks the source for its length, and acts on it if it has changed.
@@ -222,7 +223,7 @@ impl File {
     #[doc(hidden)]
     pub fn split(&self, range: Range<u64>) -> u64 {
         let pages = Self::pages(&range).unwrap_or(0..0);
-        freeze::split_range(&self.handle.core, &self.handle.mapping, pages)
+        reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// Moves the folios of `range` to other frames where nobody holds them; gives how many were
@@ -230,7 +231,7 @@ impl File {
     #[doc(hidden)]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
         let pages = Self::pages(&range).unwrap_or(0..0);
-        freeze::migrate_range(&self.handle.core, &self.handle.mapping, pages)
+        reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// The pages that have a byte of `range`, up to the file's last.
@@ -256,7 +257,7 @@ impl Clone for File {
 impl Drop for File {
     fn drop(&mut self) {
         if self.handle.core.mappings.drop_handle(&self.handle.mapping) {
-            freeze::invalidate(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
+            freeze::drop_clean(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
         }
         self.handle.core.retire(&self.handle.mapping);
     }

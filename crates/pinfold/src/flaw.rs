@@ -64,6 +64,9 @@ flaws! {
     /// A file gets its new length before the folios with its old end are dropped.
     LengthFirst,
 
+    /// What is to be written is dropped and evicted like anything else.
+    LoseDirty,
+
     // ---- of counted references and freezing ----
     /// A counted look-up does not check what it got a reference to.
     CountedBlindly,

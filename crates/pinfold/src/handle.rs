@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::fill::Stream;
 use crate::mapping::Mapping;
+use crate::stream::Stream;
 
 /// Whose bytes, through which cache, and read in which pattern.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ mod cache;
 mod core;
 mod counters;
 mod error;
+mod failures;
 #[cfg(not(loom))]
 mod file;
 mod fill;
@@ -21,17 +22,21 @@ mod flaw;
 mod frame;
 mod freeze;
 mod handle;
+mod holders;
 mod index;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
 mod options;
 mod pin;
+mod pressure;
 mod read;
 mod readers;
 mod reclaim;
+mod residency;
 pub mod source;
 mod stats;
+mod stream;
 mod sync;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
@@ -44,10 +49,11 @@ pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
+pub use holders::PinHolder;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
-pub use pin::{PinHolder, PinnedExtent, PinnedRange};
+pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

@@ -20,7 +20,7 @@
 //! | tail of a folio | frozen | odd | 0 | stale | whoever has the head |
 //! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler's |
 //! | live | 1 or more | even | 0 | set | everybody's |
-//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer's (folio lock) |
+//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer's, who holds the mapping's `change` mutex |
 //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder's |
 //! | frozen for change | frozen | odd | 0 | set | reclaim, split, migration, truncate |
 //! | being freed | frozen | odd | 0 | any | whoever froze it, or put the last reference |
@@ -40,7 +40,7 @@
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
-//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the folio's lock |
+//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where nobody but pins uses the folio |
 //! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | one of the four users of freeze |
 //! | frozen for change | live | `change_end`, then `count.unfreeze(n)` | the same one, having given up or finished |
 //! | frozen for change | being freed | out of the index | reclaim, truncate |
@@ -81,17 +81,13 @@ const LINK_NONE: u32 = u32::MAX;
 
 bitflags! {
     /// What is known of a folio beside its version. "Up to date" is not among them: an even
-    /// version says so.
+    /// version says so. Nor is "dirty": the index's marks say that (`index::Mark`), and only they.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
-        /// Its bytes are newer than the source's.
-        const DIRTY = 1;
-        /// Its bytes are on their way to the source.
-        const WRITEBACK = 1 << 1;
         /// A read that meets it should have more read ahead.
-        const READAHEAD = 1 << 2;
-        /// Its fill failed, and `fill` has the error for those who waited.
-        const FAILED = 1 << 3;
+        const READAHEAD = 1;
+        /// Its fill failed, and `failures` has the error for those who waited.
+        const FAILED = 1 << 1;
     }
 }
 
@@ -212,7 +208,7 @@ impl Frame {
     }
 
     /// Begins a change of identity or bytes. One at a time: the caller has frozen the folio, or
-    /// holds a reference and the folio's lock.
+    /// holds its mapping's `change` mutex.
     ///
     /// # Panics
     ///

@@ -51,6 +51,13 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         entry != Entry::EMPTY && entry.payload().is_none() && self.node(entry).marks(mark) != 0
     }
 
+    /// Whether the source has all bytes of the folio that holds `page`, durably. Costs four loads in a
+    /// file of which that is true of every folio.
+    pub(crate) fn is_clean(&self, page: u64) -> bool {
+        let marked = |mark| self.any_marked(mark) && self.is_marked(page, mark);
+        !marked(Mark::Dirty) && !marked(Mark::Writeback)
+    }
+
     pub(super) fn drop_marks(&mut self, seat: Seat<'a, BITS>) {
         for mark in Mark::ALL {
             self.clear_seat(seat, mark);

@@ -38,7 +38,7 @@ fn borrow_second(model: &Model) {
 
 /// The page is dropped from its file, and its frame, if it is free then, filled anew.
 fn drop_and_refill(model: &Model) {
-    freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+    freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
     model.refill();
 }
 

@@ -43,7 +43,7 @@ fn an_error_is_told_and_not_kept() {
 fn dropped() {
     let model = Model::new(2, 0);
     let drop = |model: &Model| {
-        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+        freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
     };
     race(&model, |model| model.check(0, 0, 1), drop);
 }

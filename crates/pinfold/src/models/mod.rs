@@ -28,21 +28,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::core::Core;
-use crate::counters::Counters;
 use crate::error::Result;
-use crate::fill::Failures;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
-use crate::mapping::Mappings;
 use crate::options::Options;
-use crate::pin::{Holders, PinnedRange};
-use crate::readers::{Barrier, Deferred, Readers};
-use crate::reclaim::{self, Reclaim};
-use crate::source::{Backing, Engine, EngineOptions, Extent, Source};
-use crate::wait::Waiters;
+use crate::pin::PinnedRange;
+use crate::pressure::Pressure;
+use crate::readers::Barrier;
+use crate::reclaim;
+use crate::source::{Backing, EngineOptions, Extent, Source};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -167,20 +164,9 @@ impl Model {
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
         let engine = EngineOptions { ring_depth: 0, workers_max: 1, queue_max: 1 };
-        let core = Arc::new(Core {
-            counters: Counters::new(),
-            options: Options::new(frames.frames().into()),
-            mappings: Mappings::new(),
-            reclaim: Reclaim::model(fresh.free_frames, order_max),
-            waiters: Waiters::new(),
-            readers: Arc::new(Readers::new(Barrier::FullFence)),
-            deferred: Deferred::new(),
-            failures: Failures::new(),
-            holders: Holders::new(false),
-            engine: Arc::new(Engine::new(engine)),
-            nodes,
-            frames,
-        });
+        let options = Options::new(frames.frames().into()).barrier(Barrier::FullFence);
+        let pressure = Pressure::model(frames.frames(), order_max);
+        let core = Arc::new(Core::new(options, frames, nodes, pressure, engine));
         let sources: Vec<_> = (1..=2).map(|n| Arc::new(Pages::new(n))).collect();
         let files = sources.iter().map(|source| open(&core, source.clone())).collect();
         Arc::new(Model { core, files, sources, pins: Default::default(), fresh })
@@ -255,9 +241,9 @@ impl Model {
 
     /// Nobody is left: everything can be dropped, and then all is free. Nothing leaked.
     fn ends(&self) {
-        self.core.deferred.collect(&self.core);
+        freeze::collect(&self.core);
         for file in &self.files {
-            freeze::invalidate(&self.core, &file.mapping, 0..PAGES_END);
+            freeze::discard(&self.core, &file.mapping, 0..PAGES_END);
             assert_eq!(file.mapping.change().folios(), 0, "folios are left");
         }
         assert_eq!(self.core.frames.stats(), self.fresh, "frames are lost");

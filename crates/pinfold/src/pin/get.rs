@@ -16,7 +16,7 @@
 //!
 //! Under a reference, which `fill` gives for what is not there. A folio that is smaller than a 2 MiB
 //! run, and lies in a run that is to be made whole some day, moves before it is pinned:
-//! 1. take room for it where nothing moves (`reclaim::place`), before any lock;
+//! 1. take room for it where nothing moves (`reclaim::alloc_unmovable`), before any lock;
 //! 2. under the mapping's `change` mutex: give up the reference (the index's keeps it: who evicts
 //!    needs this mutex), migrate, pin the new folio;
 //! 3. free the old frames.
@@ -376,7 +376,7 @@ enum Moved {
 fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
-    let Some(new) = reclaim::place(core, order) else {
+    let Some(new) = reclaim::alloc_unmovable(core, order) else {
         core.frames.claim_run_of(head);
         return Moved::Gone;
     };

@@ -7,9 +7,8 @@
 //! | `mod.rs` | the public type: where the bytes are, giving pins back, in parts too |
 //! | `get.rs` | how a folio is found and pinned, and moved or filled before |
 //! | `run.rs` | which frames are pinned, in as few words as they allow; unpinning them |
-//! | `holders.rs` | who pins what, since when |
 //!
-//! Not here: where small folios go that stay (`reclaim::place`), moving one (`freeze::migrate`).
+//! Not here: where small folios go that stay (`reclaim::alloc_unmovable`), moving one (`freeze::migrate`).
 //! Called by `file`. `docs/pin.md` has what it costs, and what it promises.
 //!
 //! # What is counted
@@ -20,7 +19,6 @@
 //! different threads. Where a cut goes through a page, that page is pinned once more.
 
 mod get;
-mod holders;
 mod run;
 
 use std::fmt;
@@ -36,8 +34,6 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
 #[cfg(all(test, loom))]
 pub(crate) use get::try_pin;
 pub(crate) use get::{Step, pin};
-pub(crate) use holders::Holders;
-pub use holders::PinHolder;
 use run::Runs;
 
 /// A range of a file, pinned: its bytes stay in memory, at the addresses they have, until it is

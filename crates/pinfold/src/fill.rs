@@ -18,9 +18,6 @@
 //! folio, because step 2 finds the index empty for one only. An error is not cached: after step 4
 //! the next reader finds nothing and fills again.
 
-mod stream;
-
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,18 +28,13 @@ use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
-use crate::frame::{
-    Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_BYTES, PAGE_SHIFT,
-};
+use crate::frame::{Flags, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::Mapping;
 use crate::reclaim;
 use crate::source::{Extent, ReadRequest};
-use crate::sync::Mutex;
-
-use stream::Plan;
-pub(crate) use stream::Stream;
+use crate::stream::Plan;
 
 /// The most folios of one request to the source.
 const FOLIOS_MAX: usize = 64;
@@ -50,36 +42,6 @@ const FOLIOS_MAX: usize = 64;
 /// The most requests prepared before they are given to the source: nobody can use their memory till
 /// then.
 const REQUESTS_MAX: usize = 8;
-
-/// Errors of failed fills, kept for those who waited, as long as the folio has holders.
-#[derive(Debug)]
-pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
-
-impl Failures {
-    pub(crate) fn new() -> Self {
-        Failures(Mutex::new(HashMap::new()))
-    }
-
-    /// Before the folio's identity goes.
-    fn remember(&self, head: FrameNumber, frame: &Frame, error: Error) {
-        self.0.lock().insert(head.0, error);
-        frame.set_flags(Flags::FAILED);
-    }
-
-    fn of(&self, head: FrameNumber, frame: &Frame) -> Option<Error> {
-        if !frame.flags().contains(Flags::FAILED) {
-            return None;
-        }
-        Some(self.0.lock().get(&head.0).cloned().expect("a failed fill leaves its error"))
-    }
-
-    /// When the folio goes.
-    pub(crate) fn forget(&self, head: FrameNumber, frame: &Frame) {
-        if frame.flags().contains(Flags::FAILED) {
-            self.0.lock().remove(&head.0);
-        }
-    }
-}
 
 /// A folio on its way: in the index, with a reference of the filler's.
 #[derive(Debug)]
@@ -257,9 +219,9 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Vec<Fil
     let mut batch = Vec::new();
     let mut at = page;
     while at < end && batch.len() < FOLIOS_MAX {
-        let wish = Order::of_block_at(at, end).min(core.reclaim.order_max());
+        let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
         let needed = urgent && batch.is_empty();
-        if !needed && core.reclaim.enough_on_its_way(core) {
+        if !needed && core.pressure.enough_on_its_way() {
             break;
         }
         let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
@@ -333,7 +295,7 @@ fn insert(
         frame.change_end();
     }
     core.counters.count(Event::FillStarted);
-    core.reclaim.fill_begins(order);
+    core.pressure.fill_begins(order);
     Ok(Filling { head, page, order, shadow })
 }
 
@@ -425,7 +387,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
                 core.counters.count(Event::Refault);
             }
             let arrival = Arrival { ahead: !tell, shadow: filling.shadow, ..Arrival::default() };
-            core.reclaim.insert(core, filling.head, arrival);
+            core.residency.insert(&core.frames, filling.head, arrival);
         }
         Err(error) if wanted => {
             core.counters.count(Event::FillError);
@@ -442,7 +404,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
-    core.reclaim.fill_ends(filling.order);
+    core.pressure.fill_ends(filling.order);
     if !flaw::on(Flaw::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }
@@ -452,10 +414,5 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
         // It may have been the last folio of a file that nobody has open any more.
         core.retire(mapping);
     }
-    core.reclaim.progress();
-}
-
-/// Pages that hold `bytes` from the start of `page` on.
-fn pages_of(bytes: usize) -> u64 {
-    bytes.div_ceil(PAGE_BYTES) as u64
+    core.pressure.progress();
 }

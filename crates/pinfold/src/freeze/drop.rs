@@ -47,7 +47,8 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
     drop_range(core, mapping, pages, Unclean::Go, None)
 }
 
-/// Gives the mapping another length, with its `resizing` mutex held by the caller.
+/// Gives the mapping the length that its source has now, with its `resizing` mutex held by the
+/// caller. A file with bytes that the source does not have yet keeps its own.
 ///
 /// What has a page behind the shorter of both lengths is discarded first, also what is on its way; the
 /// length is stored in the same critical section in which there is none left. So every folio says how
@@ -57,6 +58,9 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
     if flaw::on(Flaw::KeepOldEnd) {
         return mapping.set_len_bytes(len_bytes);
+    }
+    if !mapping.change().writer(&core.nodes).is_all_clean() && !flaw::on(Flaw::LoseDirty) {
+        return;
     }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
     if flaw::on(Flaw::LengthFirst) {

@@ -20,6 +20,8 @@ mod batch;
 mod drop;
 mod migrate;
 mod split;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod users;
 
 pub(crate) use batch::{Batch, Candidate, Frozen};

@@ -58,6 +58,11 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         !marked(Mark::Dirty) && !marked(Mark::Writeback)
     }
 
+    /// The same of every folio.
+    pub(crate) fn is_all_clean(&self) -> bool {
+        !self.any_marked(Mark::Dirty) && !self.any_marked(Mark::Writeback)
+    }
+
     pub(super) fn drop_marks(&mut self, seat: Seat<'a, BITS>) {
         for mark in Mark::ALL {
             self.clear_seat(seat, mark);

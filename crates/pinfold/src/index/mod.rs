@@ -108,9 +108,9 @@ pub(crate) const PAGES_END: u64 = 1 << 51;
 /// A property of a folio that a walk can follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Has bytes that the source does not have yet.
+    /// Has bytes that were not given to the source yet.
     Dirty = 0,
-    /// Is being written to the source.
+    /// Was given to the source, which has not said yet that it is durable.
     Writeback = 1,
     /// Was dirty when the running sync began.
     ToWrite = 2,

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use super::PAGE_BYTES;
+use super::units::PAGE_BYTES;
 use crate::sync::{AtomicU64, Ordering};
 
 /// A word for each frame of an arena.

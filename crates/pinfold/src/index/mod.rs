@@ -63,7 +63,6 @@
 
 mod directory;
 mod entry;
-#[allow(dead_code, reason = "the part of it that writing through the cache needs is ready")]
 mod marks;
 mod memory;
 mod node;
@@ -71,7 +70,6 @@ mod pool;
 mod shape;
 mod split;
 mod trim;
-#[allow(dead_code, reason = "the part of it that writing through the cache needs is ready")]
 mod walk;
 mod writer;
 

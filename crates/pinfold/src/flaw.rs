@@ -132,6 +132,8 @@ flaws! {
     WakeUnlocked,
     /// Split and migration wake nobody.
     MoveWakesNobody,
+    /// A filler that finds another folio in its way wakes nobody.
+    OccupiedWakesNobody,
 }
 
 #[cfg(all(feature = "flaws", not(test)))]

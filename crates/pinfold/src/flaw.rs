@@ -101,6 +101,8 @@ flaws! {
     OldGoesLate,
     /// What is announced when it leaves its file is freed like the rest.
     GoneAtOnce,
+    /// What waits for a borrow to end is looked for although no fence could be had.
+    CollectUnfenced,
 
     /// A page is readable from the moment it is in the index.
     EvenBeforeRead,

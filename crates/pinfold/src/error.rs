@@ -90,6 +90,19 @@ pub enum Error {
         /// The source's own error.
         cause: Arc<io::Error>,
     },
+    /// The file is longer than the cache can number its bytes.
+    #[error(
+        "{} has {len_bytes} bytes: a file can have {most_bytes} at most, the largest file offset \
+         rounded down to a page", path.display()
+    )]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+        /// The length that its source told.
+        len_bytes: u64,
+        /// The longest that works: 2^63 - 4096.
+        most_bytes: u64,
+    },
     /// Somebody cut the file short while it was cached.
     #[error("cannot read {}: {cause}", path.display())]
     Truncated {

@@ -14,14 +14,32 @@
 //! seen frozen.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::source::{Backing, Identity, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// The longest that a file may be. Its last page is read whole, and that has to end at 2^63 - 1 at most.
+pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
+
+/// The length that the source of the file `path` has now.
+///
+/// # Errors
+/// The source cannot tell it, or it is above [`LEN_MAX_BYTES`].
+pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
+    match backing.len_bytes() {
+        Ok(len_bytes) if len_bytes <= LEN_MAX_BYTES => Ok(len_bytes),
+        Ok(len_bytes) => {
+            Err(Error::TooLong { path: path.to_owned(), len_bytes, most_bytes: LEN_MAX_BYTES })
+        }
+        Err(cause) => Err(Error::Length { path: path.to_owned(), cause: Arc::new(cause) }),
+    }
+}
 
 /// One file.
 #[derive(Debug)]

@@ -126,7 +126,8 @@ impl Cache {
     /// path would. Each call makes a file of its own, whose pages go when its last handle does.
     ///
     /// # Errors
-    /// [`Error::Length`] if the source cannot tell its length; [`Error::TooLong`] if that is above
+    /// [`Error::BadSource`] if the cache cannot keep the source's alignment; [`Error::Length`] if the
+    /// source cannot tell its length; [`Error::TooLong`] if that is above
     /// 2^63 - 4096.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         self.file(PathBuf::from(name), None, source)
@@ -139,6 +140,9 @@ impl Cache {
         source: Arc<dyn Source>,
     ) -> Result<File> {
         let backing = Backing::new(source, self.core.engine.clone());
+        backing
+            .check()
+            .map_err(|cause| Error::BadSource { path: path.clone(), cause: Arc::new(cause) })?;
         let len_bytes = ask_len(&backing, &path)?;
         let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
         let file = File::new(self.core.clone(), mapping);

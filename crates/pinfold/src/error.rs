@@ -70,7 +70,7 @@ pub enum Error {
         /// Which file.
         path: PathBuf,
     },
-    /// The source failed.
+    /// The source failed, or panicked.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {
         /// Which file.
@@ -88,6 +88,14 @@ pub enum Error {
         /// Which file.
         path: PathBuf,
         /// The source's own error.
+        cause: Arc<io::Error>,
+    },
+    /// The source is none that the cache can work with.
+    #[error("cannot use the source of {}: {cause}", path.display())]
+    BadSource {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
         cause: Arc<io::Error>,
     },
     /// The file is longer than the cache can number its bytes.

@@ -124,6 +124,8 @@ flaws! {
 
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
+    /// Folios on their way that nobody reads any more stay on their way.
+    BatchForgotten,
     /// A file without folios is given up by the first look at its handles.
     RetireByGuess,
 

@@ -32,6 +32,14 @@ pub enum Error {
     /// A file could not be opened.
     #[error(transparent)]
     Open(#[from] Arc<OpenError>),
+    /// There are as many files in the cache as it can number.
+    #[error("cannot open {}: {most} files are cached, and can be no more", path.display())]
+    TooManyFiles {
+        /// What was to be opened.
+        path: PathBuf,
+        /// How many there can be at once.
+        most: u32,
+    },
     /// A range ends beyond the largest file offset, 2^63 - 1.
     #[error("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")]
     Range {

@@ -11,6 +11,7 @@ use crate::file::File;
 use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::holders::PinHolder;
 use crate::index::NodePool;
+use crate::mapping::ask_len;
 use crate::options::{FileOptions, Options};
 use crate::pressure::Pressure;
 use crate::reclaim;
@@ -90,7 +91,8 @@ impl Cache {
     /// where the file system can, else through the kernel's cache; [`Stats::sources`] tells.
     ///
     /// # Errors
-    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had.
+    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had;
+    /// [`Error::TooLong`] if that is above 2^63 - 4096.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -110,7 +112,9 @@ impl Cache {
     /// path would. Each call makes a file of its own, whose pages go when its last handle does.
     ///
     /// # Errors
-    /// [`Error::Length`] if the source cannot tell its length.
+    /// [`Error::BadSource`] if the cache cannot keep the source's alignment; [`Error::Length`] if the
+    /// source cannot tell its length; [`Error::TooLong`] if that is above
+    /// 2^63 - 4096.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         self.file(PathBuf::from(name), None, source)
     }
@@ -122,10 +126,12 @@ impl Cache {
         source: Arc<dyn Source>,
     ) -> Result<File> {
         let backing = Backing::new(source, self.core.engine.clone());
-        let len_bytes = backing
-            .len_bytes()
-            .map_err(|cause| Error::Length { path: path.clone(), cause: Arc::new(cause) })?;
-        let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
+        backing
+            .check()
+            .map_err(|cause| Error::BadSource { path: path.clone(), cause: Arc::new(cause) })?;
+        let len_bytes = ask_len(&backing, &path)?;
+        let mapping =
+            self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes)?;
         let file = File::new(self.core.clone(), mapping);
         if identity.is_some() {
             // It may have been cached already, with the length that it had then.

@@ -32,6 +32,14 @@ pub enum Error {
     /// A file could not be opened.
     #[error(transparent)]
     Open(#[from] Arc<OpenError>),
+    /// There are as many files in the cache as it can number.
+    #[error("cannot open {}: {most} files are cached, and can be no more", path.display())]
+    TooManyFiles {
+        /// What was to be opened.
+        path: PathBuf,
+        /// How many there can be at once.
+        most: u32,
+    },
     /// A range ends beyond the largest file offset, 2^63 - 1.
     #[error("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")]
     Range {
@@ -70,7 +78,7 @@ pub enum Error {
         /// Which file.
         path: PathBuf,
     },
-    /// The source failed.
+    /// The source failed, or panicked.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {
         /// Which file.
@@ -89,6 +97,27 @@ pub enum Error {
         path: PathBuf,
         /// The source's own error.
         cause: Arc<io::Error>,
+    },
+    /// The source is none that the cache can work with.
+    #[error("cannot use the source of {}: {cause}", path.display())]
+    BadSource {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: Arc<io::Error>,
+    },
+    /// The file is longer than the cache can number its bytes.
+    #[error(
+        "{} has {len_bytes} bytes: a file can have {most_bytes} at most, the largest file offset \
+         rounded down to a page", path.display()
+    )]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+        /// The length that its source told.
+        len_bytes: u64,
+        /// The longest that works: 2^63 - 4096.
+        most_bytes: u64,
     },
     /// Somebody cut the file short while it was cached.
     #[error("cannot read {}: {cause}", path.display())]

@@ -11,7 +11,7 @@ use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
 use crate::reclaim;
 use crate::source::Hint;
@@ -198,7 +198,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Length`] if the source cannot tell
-    /// its length.
+    /// its length, [`Error::TooLong`] if that is above 2^63 - 4096: nothing was dropped then.
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
         self.refresh_len()?;
@@ -210,10 +210,7 @@ impl File {
         let mapping = &self.handle.mapping;
         // Across both: of two answers, the later must be the one that stays.
         let _resizing = mapping.resizing.lock();
-        let len_bytes = mapping.backing.len_bytes().map_err(|cause| Error::Length {
-            path: mapping.path.clone(),
-            cause: Arc::new(cause),
-        })?;
+        let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
         freeze::resize(&self.handle.core, mapping, len_bytes);
         Ok(())
     }

@@ -104,6 +104,8 @@ flaws! {
     OldGoesLate,
     /// What is announced when it leaves its file is freed like the rest.
     GoneAtOnce,
+    /// What waits for a borrow to end is looked for although no fence could be had.
+    CollectUnfenced,
 
     /// A page is readable from the moment it is in the index.
     EvenBeforeRead,
@@ -125,6 +127,8 @@ flaws! {
 
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
+    /// Folios on their way that nobody reads any more stay on their way.
+    BatchForgotten,
     /// A file without folios is given up by the first look at its handles.
     RetireByGuess,
 
@@ -135,6 +139,8 @@ flaws! {
     WakeUnlocked,
     /// Split and migration wake nobody.
     MoveWakesNobody,
+    /// A filler that finds another folio in its way wakes nobody.
+    OccupiedWakesNobody,
 }
 
 #[cfg(all(feature = "flaws", not(test)))]

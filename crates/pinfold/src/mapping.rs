@@ -14,14 +14,32 @@
 //! seen frozen.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
-use crate::frame::{FrameNumber, PAGE_BYTES};
+use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::source::{Backing, Identity, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// The longest that a file may be. Its last page is read whole, and that has to end at 2^63 - 1 at most.
+pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
+
+/// The length that the source of the file `path` has now.
+///
+/// # Errors
+/// The source cannot tell it, or it is above [`LEN_MAX_BYTES`].
+pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
+    match backing.len_bytes() {
+        Ok(len_bytes) if len_bytes <= LEN_MAX_BYTES => Ok(len_bytes),
+        Ok(len_bytes) => {
+            Err(Error::TooLong { path: path.to_owned(), len_bytes, most_bytes: LEN_MAX_BYTES })
+        }
+        Err(cause) => Err(Error::Length { path: path.to_owned(), cause: Arc::new(cause) }),
+    }
+}
 
 /// One file.
 #[derive(Debug)]
@@ -119,16 +137,22 @@ pub(crate) struct Mappings {
     table: Mutex<Table>,
 }
 
-#[derive(Debug, Default)]
+/// A number is given again once its mapping is given up, which takes that no folio says it any more:
+/// each forgets it, with an odd version, under the mutex under which the index loses the folio. So
+/// whatever an old hint leads to, the number in an entry that is valid now is the listed mapping's.
+#[derive(Debug)]
 struct Table {
     by_id: Vec<Option<Arc<Mapping>>>,
     free_ids: Vec<u32>,
     by_file: HashMap<Identity, u32>,
+    /// Numbers are below it.
+    ids_end: u32,
 }
 
 impl Mappings {
     pub(crate) fn new() -> Self {
-        Mappings { table: Mutex::new(Table::default()) }
+        let (by_id, free_ids, by_file) = (Vec::new(), Vec::new(), HashMap::new());
+        Mappings { table: Mutex::new(Table { by_id, free_ids, by_file, ids_end: MAPPING_NONE }) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -146,6 +170,9 @@ impl Mappings {
     }
 
     /// The mapping of the file `identity`, made by `backing` if it is new, with one more handle.
+    ///
+    /// # Errors
+    /// There are as many as can be numbered.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
@@ -153,7 +180,7 @@ impl Mappings {
         path: PathBuf,
         backing: Backing,
         len_bytes: u64,
-    ) -> Arc<Mapping> {
+    ) -> Result<Arc<Mapping>> {
         let mut table = self.table();
         let known = identity.and_then(|identity| table.by_file.get(&identity).copied());
         if let Some(id) = known {
@@ -161,12 +188,16 @@ impl Mappings {
             let mapping = mapping.expect("a file that is listed has a mapping");
             // Relaxed, here and below: the table's mutex orders them.
             mapping.handles.fetch_add(1, Ordering::Relaxed);
-            return mapping;
+            return Ok(mapping);
         }
-        let id = table.free_ids.pop().unwrap_or_else(|| {
-            table.by_id.push(None);
-            table.by_id.len() as u32 - 1
-        });
+        let id = match table.free_ids.pop() {
+            Some(id) => id,
+            None if table.by_id.len() < table.ids_end as usize => {
+                table.by_id.push(None);
+                table.by_id.len() as u32 - 1
+            }
+            None => return Err(Error::TooManyFiles { path, most: table.ids_end }),
+        };
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
             index,
@@ -183,7 +214,7 @@ impl Mappings {
         if let Some(identity) = identity {
             table.by_file.insert(identity, id);
         }
-        mapping
+        Ok(mapping)
     }
 
     /// One more handle on `mapping`, which has one.
@@ -228,5 +259,51 @@ impl Mappings {
         }
         table.by_id[id] = None;
         table.free_ids.push(mapping.id);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::source::Memory;
+    use crate::{Cache, Error, File, Options, Result};
+
+    fn attach(cache: &Cache, byte: u8) -> Result<File> {
+        cache.attach("file", Arc::new(Memory::new(vec![byte; 64 << 10])))
+    }
+
+    fn check(file: &File, byte: u8) {
+        let mut buf = [0; 64 << 10];
+        assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
+        assert_eq!(buf, [byte; 64 << 10]);
+    }
+
+    /// A cache may have had any number of files in its life; numbers that are free are given again.
+    #[test]
+    fn a_cache_that_had_four_billion_files_opens_another() {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let first = attach(&cache, 1).unwrap();
+        first.handle().core.nodes.age(u64::from(u32::MAX) - 2);
+        for byte in 2..6 {
+            let file = attach(&cache, byte).unwrap();
+            check(&file, byte);
+            assert_eq!(file.handle().mapping.id, 1, "a number that is free is given again");
+        }
+        check(&first, 1);
+    }
+
+    #[test]
+    fn more_files_at_once_than_can_be_numbered_are_an_error() {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let first = attach(&cache, 1).unwrap();
+        first.handle().core.mappings.table().ids_end = 2;
+        let second = attach(&cache, 2).unwrap();
+        let error = attach(&cache, 3).unwrap_err();
+        assert!(matches!(error, Error::TooManyFiles { most: 2, .. }), "{error:?}");
+        assert_eq!(error.to_string(), "cannot open file: 2 files are cached, and can be no more");
+        drop(second);
+        check(&attach(&cache, 3).unwrap(), 3);
+        check(&first, 1);
     }
 }

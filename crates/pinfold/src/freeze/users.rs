@@ -106,7 +106,7 @@ pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
 /// Frees the deferred folios that nobody borrows any more; gives how many.
 pub(crate) fn collect(core: &Core) -> usize {
     let Some(looked) = core.deferred.look() else { return 0 };
-    let announced = core.readers.look(looked.heads());
+    let announced = core.readers.look_again(looked.heads());
     let over = looked.over(|n| announced.has(n));
     for &head in &over {
         core.put(head);

@@ -153,7 +153,8 @@ pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
     root: AtomicU64,
     memory: NodeMemory<BITS>,
     directory: Directory,
-    id: u32,
+    /// Of all indexes of its pool, for as long as the pool lives: 64 bits do not come round.
+    id: u64,
 }
 
 /// The right to change one index. Keep it inside the file's mutex.
@@ -162,7 +163,7 @@ pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
 /// borrows it mutably. So two writers at once do not type-check.
 #[derive(Debug)]
 pub(crate) struct IndexOwner {
-    id: u32,
+    id: u64,
     /// Marks of a folio that sits in the root itself; bit m is mark m.
     root_marks: u8,
     /// Nodes in the tree.
@@ -174,7 +175,7 @@ pub(crate) struct IndexOwner {
 }
 
 impl<const BITS: u32> Index<BITS> {
-    fn new(memory: NodeMemory<BITS>, id: u32, pages: u64) -> (Self, IndexOwner) {
+    fn new(memory: NodeMemory<BITS>, id: u64, pages: u64) -> (Self, IndexOwner) {
         const { assert!(BITS >= 1 && BITS <= 6, "a mark has 64 bits") };
         let owner = IndexOwner { id, root_marks: 0, nodes: 0, shadow_slots: 0, trim_hand: 0 };
         let directory = Directory::new::<BITS>(pages);

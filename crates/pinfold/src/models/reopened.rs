@@ -16,7 +16,7 @@ fn open(model: &Model) -> Handle {
     let backing = Backing::new(model.sources[0].clone(), core.engine.clone());
     let path = PathBuf::from("again");
     let mapping = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);
-    Handle::new(core.clone(), mapping, 0)
+    Handle::new(core.clone(), mapping.expect("a free number"), 0)
 }
 
 /// Reads the first page, and closes the file.

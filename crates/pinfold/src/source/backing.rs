@@ -1,5 +1,5 @@
 //! What the rest of the cache holds of a file's source: every call goes through here, is timed,
-//! and its result judged.
+//! its result judged, and a panic made an error.
 //!
 //! Belongs here: the metering, the zeroing beyond the end, the telling of a file cut short.
 //! Called by `fill.rs`, `writeback.rs` and `stats.rs`.
@@ -7,11 +7,13 @@
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::engine::Engine;
 use super::meter::{Lane, Meter};
+use super::open::ALIGNMENT_MAX;
 use super::request::{self, ReadRequest};
 use super::{Extent, Hint, Source, SourceStats, extent};
 
@@ -63,13 +65,24 @@ impl Truncated {
 #[allow(dead_code, reason = "writing through the cache needs the rest")]
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let alignment = source.alignment();
-        assert!(
-            alignment.is_power_of_two() && alignment <= super::open::ALIGNMENT_MAX,
-            "the alignment of a source of kind {} is {alignment}",
-            source.kind()
-        );
         Self { source, engine, meter: Arc::default() }
+    }
+
+    /// To be asked of a source that the program brings, before anything else.
+    ///
+    /// # Errors
+    /// The cache cannot keep its alignment.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let alignment = guarded("alignment", || Ok(self.source.alignment()))?;
+        if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
+            return Ok(());
+        }
+        let kind = self.kind();
+        let text = format!(
+            "a source of kind {kind} has an alignment of {alignment} bytes, which must be a power \
+             of two up to {ALIGNMENT_MAX}"
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
     /// Reads into `extents` and returns how many bytes there were; fewer than asked only where
@@ -77,7 +90,8 @@ impl Backing {
     /// the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         timed(&self.meter.read, extent::total_bytes(extents), || {
-            request::settle(extents, self.source.read_extents_at(offset, extents))
+            let read = guarded("a read", || self.source.read_extents_at(offset, extents));
+            request::settle(extents, read)
         })
     }
 
@@ -90,7 +104,8 @@ impl Backing {
         for request in &mut *batch {
             request.start_clock(&self.meter);
         }
-        self.engine.start(&self.source, batch);
+        // What it has not taken when it panics stays in the batch; what it has is ended by its drop.
+        let _ = guarded("start_reads", || Ok(self.engine.start(&self.source, batch)));
         for request in batch {
             request.forget_clock();
         }
@@ -99,25 +114,27 @@ impl Backing {
     pub(crate) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         let bytes = extent::total_bytes(extents);
         timed(&self.meter.write, bytes, || {
-            self.source.write_extents_at(offset, extents).map(|()| bytes)
+            let write = || self.source.write_extents_at(offset, extents).map(|()| bytes);
+            guarded("a write", write)
         })
         .map(drop)
     }
 
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
-        timed(&self.meter.sync, 0, || self.source.sync(data_only).map(|()| 0)).map(drop)
+        timed(&self.meter.sync, 0, || guarded("sync", || self.source.sync(data_only).map(|()| 0)))
+            .map(drop)
     }
 
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {
-        self.source.len_bytes()
+        guarded("len_bytes", || self.source.len_bytes())
     }
 
     pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.source.set_len(bytes)
+        guarded("set_len", || self.source.set_len(bytes))
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
-        self.source.advise(range, hint)
+        guarded("advise", || self.source.advise(range, hint))
     }
 
     pub(crate) fn alignment(&self) -> usize {
@@ -125,12 +142,27 @@ impl Backing {
     }
 
     pub(crate) fn kind(&self) -> Cow<'static, str> {
-        self.source.kind()
+        let kind = guarded("kind", || Ok(self.source.kind()));
+        kind.unwrap_or("unknown (it panicked when it was asked)".into())
     }
 
     pub(crate) fn stats(&self) -> SourceStats {
         self.meter.snapshot(self.kind().into_owned())
     }
+}
+
+/// Calls the source. A panic of its is an error of its: others may wait for what it was asked for.
+fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    if cfg!(loom) {
+        return call(); // the checker's own panics end the model
+    }
+    // The hook has printed it. What the panic leaves of the source is the source's affair.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("it did not say why");
+        Err(io::Error::other(format!("the source panicked in {what}: {text}")))
+    })
 }
 
 fn timed(lane: &Lane, asked: usize, call: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {

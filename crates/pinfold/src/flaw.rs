@@ -109,6 +109,8 @@ flaws! {
     OldGoesLate,
     /// What is announced when it leaves its file is freed like the rest.
     GoneAtOnce,
+    /// What waits for a borrow to end is looked for although no fence could be had.
+    CollectUnfenced,
 
     /// A page is readable from the moment it is in the index.
     EvenBeforeRead,
@@ -140,6 +142,8 @@ flaws! {
     WakeUnlocked,
     /// Split and migration wake nobody.
     MoveWakesNobody,
+    /// A filler that finds another folio in its way wakes nobody.
+    OccupiedWakesNobody,
 }
 
 #[cfg(all(feature = "flaws", not(test)))]

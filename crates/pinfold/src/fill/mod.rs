@@ -15,7 +15,9 @@
 //! 5. wake those who wait, give up the filler's reference.
 //!
 //! Whoever finds the folio between 2 and 4 takes a reference and sleeps. There is one filler a
-//! folio, because step 2 finds the index empty for one only. An error is not cached: after step 4
+//! folio, because step 2 finds the index empty for one only. For the others it ends there: identity
+//! forgotten, and who waits is woken, as whoever looked the page up when this frame last had it may
+//! have found it in the meantime. An error is not cached: after step 4
 //! the next reader finds nothing and fills again.
 
 mod stream;
@@ -327,6 +329,10 @@ fn insert(
     };
     if outcome.is_err() {
         frame.forget_identity();
+        // A reader with an old head may have got a reference while it said that it had this page.
+        if !flaw::on(Flaw::OccupiedWakesNobody) {
+            core.waiters.wake(head.0);
+        }
     }
     let shadow = outcome?;
     if flaw::on(Flaw::EvenBeforeRead) {

@@ -49,7 +49,7 @@ impl Deferred {
             }
             let looked = list.len().min(LOOK_MAX);
             let heads: Vec<_> = list.drain(..looked).collect();
-            let announced = core.readers.look(&heads);
+            let announced = core.readers.look_again(&heads);
             for (n, head) in heads.into_iter().enumerate() {
                 if announced.has(n) { list.push_back(head) } else { over.push(head) }
             }

@@ -283,8 +283,22 @@ impl Readers {
         self.unfenced.load(Ordering::Acquire) == 0
     }
 
-    /// The look itself, without the fence: right for folios that `announced` was asked for before.
-    pub(crate) fn look(&self, heads: &[FrameNumber]) -> Announced {
+    /// Which of the folios at `heads` are announced still, each of which `announced` was asked for
+    /// before. Without a fence of its own, as that call had one; where it was refused, all of them count as
+    /// announced until the last reader without a fence has left.
+    pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
+        // Acquire: pairs with the release in `leave`, as in `heavy`.
+        let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
+        // Whoever was refused has said so before it put its folios where the caller found them.
+        let refused = self.barrier() == Barrier::FullFence && unfenced();
+        if refused && !flaw::on(Flaw::CollectUnfenced) {
+            return Announced::ALL;
+        }
+        self.look(heads)
+    }
+
+    /// The look itself, without the fence.
+    fn look(&self, heads: &[FrameNumber]) -> Announced {
         assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");
         // Acquire: as in `announced`.
         let high = self.high.load(Ordering::Acquire) as usize;

@@ -57,6 +57,14 @@ flaws! {
     NoLastLook,
     /// The version is compared at the end, without the fence before it.
     LastLookUnfenced,
+    /// Whoever is given a frame stores its new identity without a fence before.
+    HandOutUnfenced,
+    /// How many bytes may be read is stored without a fence before.
+    SpanUnfenced,
+    /// A folio's bytes are stored without a fence before.
+    StoreUnfenced,
+    /// None of these three fences is there.
+    RefillUnfenced,
     /// A folio of another file will do.
     AnyIdentity,
     /// A folio lands without being told where the file ends.

@@ -3,6 +3,8 @@
 //! Everything in this crate that threads share is built from the names here. Under `--cfg loom`
 //! they are loom's, and the same code runs in every interleaving that loom can tell apart.
 
+use crate::flaw::{self, Flaw};
+
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -11,6 +13,20 @@ pub(crate) use std::sync::atomic::AtomicBool;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+/// The fence of whoever stores to words of a frame that readers without a reference load: identity,
+/// span, bytes. Each *thread* that stores them needs one after it came to the frame and before
+/// its first store: the fence of the thread that made the version odd orders that thread's own stores
+/// and nobody else's. `without` is the flaw that leaves this one out.
+#[inline(always)]
+pub(crate) fn fence_before_racing_stores(without: Flaw) {
+    // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
+    // something stored after this fence sees, behind its own, the odd version that the thread here
+    // came after (through the allocator's mutex, a queue's, or a reference).
+    if !flaw::on(without) && !flaw::on(Flaw::RefillUnfenced) {
+        fence(Ordering::Release);
+    }
+}
 
 #[cfg(loom)]
 mod locks {

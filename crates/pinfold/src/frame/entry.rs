@@ -68,7 +68,7 @@ use bitflags::bitflags;
 use super::count::{self, Count};
 use super::units::{FrameNumber, Order, PAGE_SHIFT};
 use crate::flaw::{self, Flaw};
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_racing_stores};
 
 /// The mapping of a folio that belongs to no file.
 pub(crate) const MAPPING_NONE: u32 = u32::MAX;
@@ -198,8 +198,9 @@ impl Frame {
     #[inline]
     #[must_use = "what was read may be used only if this is false"]
     pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
-        // Acquire: pairs with the Release fence in `change_begin`. If any load before this fence
-        // saw a store made after that one, the load below sees the odd version or a later one.
+        // Acquire: pairs with the Release fence in `change_begin`, and with those in
+        // `fence_before_racing_stores`. If any load before this fence saw a store made after one of
+        // them, the load below sees the odd version or a later one.
         if !flaw::on(Flaw::LastLookUnfenced) {
             fence(Ordering::Acquire);
         }
@@ -307,8 +308,8 @@ impl Frame {
     /// If the version is even: a reader could see half of it.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.assert_changing("identity given");
-        // Relaxed: the Release store below publishes both to those who hold a reference, the
-        // version's fences keep them from those who don't.
+        // Relaxed: the Release store below publishes both to those who hold a reference, the fence
+        // in `hand_out` keeps them from those who don't.
         self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
         self.set_file_bytes(identity.order.bytes());
@@ -353,6 +354,8 @@ impl Frame {
         // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
         assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
         self.assert_changing("folio handed out");
+        // The version was made odd by another thread, maybe.
+        fence_before_racing_stores(Flaw::HandOutUnfenced);
         // Relaxed, all four: `count.set` publishes them. Whoever gets a reference by a stale
         // number synchronizes with it, finds no mapping here, and leaves; had the old identity
         // stayed, a page that was evicted would be taken for the one now being filled.
@@ -400,6 +403,8 @@ impl Frame {
     /// folio, and taken away by one holder of a reference: nobody else stores the span then.
     fn settle_span(&self, flags: Flags) {
         let marked = flags.contains(Flags::READAHEAD);
+        // Whoever lands the folio, or takes the mark away, need not be who was given the frame.
+        fence_before_racing_stores(Flaw::SpanUnfenced);
         // Relaxed, both: either the version orders it, or it is as good a moment later.
         let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);

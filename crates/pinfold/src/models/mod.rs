@@ -272,6 +272,21 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
 }
 
+/// Runs three at once on the model, which nobody has when they have ended.
+fn race_of_three(model: &Arc<Model>, one: fn(&Model), two: fn(&Model), three: fn(&Model)) {
+    let (first, last) = if SWAPPED.get() { (three, one) } else { (one, three) };
+    let spawn = |side: fn(&Model)| {
+        let shared = model.clone();
+        loom::thread::spawn(move || side(&shared))
+    };
+    let threads = [spawn(two), spawn(last)];
+    first(model);
+    for thread in threads {
+        thread.join().expect("the other thread");
+    }
+    model.ends();
+}
+
 /// Runs both at once on the model, which nobody has when they have ended.
 fn race(model: &Arc<Model>, one: fn(&Model), other: fn(&Model)) {
     let (first, second) = if SWAPPED.get() { (other, one) } else { (one, other) };

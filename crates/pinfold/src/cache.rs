@@ -144,7 +144,8 @@ impl Cache {
             .check()
             .map_err(|cause| Error::BadSource { path: path.clone(), cause: Arc::new(cause) })?;
         let len_bytes = ask_len(&backing, &path)?;
-        let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes)?;
+        let mapping =
+            self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes)?;
         let file = File::new(self.core.clone(), mapping);
         if identity.is_some() {
             // It may have been cached already, with the length that it had then.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::engine::Engine;
-use super::meter::{Lane, Meter};
+use super::meter::{self, Meter};
+use super::pool;
 use super::request::{self, ReadRequest};
 use super::{Extent, Hint, Source, SourceStats, extent};
 
@@ -21,6 +22,7 @@ pub(crate) struct Backing {
     source: Arc<dyn Source>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
+    lane: pool::Lane,
 }
 
 /// A file ended before the length that it had when the cache last asked: somebody cut it.
@@ -69,7 +71,7 @@ impl Backing {
             "the alignment of a source of kind {} is {alignment}",
             source.kind()
         );
-        Self { source, engine, meter: Arc::default() }
+        Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
     }
 
     /// Reads into `extents` and returns how many bytes there were; fewer than asked only where
@@ -90,7 +92,7 @@ impl Backing {
         for request in &mut *batch {
             request.start_clock(&self.meter);
         }
-        self.engine.start(&self.source, batch);
+        self.engine.start(&self.lane, &self.source, batch);
         for request in batch {
             request.forget_clock();
         }
@@ -133,7 +135,11 @@ impl Backing {
     }
 }
 
-fn timed(lane: &Lane, asked: usize, call: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+fn timed(
+    lane: &meter::Lane,
+    asked: usize,
+    call: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
     let since = Instant::now();
     let result = call();
     lane.count(since.elapsed(), asked, &result);

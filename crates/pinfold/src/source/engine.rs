@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::pool::Pool;
+use super::pool::{Lane, Pool};
 use super::request::ReadRequest;
 use super::ring::Ring;
 use super::{Source, Start};
@@ -18,13 +18,13 @@ pub(crate) struct EngineOptions {
     pub(crate) ring_depth: usize,
     /// Worker threads at most. They read for sources without a queue of their own.
     pub(crate) workers_max: usize,
-    /// Reads that may wait for a worker.
-    pub(crate) queue_max: usize,
+    /// Reads of one file that the workers have at a time: at work, or waiting for that.
+    pub(crate) lane_max: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { ring_depth: 128, workers_max: 16, queue_max: 128 }
+        Self { ring_depth: 128, workers_max: 16, lane_max: 128 }
     }
 }
 
@@ -43,7 +43,7 @@ impl Engine {
         } else {
             Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
         };
-        Self { ring, pool: Pool::new(options.workers_max, options.queue_max) }
+        Self { ring, pool: Pool::new(options.workers_max, options.lane_max) }
     }
 
     /// The ring, or why there is none.
@@ -51,10 +51,16 @@ impl Engine {
         self.ring.clone()
     }
 
-    /// Starts what it can of `batch`, in order; the rest stays in it.
-    pub(super) fn start(&self, source: &Arc<dyn Source>, batch: &mut Vec<ReadRequest>) -> Start {
+    /// Starts what it can of `batch`, in order; the rest stays in it. What the workers get waits
+    /// behind other requests of `lane` only.
+    pub(super) fn start(
+        &self,
+        lane: &Lane,
+        source: &Arc<dyn Source>,
+        batch: &mut Vec<ReadRequest>,
+    ) -> Start {
         match source.start_reads(batch) {
-            Start::Unsupported => self.pool.start(source, batch),
+            Start::Unsupported => self.pool.start(lane, source, batch),
             other => other,
         }
     }

@@ -121,7 +121,8 @@ pub enum Start {
 /// # What the cache relies on
 ///
 /// - Calls come from many threads at once, and may block. The cache holds no lock during a call
-///   that another of its reads needs.
+///   that another of its reads needs, and no read waits behind another source's: one that hangs
+///   keeps those who read from it, and at most half of the worker threads, but nobody else.
 /// - Of the same bytes, the cache never has a read and a write, or two writes, in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
 ///   last page is asked for whole, so a read may reach beyond the end of the source.
@@ -133,6 +134,22 @@ pub enum Start {
 ///   [`io::ErrorKind::InvalidData`].
 /// - A panic in a read passes through to the reader who asked; on a worker thread it fails that
 ///   one request.
+///
+/// # What a source may call
+///
+/// Anything, from [`read_at`](Self::read_at) and the other calls that may block; from
+/// [`start_reads`](Self::start_reads) nothing that waits. That includes the cache itself: a source
+/// may be layered over another file of the same cache and read from it, with any of its doors,
+/// **on the thread that it was called on**. Two things it may not do, as nothing could end them:
+///
+/// - read, through the cache and however indirectly, from a file of which it is the source: it
+///   would wait for itself;
+/// - keep pages of the cache (guards, pins) from one call to the next: they are memory that the
+///   cache cannot have back for what the source reads into.
+///
+/// Memory for the lower file's pages comes from the same budget. Where all of that is on its way
+/// to readers of the layered file, its read fails with
+/// [`Error::NoMemory`](crate::Error::NoMemory), which it passes on as its own error.
 pub trait Source: Send + Sync + Debug {
     /// Reads from `offset` into `buf`; returns the bytes read, fewer than asked only at the end
     /// of the source, 0 at or beyond it.

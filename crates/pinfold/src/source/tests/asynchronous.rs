@@ -135,8 +135,8 @@ fn what_finds_no_room_comes_back_untouched_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), LEN);
     for ring_depth in [4, 0] {
-        // Without a ring: two workers at work or about to be, and two that wait.
-        let options = EngineOptions { ring_depth, workers_max: 2, queue_max: 4 };
+        // Without a ring: a worker at work or about to be, and three that wait.
+        let options = EngineOptions { ring_depth, workers_max: 2, lane_max: 4 };
         let engine = Arc::new(Engine::new(options));
         let Some(backing) = direct(&path, &engine) else { return };
         let (tell, told) = channel();

@@ -43,7 +43,8 @@ pub(super) struct Disk {
 /// What is between the file and the device.
 #[derive(Debug)]
 enum Way {
-    /// Nothing. Reads ahead go through the ring if there is one; else the reason is kept.
+    /// Nothing. Reads ahead go through the ring if there is one and the kernel lets it; else the
+    /// reason is kept.
     Direct(Result<Arc<Ring>, String>),
     /// The kernel's page cache.
     Buffered,
@@ -107,10 +108,14 @@ impl Source for Disk {
     }
 
     fn kind(&self) -> Cow<'static, str> {
-        match &self.way {
-            Way::Direct(Ok(_)) => "direct (io_uring)".into(),
-            Way::Direct(Err(why)) => format!("direct (worker threads; no io_uring: {why})").into(),
-            Way::Buffered => "buffered".into(),
+        let why = match &self.way {
+            Way::Buffered => return "buffered".into(),
+            Way::Direct(Ok(ring)) => ring.refused(),
+            Way::Direct(Err(why)) => Some(why.clone()),
+        };
+        match why {
+            None => "direct (io_uring)".into(),
+            Some(why) => format!("direct (worker threads; no io_uring: {why})").into(),
         }
     }
 

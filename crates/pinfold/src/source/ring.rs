@@ -20,10 +20,20 @@
 //! or `close` found it so and wrote to the eventfd, or a completion came. So a request put in
 //! while `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
 //!
+//! # When the kernel refuses the ring later
+//! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
+//! nothing ([`Start::Unsupported`]), and what was taken is carried out by plain reads, on a thread
+//! for each file. What the kernel has not seen, at once. What it has in hand may still be written
+//! to, and in the ring's present mode its completions come to light in `io_uring_enter` alone. So
+//! the ring is closed, and the driver waits until the kernel has taken it apart, which it does
+//! after the last request: the ring was given the write end of a pipe to keep, and the read end
+//! then meets its end of file. (A forked child that lives on keeps the ring's descriptor, too, and
+//! with it that wait.)
+//!
 //! Called by: `disk.rs` (start) and `engine.rs` (life).
 
-use std::collections::VecDeque;
-use std::io;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -64,6 +74,8 @@ struct State {
     taken: usize,
     asleep: bool,
     closing: bool,
+    /// Why the kernel takes no more calls.
+    refused: Option<String>,
 }
 
 impl Ring {
@@ -75,7 +87,13 @@ impl Ring {
     pub(super) fn open(depth: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let state = State { waiting: VecDeque::new(), taken: 0, asleep: false, closing: false };
+        let state = State {
+            waiting: VecDeque::new(),
+            taken: 0,
+            asleep: false,
+            closing: false,
+            refused: None,
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth });
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -84,9 +102,9 @@ impl Ring {
             std::thread::Builder::new().name("pinfold-ring".into()).spawn(move || match set_up(
                 depth,
             ) {
-                Ok(ring) => {
+                Ok((ring, gone)) => {
                     tell.send(Ok(())).expect("`open` waits for this");
-                    Driver::new(of_driver, ring).run();
+                    Driver::new(of_driver, ring, gone).run();
                 }
                 Err(cause) => tell.send(Err(cause)).expect("`open` waits for this"),
             })?;
@@ -94,9 +112,17 @@ impl Ring {
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })
     }
 
+    /// Why the kernel refuses the ring by now, if it does.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.shared.state.lock().refused.clone()
+    }
+
     /// Takes requests off the front of `batch`, as many as there is room for.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<ReadRequest>) -> Start {
         let mut state = self.shared.state.lock();
+        if state.refused.is_some() {
+            return Start::Unsupported;
+        }
         let room = if state.closing { 0 } else { self.shared.depth - state.taken };
         let taken = room.min(batch.len());
         state.taken += taken;
@@ -137,13 +163,19 @@ impl Shared {
     }
 }
 
-/// A ring in the best mode that this kernel has.
-fn set_up(depth: usize) -> io::Result<IoUring> {
+/// A ring in the best mode that this kernel has, and a pipe that ends when the kernel is done
+/// with it.
+fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
     let entries = u32::try_from(depth + 1).map_err(io::Error::other)?.next_power_of_two();
-    let ring = match IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries) {
+    // A forked child must not see the queues.
+    let mut best = IoUring::builder();
+    best.dontfork().setup_single_issuer().setup_defer_taskrun();
+    let ring = match best.build(entries) {
         Ok(ring) => ring,
         // Before Linux 6.1 these flags are unknown.
-        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries)?,
+        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().dontfork().build(entries)?
+        }
         Err(cause) => return Err(cause),
     };
     let mut probe = Probe::new();
@@ -151,7 +183,10 @@ fn set_up(depth: usize) -> io::Result<IoUring> {
     if !probe.is_supported(opcode::Readv::CODE) || !probe.is_supported(opcode::Read::CODE) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's ring cannot read"));
     }
-    Ok(ring)
+    let (gone, kept) = io::pipe()?;
+    // From the end of this function on, the ring alone has the write end.
+    ring.submitter().register_files(&[kept.as_raw_fd()])?;
+    Ok((ring, gone))
 }
 
 /// A request in the kernel's hands.
@@ -168,6 +203,10 @@ struct Flight {
 struct Driver {
     shared: Arc<Shared>,
     ring: IoUring,
+    /// Ends when the kernel has taken the ring apart.
+    gone: PipeReader,
+    /// What the kernel has not seen of what was pushed, oldest first.
+    unseen: VecDeque<u64>,
     // Boxed: the kernel may read an array of iovecs until its request completes.
     flights: Vec<Option<Box<Flight>>>,
     free: Vec<usize>,
@@ -198,11 +237,13 @@ impl Drop for AbortOnUnwind {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>, ring: IoUring) -> Self {
+    fn new(shared: Arc<Shared>, ring: IoUring, gone: PipeReader) -> Self {
         let depth = shared.depth;
         Self {
             shared,
             ring,
+            gone,
+            unseen: VecDeque::with_capacity(depth + 1),
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             wake_count: Box::new(0),
@@ -210,22 +251,65 @@ impl Driver {
         }
     }
 
-    /// Ends when `close` was called and nothing is left.
+    /// Ends when `close` was called and nothing is left, or when the kernel refuses the ring.
     fn run(mut self) {
         let guard = AbortOnUnwind;
+        if let Err(cause) = self.serve().and_then(|()| self.quench_wake()) {
+            self.do_without(&cause);
+        }
+        drop(guard);
+    }
+
+    /// Until `close` was called and nothing is left.
+    ///
+    /// # Errors
+    /// What the kernel said when it refused the ring.
+    fn serve(&mut self) -> io::Result<()> {
         loop {
             self.arm_wake();
             match self.take_waiting() {
-                Turn::Wait => self.enter(),
+                Turn::Wait => self.enter()?,
                 Turn::LookAgain => {}
                 Turn::End => break,
             }
             self.shared.state.lock().asleep = false;
-            self.reap();
+            for (slot, flight) in self.reap() {
+                self.launch(slot, flight);
+            }
         }
         assert!(self.flights.iter().all(Option::is_none));
-        self.quench_wake();
-        drop(guard);
+        Ok(())
+    }
+
+    /// See the head of the file.
+    fn do_without(mut self, cause: &io::Error) {
+        let waiting = {
+            let mut state = self.shared.state.lock();
+            state.refused = Some(format!("refused since: {cause}"));
+            std::mem::take(&mut state.waiting)
+        };
+        let mut free: Vec<_> = self.reap().into_iter().map(|(_, flight)| flight.into()).collect();
+        free.extend(waiting);
+        for user_data in std::mem::take(&mut self.unseen) {
+            if user_data == WAKE {
+                self.wake_armed = false;
+            } else {
+                let slot = usize::try_from(user_data).expect("a slot number");
+                free.push(self.flights[slot].take().expect("it was launched").into());
+            }
+        }
+        let mut readers = read_plainly(free);
+        let Self { ring, mut gone, flights, wake_armed, wake_count, .. } = self;
+        drop(ring);
+        let in_hand: Vec<_> = flights.into_iter().flatten().collect();
+        if wake_armed || !in_hand.is_empty() {
+            // Ends: nobody writes to the pipe, so this is its end, when the kernel lets go of all.
+            let end = gone.read(&mut [0]);
+            assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
+        }
+        drop(wake_count);
+        readers.extend(read_plainly(in_hand.into_iter().map(Into::into).collect()));
+        readers.into_iter().for_each(pool::join_unless_self);
     }
 
     /// Puts all that wait into the submission queue.
@@ -278,6 +362,7 @@ impl Driver {
         // counter) is owned by `self.flights` or `self.wake_count` until its completion was seen.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "the submission queue has room for all slots and the wake-up");
+        self.unseen.push_back(entry.get_user_data());
     }
 
     fn arm_wake(&mut self) {
@@ -291,40 +376,54 @@ impl Driver {
     }
 
     /// At the end: the kernel must let go of `wake_count` before it is freed.
-    fn quench_wake(&mut self) {
+    fn quench_wake(&mut self) -> io::Result<()> {
         self.shared.wake_driver();
         // Ends: the armed read of the eventfd completes.
         while self.wake_armed {
-            self.enter();
-            self.reap();
+            self.enter()?;
+            let again = self.reap();
+            assert!(again.is_empty(), "nothing else is in flight");
         }
+        Ok(())
     }
 
     /// Submits what was pushed and waits for at least one completion.
-    fn enter(&mut self) {
-        let Err(cause) = self.ring.submitter().submit_and_wait(1) else { return };
-        match cause.raw_os_error() {
-            Some(libc::EINTR | libc::EBUSY) => {}
-            Some(libc::EAGAIN | libc::ENOMEM) => std::thread::sleep(SHORTAGE_PAUSE),
-            // Only a broken ring has other reasons; see `AbortOnUnwind`.
-            _ => panic!("io_uring_enter failed: {cause}"),
+    ///
+    /// # Errors
+    /// The kernel takes no more calls on this ring.
+    fn enter(&mut self) -> io::Result<()> {
+        let entered = self.ring.submitter().submit_and_wait(1);
+        let left = self.ring.submission().len();
+        self.unseen.drain(..self.unseen.len() - left);
+        match entered.map_err(|cause| (cause.raw_os_error(), cause)) {
+            Ok(_) | Err((Some(libc::EINTR | libc::EBUSY), _)) => Ok(()),
+            Err((Some(libc::EAGAIN | libc::ENOMEM), _)) => {
+                std::thread::sleep(SHORTAGE_PAUSE);
+                Ok(())
+            }
+            Err((_, cause)) => Err(cause),
         }
     }
 
-    fn reap(&mut self) {
+    /// Finishes what has come back; gives what has to go to the kernel once more.
+    fn reap(&mut self) -> Vec<(usize, Box<Flight>)> {
         // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
         let seen: Vec<_> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        let mut again = Vec::new();
         for (user_data, result) in seen {
             if user_data == WAKE {
                 self.wake_armed = false;
             } else {
-                self.landed(usize::try_from(user_data).expect("a slot number"), result);
+                let slot = usize::try_from(user_data).expect("a slot number");
+                again.extend(self.landed(slot, result).map(|flight| (slot, flight)));
             }
         }
+        again
     }
 
-    fn landed(&mut self, slot: usize, result: i32) {
+    /// Finishes the flight, unless it has to go on.
+    fn landed(&mut self, slot: usize, result: i32) -> Option<Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
         let (again, result) = if let Ok(got) = usize::try_from(result) {
             flight.done += got;
@@ -337,10 +436,11 @@ impl Driver {
             (again, Err(io::Error::from_raw_os_error(-result)))
         };
         if again {
-            return self.launch(slot, flight);
+            return Some(flight);
         }
         self.free.push(slot);
         self.finish(flight.request, result);
+        None
     }
 
     /// Makes room, then tells: a completion may start the next read in its place.
@@ -348,4 +448,33 @@ impl Driver {
         self.shared.state.lock().taken -= 1;
         request.finish(result);
     }
+}
+
+/// A request without a ring.
+type Left = (Arc<Descriptor>, ReadRequest);
+
+impl From<Box<Flight>> for Left {
+    fn from(flight: Box<Flight>) -> Left {
+        (flight.file, flight.request)
+    }
+}
+
+/// Carries out what is left, from its beginning: on a thread for each file, so that none waits
+/// behind another's. Where there is no thread to be had, it ends in an error: by its drop.
+fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
+    let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();
+    for (file, request) in left {
+        by_file.entry(Arc::as_ptr(&file)).or_default().push((file, request));
+    }
+    let read = |requests: Vec<Left>| {
+        for (file, request) in requests {
+            let result = file.read(request.offset(), request.extents());
+            request.finish(result);
+        }
+    };
+    let spawn = |requests| {
+        let name = "pinfold-read".to_owned();
+        std::thread::Builder::new().name(name).spawn(move || read(requests)).ok()
+    };
+    by_file.into_values().filter_map(spawn).collect()
 }

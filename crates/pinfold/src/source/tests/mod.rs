@@ -6,6 +6,7 @@ mod faults;
 mod files;
 mod measure;
 mod opening;
+mod refused;
 
 use std::alloc::Layout;
 use std::io;
@@ -14,6 +15,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use super::ring::Ring;
 use super::{
     Access, Backing, Engine, EngineOptions, Extent, OpenError, Preference, ReadRequest, Source,
     open,

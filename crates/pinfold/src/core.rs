@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::counters::Counters;
 use crate::fill::Failures;
 use crate::flaw::{self, Flaw};
+use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
@@ -21,6 +22,8 @@ use crate::wait::Waiters;
 /// One cache's shared state.
 #[derive(Debug)]
 pub(crate) struct Core {
+    /// First: what it keeps is let go of before all else.
+    pub(crate) owner: Owner,
     pub(crate) counters: Counters,
     pub(crate) options: Options,
     pub(crate) mappings: Mappings,
@@ -101,6 +104,9 @@ impl Core {
     /// Frees a folio that is frozen for good: by what its entry says it is.
     #[cold]
     pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
+        if !self.owner.is_here() {
+            return; // its locks are not to be had, and nothing is allocated any more
+        }
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());

@@ -18,6 +18,7 @@ mod error;
 mod file;
 mod fill;
 mod flaw;
+mod fork;
 mod frame;
 mod freeze;
 mod handle;

@@ -114,6 +114,7 @@ pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>
 
 /// See [`get`]; `plan` is asked if there is something to read.
 fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
+    reader.core.owner.check()?;
     reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
     // being frozen and then waited for that under the mapping's mutex.
@@ -190,8 +191,10 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 #[cold]
 #[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
-    // Whoever takes the mark away does the work.
-    if !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD) {
+    // Whoever takes the mark away does the work; in a forked child nobody can.
+    if !reader.core.owner.is_here()
+        || !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD)
+    {
         return;
     }
     let identity = held.frame().identity();

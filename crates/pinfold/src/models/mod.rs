@@ -32,6 +32,7 @@ use crate::counters::Counters;
 use crate::error::Result;
 use crate::fill::Failures;
 use crate::flaw::{self, Flaw};
+use crate::fork::Owner;
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::freeze;
 use crate::handle::Handle;
@@ -166,8 +167,9 @@ impl Model {
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
-        let engine = EngineOptions { ring_depth: 0, workers_max: 1, queue_max: 1 };
+        let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
         let core = Arc::new(Core {
+            owner: Owner::here().expect("memory for a model"),
             counters: Counters::new(),
             options: Options::new(frames.frames().into()),
             mappings: Mappings::new(),

@@ -38,7 +38,7 @@ use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::Mapping;
 use crate::reclaim;
-use crate::source::{Extent, ReadRequest};
+use crate::source::{Extent, Request};
 use crate::sync::Mutex;
 
 use stream::Plan;
@@ -353,7 +353,7 @@ fn extents<'a>(core: &'a Core, batch: &[Filling]) -> Vec<Extent<'a>> {
 }
 
 /// The request that fills `batch` later.
-fn request(reader: &Handle, batch: Vec<Filling>) -> ReadRequest {
+fn request(reader: &Handle, batch: Vec<Filling>) -> Request {
     let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
     let offset = batch[0].page << PAGE_SHIFT;
     let extents = extents(&core, &batch)
@@ -365,7 +365,7 @@ fn request(reader: &Handle, batch: Vec<Filling>) -> ReadRequest {
         finish(&core, &mapping, batch, offset, read, None);
     };
     // SAFETY: the same, until the completion is called.
-    unsafe { ReadRequest::new(offset, extents, Box::new(completion)) }
+    unsafe { Request::read(offset, extents, Box::new(completion)) }
 }
 
 /// Steps 4 and 5 for a batch that was read from `offset`. With `kept`, a reader waits for it: it

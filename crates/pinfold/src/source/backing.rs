@@ -2,24 +2,26 @@
 //! and its result judged.
 //!
 //! Belongs here: the metering, the zeroing beyond the end, the telling of a file cut short.
-//! Called by `fill.rs`, `writeback.rs` and `stats.rs`.
+//! Called by `fill`, `file` and `cache`.
 
-use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::RwLock;
+
 use super::engine::Engine;
-use super::meter::{self, Meter};
+use super::meter::Meter;
 use super::pool;
-use super::request::{self, ReadRequest};
+use super::request::{self, Request};
 use super::{Extent, Hint, Source, SourceStats, extent};
 
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    source: Arc<dyn Source>,
+    /// May become another one of the same object.
+    source: RwLock<Arc<dyn Source>>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
     lane: pool::Lane,
@@ -62,7 +64,6 @@ impl Truncated {
     }
 }
 
-#[allow(dead_code, reason = "writing through the cache needs the rest")]
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
         let alignment = source.alignment();
@@ -71,77 +72,54 @@ impl Backing {
             "the alignment of a source of kind {} is {alignment}",
             source.kind()
         );
+        let source = RwLock::new(source);
         Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
+    }
+
+    /// The source, as it is now.
+    pub(super) fn source(&self) -> Arc<dyn Source> {
+        Arc::clone(&self.source.read())
     }
 
     /// Reads into `extents` and returns how many bytes there were; fewer than asked only where
     /// the source ends, and the rest is then zeroed. See [`Truncated::check`] for what to make of
     /// the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        timed(&self.meter.read, extent::total_bytes(extents), || {
-            request::settle(extents, self.source.read_extents_at(offset, extents))
-        })
+        let since = Instant::now();
+        let result = request::settle(extents, self.source().read_extents_at(offset, extents));
+        self.meter.read.count(since.elapsed(), extent::total_bytes(extents), &result);
+        result
     }
 
-    /// Starts asynchronous reads, in order. What could not be taken, because as much as
+    /// Starts requests, in order, to be ended by the source's deadline if it has one. What could not be taken, because as much as
     /// allowed is in flight, is left in `batch`, untouched: wait, read it yourself, or do without
     /// (dropping a request tells its completion of an error).
     ///
     /// Cost: one lock, and at most one system call, for the whole batch.
-    pub(crate) fn submit(&self, batch: &mut Vec<ReadRequest>) {
+    pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
+        let source = self.source();
+        let deadline = source.deadline().and_then(|limit| Instant::now().checked_add(limit));
         for request in &mut *batch {
             request.start_clock(&self.meter);
+            if let Some(deadline) = deadline {
+                request.end_by(deadline);
+            }
         }
-        self.engine.start(&self.lane, &self.source, batch);
+        self.engine.start(&self.lane, &source, batch);
         for request in batch {
             request.forget_clock();
         }
     }
 
-    pub(crate) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        let bytes = extent::total_bytes(extents);
-        timed(&self.meter.write, bytes, || {
-            self.source.write_extents_at(offset, extents).map(|()| bytes)
-        })
-        .map(drop)
-    }
-
-    pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
-        timed(&self.meter.sync, 0, || self.source.sync(data_only).map(|()| 0)).map(drop)
-    }
-
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {
-        self.source.len_bytes()
-    }
-
-    pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.source.set_len(bytes)
+        self.source().len_bytes()
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
-        self.source.advise(range, hint)
-    }
-
-    pub(crate) fn alignment(&self) -> usize {
-        self.source.alignment()
-    }
-
-    pub(crate) fn kind(&self) -> Cow<'static, str> {
-        self.source.kind()
+        self.source().advise(range, hint)
     }
 
     pub(crate) fn stats(&self) -> SourceStats {
-        self.meter.snapshot(self.kind().into_owned())
+        self.meter.snapshot(self.source().kind().into_owned())
     }
-}
-
-fn timed(
-    lane: &meter::Lane,
-    asked: usize,
-    call: impl FnOnce() -> io::Result<usize>,
-) -> io::Result<usize> {
-    let since = Instant::now();
-    let result = call();
-    lane.count(since.elapsed(), asked, &result);
-    result
 }

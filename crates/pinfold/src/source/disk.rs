@@ -31,7 +31,7 @@ use rustix::fs::Advice;
 use super::descriptor::Descriptor;
 use super::engine::Engine;
 use super::ring::Ring;
-use super::{Extent, Hint, ReadRequest, Source, Start};
+use super::{Extent, Hint, Request, Source, Start};
 
 /// An open file or block device.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ impl Source for Disk {
         }
     }
 
-    fn start_reads(&self, batch: &mut Vec<ReadRequest>) -> Start {
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
         match &self.way {
             Way::Direct(Ok(ring)) => ring.start(&self.file, batch),
             Way::Direct(Err(_)) | Way::Buffered => Start::Unsupported,

@@ -1,13 +1,14 @@
-//! What carries out a cache's asynchronous reads: one ring and a few worker threads, for all of
-//! its sources together.
+//! What carries out a cache's requests: one ring, a few worker threads and a clock, for all of its
+//! sources together.
 //!
 //! Belongs here: making them, falling back from one to the other, and ending them. Called by
 //! `Cache` (once), `open.rs` and `backing.rs`.
 
 use std::sync::Arc;
 
+use super::clock::Clock;
 use super::pool::{Lane, Pool};
-use super::request::ReadRequest;
+use super::request::Request;
 use super::ring::Ring;
 use super::{Source, Start};
 
@@ -33,6 +34,7 @@ impl Default for EngineOptions {
 pub(crate) struct Engine {
     ring: Result<Arc<Ring>, String>,
     pool: Pool,
+    clock: Clock,
 }
 
 impl Engine {
@@ -43,7 +45,13 @@ impl Engine {
         } else {
             Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
         };
-        Self { ring, pool: Pool::new(options.workers_max, options.lane_max) }
+        let pool = Pool::new(options.workers_max, options.lane_max);
+        Self { ring, pool, clock: Clock::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// The ring, or why there is none.
@@ -57,9 +65,10 @@ impl Engine {
         &self,
         lane: &Lane,
         source: &Arc<dyn Source>,
-        batch: &mut Vec<ReadRequest>,
+        batch: &mut Vec<Request>,
     ) -> Start {
-        match source.start_reads(batch) {
+        self.clock.watch(batch.iter());
+        match source.start(batch) {
             Start::Unsupported => self.pool.start(lane, source, batch),
             other => other,
         }
@@ -73,5 +82,7 @@ impl Drop for Engine {
             ring.close();
         }
         self.pool.close();
+        // Last: what the others wait for may end by its deadline alone.
+        self.clock.close();
     }
 }

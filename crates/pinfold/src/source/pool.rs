@@ -1,4 +1,4 @@
-//! A few threads that carry out reads for sources without a queue of their own.
+//! A few threads that carry out requests for sources without a queue of their own.
 //!
 //! Belongs here: the queues, their bounds, and the threads' life. The threads are started when
 //! first needed and live as long as the cache. Called by `engine.rs`.
@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::request::ReadRequest;
+use super::request::{Direction, Request};
 use super::{Source, Start};
 
 /// Worker threads and the reads that wait for one.
@@ -61,7 +61,7 @@ struct Shared {
     work: Condvar,
 }
 
-type Job = (Arc<dyn Source>, ReadRequest);
+type Job = (Arc<dyn Source>, Request);
 
 #[derive(Default)]
 struct State {
@@ -107,10 +107,10 @@ impl Pool {
         &self,
         lane: &Lane,
         source: &Arc<dyn Source>,
-        batch: &mut Vec<ReadRequest>,
+        batch: &mut Vec<Request>,
     ) -> Start {
         let mut state = self.shared.state.lock();
-        let mut begun = 0;
+        let (mut begun, mut stoppable) = (0, Vec::new());
         let mut rest = std::mem::take(batch).into_iter();
         // Ends: each turn takes a request, or is the last.
         while let Some(request) = rest.next() {
@@ -122,6 +122,7 @@ impl Pool {
                 batch.extend(rest);
                 break;
             }
+            stoppable.extend(request.stoppable());
             let served = state.lanes.entry(lane.0).or_default();
             served.queue.push_back((Arc::clone(source), request));
             if begins {
@@ -132,6 +133,15 @@ impl Pool {
         drop(state);
         for _ in 0..begun {
             self.shared.work.notify_one();
+        }
+        // Now that they can be found, and the lock is free: it may be told at once.
+        for control in stoppable {
+            let shared = Arc::downgrade(&self.shared);
+            control.on_stop(Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.end_stopped();
+                }
+            }));
         }
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
@@ -204,6 +214,22 @@ impl State {
 }
 
 impl Shared {
+    /// Ends requests that wait and are to be stopped.
+    fn end_stopped(&self) {
+        let mut stopped = Vec::new();
+        for lane in self.state.lock().lanes.values_mut() {
+            for job in std::mem::take(&mut lane.queue) {
+                match job.1.stop() {
+                    Some(why) => stopped.push((job, why)),
+                    None => lane.queue.push_back(job),
+                }
+            }
+        }
+        for ((_, request), why) in stopped {
+            request.finish(Err(why.error()));
+        }
+    }
+
     /// A worker's life; it counts as idle when it begins. Ends when the pool is closed and empty.
     fn work(&self, workers_max: usize) {
         let mut state = self.state.lock();
@@ -242,12 +268,19 @@ impl Shared {
     }
 }
 
-fn carry_out(source: Arc<dyn Source>, request: ReadRequest) {
-    let read = || source.read_extents_at(request.offset(), request.extents());
-    let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        let text = format!("the source of kind {} panicked in a read", source.kind());
-        Err(io::Error::other(text))
-    });
+fn carry_out(source: Arc<dyn Source>, request: Request) {
+    let carry_out = || source.carry_out(&request);
+    let result = match request.stop() {
+        Some(why) => Err(why.error()),
+        None => catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {
+            let what = match request.direction() {
+                Direction::Read => "read",
+                Direction::Write => "write",
+            };
+            let text = format!("the source of kind {} panicked in a {what}", source.kind());
+            Err(io::Error::other(text))
+        }),
+    };
     drop(source); // before the completion, which may be what its owner waits for
     request.finish(result);
 }

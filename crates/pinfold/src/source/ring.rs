@@ -1,4 +1,4 @@
-//! Asynchronous reads by `io_uring`: one ring per cache, driven by one thread.
+//! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
 //! # Who does what
 //! A submitter puts requests in `State::waiting` under the mutex and, if the driver is asleep,
@@ -12,7 +12,8 @@
 //!
 //! # Bounds
 //! `taken` counts requests between `start` and `finish`, at most `depth`. At `depth`, `start` gives
-//! requests back (`Start::Full`). The submission queue has room for `depth` reads and the wake-up;
+//! requests back (`Start::Full`). The submission queue has room for `depth` requests, a cancellation
+//! of each, and the wake-up;
 //! the completion queue, twice that: neither can be full.
 //!
 //! # States of the driver (under the mutex)
@@ -44,11 +45,13 @@ use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::descriptor::{Descriptor, Iovecs};
-use super::request::ReadRequest;
+use super::request::{Direction, Request};
 use super::{Start, pool};
 
-/// Marks the eventfd's completion; all others are slot numbers.
+/// Marks the eventfd's completion, and those of asking for a cancellation; all others are slot
+/// numbers.
 const WAKE: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
 /// How often one request is tried again after the kernel gave it back undone.
 const RETRIES_MAX: u8 = 8;
 /// Pause after the kernel was too short of memory to take requests.
@@ -70,10 +73,12 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    waiting: VecDeque<(Arc<Descriptor>, ReadRequest)>,
+    waiting: VecDeque<(Arc<Descriptor>, Request)>,
     taken: usize,
     asleep: bool,
     closing: bool,
+    /// Some request in the kernel may be one to be stopped.
+    stops: bool,
     /// Why the kernel takes no more calls.
     refused: Option<String>,
 }
@@ -92,6 +97,7 @@ impl Ring {
             taken: 0,
             asleep: false,
             closing: false,
+            stops: false,
             refused: None,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth });
@@ -118,7 +124,7 @@ impl Ring {
     }
 
     /// Takes requests off the front of `batch`, as many as there is room for.
-    pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<ReadRequest>) -> Start {
+    pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
         if state.refused.is_some() {
             return Start::Unsupported;
@@ -126,11 +132,21 @@ impl Ring {
         let room = if state.closing { 0 } else { self.shared.depth - state.taken };
         let taken = room.min(batch.len());
         state.taken += taken;
+        let stoppable: Vec<_> = batch[..taken].iter().filter_map(Request::stoppable).collect();
         state.waiting.extend(batch.drain(..taken).map(|request| (Arc::clone(file), request)));
         let wake = taken > 0 && std::mem::take(&mut state.asleep);
         drop(state);
         if wake {
             self.shared.wake_driver();
+        }
+        // Now that they can be found, and the lock is free: it may be told at once.
+        for control in stoppable {
+            let shared = Arc::downgrade(&self.shared);
+            control.on_stop(Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.stop_some();
+                }
+            }));
         }
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
@@ -156,6 +172,17 @@ impl Drop for Ring {
 }
 
 impl Shared {
+    /// Has the driver look for requests that are to be stopped.
+    fn stop_some(&self) {
+        let mut state = self.state.lock();
+        state.stops = true;
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        if wake {
+            self.wake_driver();
+        }
+    }
+
     fn wake_driver(&self) {
         let woken =
             rustix::io::retry_on_intr(|| rustix::io::write(&self.wake, &1_u64.to_ne_bytes()));
@@ -166,7 +193,7 @@ impl Shared {
 /// A ring in the best mode that this kernel has, and a pipe that ends when the kernel is done
 /// with it.
 fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
-    let entries = u32::try_from(depth + 1).map_err(io::Error::other)?.next_power_of_two();
+    let entries = u32::try_from(2 * depth + 1).map_err(io::Error::other)?.next_power_of_two();
     // A forked child must not see the queues.
     let mut best = IoUring::builder();
     best.dontfork().setup_single_issuer().setup_defer_taskrun();
@@ -180,8 +207,16 @@ fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
     };
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    if !probe.is_supported(opcode::Readv::CODE) || !probe.is_supported(opcode::Read::CODE) {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's ring cannot read"));
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Readv::CODE,
+        opcode::Write::CODE,
+        opcode::Writev::CODE,
+        opcode::AsyncCancel::CODE,
+    ];
+    if !needed.iter().all(|&code| probe.is_supported(code)) {
+        let text = "this kernel's ring cannot read, write and cancel";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
     let (gone, kept) = io::pipe()?;
     // From the end of this function on, the ring alone has the write end.
@@ -193,9 +228,11 @@ fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
 #[derive(Debug)]
 struct Flight {
     file: Arc<Descriptor>,
-    request: ReadRequest,
+    request: Request,
     done: usize,
     retries: u8,
+    /// The kernel was asked to cancel it.
+    cancelling: bool,
     iovecs: Iovecs,
 }
 
@@ -293,7 +330,7 @@ impl Driver {
         for user_data in std::mem::take(&mut self.unseen) {
             if user_data == WAKE {
                 self.wake_armed = false;
-            } else {
+            } else if user_data != CANCEL {
                 let slot = usize::try_from(user_data).expect("a slot number");
                 free.push(self.flights[slot].take().expect("it was launched").into());
             }
@@ -319,20 +356,31 @@ impl Driver {
         if waiting.is_empty() && state.closing && state.taken == 0 {
             return Turn::End;
         }
+        let stops = std::mem::take(&mut state.stops);
         state.asleep = true;
         drop(state);
         let mut next = Turn::Wait;
         for (file, request) in waiting {
-            let checked = file.check(request.offset(), request.extents());
-            if let Err(cause) = checked {
+            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
+            if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
                 self.finish(request, Err(cause));
                 // It may have been the last, and `close` may have done all its waking.
                 next = Turn::LookAgain;
                 continue;
             }
-            let flight = Flight { file, request, done: 0, retries: 0, iovecs: Iovecs::new() };
+            let flight = Flight {
+                file,
+                request,
+                done: 0,
+                retries: 0,
+                cancelling: false,
+                iovecs: Iovecs::new(),
+            };
             let slot = self.free.pop().expect("`taken` never exceeds the depth");
             self.launch(slot, Box::new(flight));
+        }
+        if stops {
+            self.cancel_stopped();
         }
         next
     }
@@ -342,19 +390,34 @@ impl Driver {
         let iovecs = flight.iovecs.as_slice();
         let fd = types::Fd(flight.file.fd.as_raw_fd());
         let offset = flight.request.offset() + flight.done as u64;
-        let entry = match iovecs {
-            [one] => {
-                // A longer one comes back short and is continued.
-                let bytes = one.iov_len.min(1 << 30) as u32;
-                opcode::Read::new(fd, one.iov_base.cast(), bytes).offset(offset).build()
-            }
-            several => {
-                let count = u32::try_from(several.len()).expect("at most IOVECS_MAX");
-                opcode::Readv::new(fd, several.as_ptr(), count).offset(offset).build()
-            }
+        let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
+        // A longer one comes back short and is continued.
+        let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
+        let entry = match (flight.request.direction(), count) {
+            (Direction::Read, 1) => opcode::Read::new(fd, one.0, one.1).offset(offset).build(),
+            (Direction::Read, _) => opcode::Readv::new(fd, array, count).offset(offset).build(),
+            (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
+            (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
         };
         self.push(&entry.user_data(slot as u64));
         assert!(self.flights[slot].replace(flight).is_none());
+    }
+
+    /// Asks the kernel to cancel what is to be stopped. It then completes as it does otherwise, soon
+    /// if it waits for something, and when the device is done if that has it.
+    fn cancel_stopped(&mut self) {
+        let mut slots = Vec::new();
+        for (slot, flight) in self.flights.iter_mut().enumerate() {
+            let Some(flight) = flight else { continue };
+            if flight.request.stop().is_some() && !std::mem::replace(&mut flight.cancelling, true) {
+                slots.push(slot);
+            }
+        }
+        for slot in slots {
+            // By the time that the slot is used again the kernel has seen this.
+            let cancel = opcode::AsyncCancel::new(slot as u64).build();
+            self.push(&cancel.user_data(CANCEL));
+        }
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -414,7 +477,7 @@ impl Driver {
         for (user_data, result) in seen {
             if user_data == WAKE {
                 self.wake_armed = false;
-            } else {
+            } else if user_data != CANCEL {
                 let slot = usize::try_from(user_data).expect("a slot number");
                 again.extend(self.landed(slot, result).map(|flight| (slot, flight)));
             }
@@ -425,14 +488,24 @@ impl Driver {
     /// Finishes the flight, unless it has to go on.
     fn landed(&mut self, slot: usize, result: i32) -> Option<Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
+        let stopped = flight.request.stop();
         let (again, result) = if let Ok(got) = usize::try_from(result) {
             flight.done += got;
-            let more = flight.done < flight.request.bytes();
-            (more && !flight.file.ended(flight.done, got), Ok(flight.done))
+            let ended = match flight.request.direction() {
+                Direction::Read => flight.file.ended(flight.done, got),
+                Direction::Write => got == 0,
+            };
+            match stopped {
+                // A part of it must not look like the end of the file.
+                Some(why) if flight.done < flight.request.bytes() && !ended => {
+                    (false, Err(why.error()))
+                }
+                _ => (flight.done < flight.request.bytes() && !ended, Ok(flight.done)),
+            }
         } else {
             let gave_back = matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED);
             flight.retries += u8::from(gave_back);
-            let again = gave_back && flight.retries <= RETRIES_MAX;
+            let again = gave_back && flight.retries <= RETRIES_MAX && stopped.is_none();
             (again, Err(io::Error::from_raw_os_error(-result)))
         };
         if again {
@@ -444,14 +517,14 @@ impl Driver {
     }
 
     /// Makes room, then tells: a completion may start the next read in its place.
-    fn finish(&mut self, request: ReadRequest, result: io::Result<usize>) {
+    fn finish(&mut self, request: Request, result: io::Result<usize>) {
         self.shared.state.lock().taken -= 1;
         request.finish(result);
     }
 }
 
 /// A request without a ring.
-type Left = (Arc<Descriptor>, ReadRequest);
+type Left = (Arc<Descriptor>, Request);
 
 impl From<Box<Flight>> for Left {
     fn from(flight: Box<Flight>) -> Left {
@@ -468,7 +541,8 @@ fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
     }
     let read = |requests: Vec<Left>| {
         for (file, request) in requests {
-            let result = file.read(request.offset(), request.extents());
+            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
+            let result = stopped.and_then(|()| file.carry_out(&request));
             request.finish(result);
         }
     };

@@ -92,7 +92,7 @@ fn a_file_in_memory_is_read_through_the_kernel() {
     };
     let path = file_of(directory.path(), 10_001);
     let auto = backing(&path, Preference::Auto, &ring_engine());
-    assert_eq!((auto.kind().as_ref(), auto.alignment()), ("buffered", 1));
+    assert_eq!((auto.source().kind().as_ref(), auto.source().alignment()), ("buffered", 1));
     let lent = Lent::filled(3 * PAGE, 0xaa);
     let got = auto.read(0, &[lent.extent()]).unwrap();
     check(0, got, lent.bytes(), 10_001);
@@ -118,10 +118,10 @@ fn the_kind_tells_how_it_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), 10_001);
     let engine = pool_engine();
-    assert_eq!(backing(&path, Preference::Buffered, &engine).kind(), "buffered");
+    assert_eq!(backing(&path, Preference::Buffered, &engine).source().kind(), "buffered");
     let Some(backing) = direct(&path, &engine) else { return };
-    assert_eq!(backing.kind(), "direct (worker threads; no io_uring: switched off)");
-    assert!(backing.alignment().is_power_of_two() && backing.alignment() >= 512);
+    assert_eq!(backing.source().kind(), "direct (worker threads; no io_uring: switched off)");
+    assert!(backing.source().alignment().is_power_of_two() && backing.source().alignment() >= 512);
 }
 
 /// Makes the system call fail with `errno`: in this thread and those it starts from now on, or in
@@ -160,7 +160,7 @@ fn a_kernel_that_refuses_rings_is_told_of_and_done_without() {
             let Some(backing) = direct(&file_of(directory.path(), 10_001), &ring_engine()) else {
                 return;
             };
-            let kind = backing.kind();
+            let kind = backing.source().kind();
             assert!(kind.starts_with("direct (worker threads; no io_uring: "), "{kind}");
             assert!(kind.contains(text), "{kind}");
             let (tell, told) = std::sync::mpsc::channel();

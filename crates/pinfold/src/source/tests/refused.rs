@@ -49,7 +49,7 @@ fn refused_later() {
     // When this has ended, the kernel has seen what was given to it before.
     backing.submit(&mut vec![request(0, PAGE, 1, &tell)]);
     assert_eq!(told.recv_timeout(WAIT).unwrap().0, 0);
-    assert_eq!(backing.kind(), "direct (io_uring)");
+    assert_eq!(backing.source().kind(), "direct (io_uring)");
 
     forbid(libc::SYS_io_uring_enter, libc::EPERM, true);
     let mut batch: Vec<_> =
@@ -71,7 +71,7 @@ fn refused_later() {
             check(offset, result.unwrap(), lent.bytes(), len as u64);
         }
     }
-    let kind = backing.kind();
+    let kind = backing.source().kind();
     assert!(kind.starts_with("direct (worker threads; no io_uring: refused since: "), "{kind}");
     assert!(kind.contains("Operation not permitted"), "{kind}");
     drop((backing, ring, engine));

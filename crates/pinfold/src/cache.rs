@@ -47,6 +47,21 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// assert_eq!(memory.read_at(&mut buf, 1)?, 2);
 /// # Ok::<(), pinfold::Error>(())
 /// ```
+///
+/// # Forking
+///
+/// A cache belongs to the process that made it. A child of fork(2) may exec, exit, or drop its
+/// handles, guards and pins, and go on to make caches of its own. What was cached and up to date
+/// at the fork can be read there too, from a copy (the memory is private: what either process does
+/// to it the other does not see). Everything else (what is not cached; opening, pinning what has to
+/// move, advice, invalidation, a new [`Reader`]) is [`Error::Forked`]: the child has none of the
+/// cache's threads, and its locks may have been held by them. Dropping gives nothing back there:
+/// the child keeps the cache's memory, as far as it differs from the parent's, until it ends or
+/// calls exec.
+///
+/// open(2) warns of forking while direct I/O to private memory is on its way. Linux from 6.3 on
+/// gives the child copies of such memory; on older kernels a program that forks without exec at once
+/// should open files with [`Preference::Buffered`](crate::source::Preference::Buffered).
 #[derive(Debug, Clone)]
 pub struct Cache {
     core: Arc<Core>,
@@ -80,7 +95,9 @@ impl Cache {
             engine.ring_depth = 0;
         }
         let pressure = Pressure::new(frames.frames());
-        let core = Arc::new(Core::new(options, frames, nodes, pressure, engine));
+        let core = Core::new(options, frames, nodes, pressure, engine).map_err(reserve)?;
+        let core = Arc::new(core);
+        core.owner.keep(&core);
         reclaim::daemon::start(&core).map_err(reserve)?;
         Ok(Cache { core })
     }
@@ -102,6 +119,7 @@ impl Cache {
     /// # Errors
     /// As [`open`](Self::open), and when direct I/O is demanded and cannot be had.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
+        self.core.owner.check()?;
         let path = path.as_ref();
         let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
             .map_err(Arc::new)?;
@@ -125,6 +143,7 @@ impl Cache {
         identity: Option<source::Identity>,
         source: Arc<dyn Source>,
     ) -> Result<File> {
+        self.core.owner.check()?;
         let backing = Backing::new(source, self.core.engine.clone());
         backing
             .check()
@@ -151,17 +170,19 @@ impl Cache {
     /// # Errors
     /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them already.
     pub fn reader(&self) -> Result<Reader> {
+        self.core.owner.check()?;
         self.core.readers.register().map(Reader::new)
     }
 
     /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.
     pub fn compact(&self) -> bool {
-        reclaim::compact(&self.core)
+        self.core.owner.is_here() && reclaim::compact(&self.core)
     }
 
     /// Who pins what, the oldest first; `None` unless the cache was opened with
-    /// [`Options::track_pins`].
+    /// [`Options::track_pins`], and in a forked child.
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
+        self.core.owner.check().ok()?;
         self.core.holders.all()
     }
 
@@ -191,8 +212,12 @@ impl Cache {
     }
 
     /// What the cache has done and holds. Adds up the threads' counters; not for every request.
+    /// In a forked child all are zero.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
+        if !core.owner.is_here() {
+            return Stats::default();
+        }
         let sum = |event| core.counters.sum(event);
         let page = PAGE_BYTES as u64;
         let reads = core.counters.reads();

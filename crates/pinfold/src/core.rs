@@ -3,11 +3,13 @@
 //!
 //! Belongs here: nothing that has a room of its own. Called by all of them.
 
+use std::io;
 use std::sync::Arc;
 
 use crate::counters::Counters;
 use crate::failures::Failures;
 use crate::flaw::{self, Flaw};
+use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
@@ -22,6 +24,8 @@ use crate::wait::Waiters;
 /// One cache's shared state.
 #[derive(Debug)]
 pub(crate) struct Core {
+    /// First: what it keeps is let go of before all else.
+    pub(crate) owner: Owner,
     pub(crate) counters: Counters,
     pub(crate) options: Options,
     pub(crate) mappings: Mappings,
@@ -41,15 +45,19 @@ pub(crate) struct Core {
 
 impl Core {
     /// Puts a cache together: all of `frames` free, no file known.
+    ///
+    /// # Errors
+    /// As of [`Owner::here`].
     pub(crate) fn new(
         options: Options,
         frames: Frames,
         nodes: NodePool,
         pressure: Pressure,
         engine: EngineOptions,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let pages = frames.free_frames() - pressure.high_frames;
-        Core {
+        Ok(Core {
+            owner: Owner::here()?,
             counters: Counters::new(),
             mappings: Mappings::new(),
             residency: Residency::new(pages),
@@ -63,7 +71,7 @@ impl Core {
             options,
             nodes,
             frames,
-        }
+        })
     }
 
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
@@ -129,6 +137,9 @@ impl Core {
     /// Frees a folio that is frozen for good: by what its entry says it is.
     #[cold]
     pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
+        if !self.owner.is_here() {
+            return; // its locks are not to be had, and nothing is allocated any more
+        }
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());

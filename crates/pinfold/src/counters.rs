@@ -10,6 +10,8 @@ use std::num::NonZero;
 // apart what each of them says.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::fork;
+
 /// Threads that have a shard of their own; the others share the one behind these.
 #[cfg(not(loom))]
 const SHARDS: usize = 64;
@@ -179,13 +181,28 @@ thread_local! {
 static FREE_SEATS: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
 static SEATS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
+/// `None` in a forked child, if a thread that is not there had them at the fork.
+fn free_seats() -> Option<std::sync::MutexGuard<'static, Vec<usize>>> {
+    use std::sync::TryLockError;
+    if fork::is_child() {
+        return match FREE_SEATS.try_lock() {
+            Ok(free) => Some(free),
+            Err(TryLockError::Poisoned(free)) => Some(free.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+    }
+    Some(FREE_SEATS.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
 struct Leaving;
 
 impl Drop for Leaving {
     fn drop(&mut self) {
         let seat = SEAT.replace(SHARDS);
         if seat < SHARDS {
-            FREE_SEATS.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(seat);
+            if let Some(mut free) = free_seats() {
+                free.push(seat);
+            }
         }
     }
 }
@@ -193,7 +210,7 @@ impl Drop for Leaving {
 #[cold]
 #[inline(never)]
 fn take_seat() -> usize {
-    let free = FREE_SEATS.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+    let free = free_seats().and_then(|mut free| free.pop());
     // Relaxed: only to be different. A thread that is ending already gets the shared shard.
     let seat = if LEAVING.try_with(|_| ()).is_err() {
         SHARDS

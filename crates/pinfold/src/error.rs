@@ -78,6 +78,16 @@ pub enum Error {
         /// Which file.
         path: PathBuf,
     },
+    /// The cache belongs to the process that this one was forked from: what is cached can be read
+    /// here, and nothing else be done with it. See [`Cache`](crate::Cache), "Forking".
+    #[error(
+        "the cache belongs to process {owner}, which this one was forked from: it has neither the \
+         cache's threads nor its locks, and can only read what was cached at the fork"
+    )]
+    Forked {
+        /// The number of the process that made the cache.
+        owner: u32,
+    },
     /// The source failed, or panicked.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {

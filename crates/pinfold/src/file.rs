@@ -177,9 +177,10 @@ impl File {
     /// quarter of the budget holds; `DontNeed` drops it. The source is told as well.
     ///
     /// # Errors
-    /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1.
+    /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
         let pages = Self::pages(&range)?;
+        self.handle.core.owner.check()?;
         match hint {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
             Hint::WillNeed => fill::will_need(&self.handle, pages),
@@ -207,6 +208,7 @@ impl File {
 
     /// Asks the source for its length, and acts on it if it has changed.
     pub(crate) fn refresh_len(&self) -> Result<()> {
+        self.handle.core.owner.check()?;
         let mapping = &self.handle.mapping;
         // Across both: of two answers, the later must be the one that stays.
         let _resizing = mapping.resizing.lock();
@@ -219,7 +221,8 @@ impl File {
     /// split. For tests.
     #[doc(hidden)]
     pub fn split(&self, range: Range<u64>) -> u64 {
-        let pages = Self::pages(&range).unwrap_or(0..0);
+        let here = self.handle.core.owner.is_here();
+        let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
@@ -227,7 +230,8 @@ impl File {
     /// moved. For tests.
     #[doc(hidden)]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
-        let pages = Self::pages(&range).unwrap_or(0..0);
+        let here = self.handle.core.owner.is_here();
+        let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
@@ -246,13 +250,18 @@ impl File {
 
 impl Clone for File {
     fn clone(&self) -> Self {
-        self.handle.core.mappings.clone_handle(&self.handle.mapping);
+        if self.handle.core.owner.is_here() {
+            self.handle.core.mappings.clone_handle(&self.handle.mapping);
+        }
         File::new(self.handle.core.clone(), self.handle.mapping.clone())
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
+        if !self.handle.core.owner.is_here() {
+            return;
+        }
         if self.handle.core.mappings.drop_handle(&self.handle.mapping) {
             freeze::drop_clean(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
         }

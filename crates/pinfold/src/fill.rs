@@ -37,7 +37,7 @@ use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::Mapping;
 use crate::reclaim;
-use crate::source::{Extent, ReadRequest};
+use crate::source::{Extent, Request};
 use crate::stream::Plan;
 
 /// The most folios of one request to the source.
@@ -172,6 +172,7 @@ pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>
 
 /// See [`get`]; `plan` is asked if there is something to read.
 fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
+    reader.core.owner.check()?;
     reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
     // being frozen and then waited for that under the mapping's mutex.
@@ -237,8 +238,10 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 #[cold]
 #[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
-    // Whoever takes the mark away does the work.
-    if !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD) {
+    // Whoever takes the mark away does the work; in a forked child nobody can.
+    if !reader.core.owner.is_here()
+        || !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD)
+    {
         return;
     }
     let identity = held.frame().identity();
@@ -389,7 +392,7 @@ fn insert(
 }
 
 /// The request that fills `batch` later.
-fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> ReadRequest {
+fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
     let batch = batch.into_owned(reader);
     let offset = batch.offset();
     let extents = batch.extents();
@@ -400,7 +403,7 @@ fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> ReadRequest {
         .collect();
     let completion = move |read: io::Result<usize>| batch.finish(read, false);
     // SAFETY: the same, until the completion is called.
-    unsafe { ReadRequest::new(offset, extents, Box::new(completion)) }
+    unsafe { Request::read(offset, extents, Box::new(completion)) }
 }
 
 /// Step 4 for one folio, and the waking.

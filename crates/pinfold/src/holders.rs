@@ -14,6 +14,8 @@ use std::time::Instant;
 // Not from `crate::sync`: no protocol hangs on it.
 use parking_lot::Mutex;
 
+use crate::fork::Birth;
+
 /// One [`PinnedRange`](crate::PinnedRange) that is alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -51,7 +53,10 @@ impl fmt::Display for PinHolder {
 
 /// The list of a cache, if it has one.
 #[derive(Debug)]
-pub(crate) struct Holders(Option<Mutex<List>>);
+pub(crate) struct Holders {
+    list: Option<Mutex<List>>,
+    birth: Birth,
+}
 
 #[derive(Debug, Default)]
 struct List {
@@ -62,7 +67,12 @@ struct List {
 
 impl Holders {
     pub(crate) fn new(kept: bool) -> Self {
-        Holders(kept.then(Mutex::default))
+        Holders { list: kept.then(Mutex::default), birth: Birth::here() }
+    }
+
+    /// The list; `None` too in a forked child, where nobody may be there to unlock it.
+    fn list(&self) -> Option<&Mutex<List>> {
+        self.list.as_ref().filter(|_| self.birth.is_here())
     }
 
     /// Adds one; gives its number, 0 if there is no list.
@@ -73,7 +83,7 @@ impl Holders {
         path: &Path,
         range: &Range<u64>,
     ) -> u64 {
-        let Some(list) = &self.0 else { return 0 };
+        let Some(list) = self.list() else { return 0 };
         let (since, path) = (Instant::now(), path.to_owned());
         list.lock().insert(PinHolder { call_site, since, path, range: range.clone() })
     }
@@ -81,7 +91,7 @@ impl Holders {
     /// What is behind `at` goes to a holder of its own, whose number is returned.
     #[track_caller]
     pub(crate) fn split(&self, number: u64, at: u64) -> u64 {
-        let Some(list) = &self.0 else { return 0 };
+        let Some(list) = self.list() else { return 0 };
         let mut list = list.lock();
         let Some(holder) = list.by_number.get_mut(&number) else { return 0 };
         let end = std::mem::replace(&mut holder.range.end, at);
@@ -91,7 +101,7 @@ impl Holders {
 
     /// What is before `start` is given back.
     pub(crate) fn shrink(&self, number: u64, start: u64) {
-        let Some(list) = &self.0 else { return };
+        let Some(list) = self.list() else { return };
         if let Some(holder) = list.lock().by_number.get_mut(&number) {
             holder.range.start = start;
         }
@@ -99,13 +109,13 @@ impl Holders {
 
     #[cold]
     pub(crate) fn remove(&self, number: u64) {
-        let Some(list) = &self.0 else { return };
+        let Some(list) = self.list() else { return };
         list.lock().by_number.remove(&number);
     }
 
     /// All of them, the oldest first; `None` if there is no list.
     pub(crate) fn all(&self) -> Option<Vec<PinHolder>> {
-        Some(self.0.as_ref()?.lock().by_number.values().cloned().collect())
+        Some(self.list()?.lock().by_number.values().cloned().collect())
     }
 }
 

@@ -19,6 +19,7 @@ mod failures;
 mod file;
 mod fill;
 mod flaw;
+mod fork;
 mod frame;
 mod freeze;
 mod handle;

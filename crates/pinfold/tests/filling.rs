@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use pinfold::source::{Memory, ReadRequest, Source, Start};
+use pinfold::source::{Memory, Request, Source, Start};
 use pinfold::{Cache, Hint, Options};
 
 const PAGE: u64 = 4096;
@@ -118,8 +118,8 @@ impl Source for PanicsIn {
         self.may_panic("advise");
         Ok(())
     }
-    fn start_reads(&self, _: &mut Vec<ReadRequest>) -> Start {
-        self.may_panic("start_reads");
+    fn start(&self, _: &mut Vec<Request>) -> Start {
+        self.may_panic("start");
         Start::Unsupported
     }
 }
@@ -130,7 +130,7 @@ impl Source for PanicsIn {
 fn a_source_that_panics_when_it_starts_reads_leaves_nobody_waiting() {
     in_time(|| {
         let cache = cache();
-        let file = cache.attach("panics", PanicsIn::new("start_reads", true)).unwrap();
+        let file = cache.attach("panics", PanicsIn::new("start", true)).unwrap();
         file.advise(0..1 << 20, Hint::Sequential).unwrap();
         let mut buf = [0; 4096];
         for offset in (0..1 << 20).step_by(4096) {

@@ -283,7 +283,11 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         }
         // Frozen: somebody has not seen yet that it is announced. Under the mutex that he holds
         // from before the freeze until he has put it back, it is not.
-        let got = count.try_get(1).or_else(|_| {
+        let got = count.try_get(1);
+        if got.is_err() {
+            self.handle().core.owner.check()?;
+        }
+        let got = got.or_else(|_| {
             let _changing = self.handle().mapping.change();
             count.try_get(1)
         });

@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::core::Core;
 use crate::error::Result;
 use crate::flaw::{self, Flaw};
+use crate::fork::Owner;
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::freeze;
 use crate::handle::Handle;
@@ -163,10 +164,11 @@ impl Model {
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
-        let engine = EngineOptions { ring_depth: 0, workers_max: 1, queue_max: 1 };
+        let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
         let options = Options::new(frames.frames().into()).barrier(Barrier::FullFence);
         let pressure = Pressure::model(frames.frames(), order_max);
-        let core = Arc::new(Core::new(options, frames, nodes, pressure, engine));
+        let core = Core::new(options, frames, nodes, pressure, engine);
+        let core = Arc::new(core.expect("memory for a model"));
         let sources: Vec<_> = (1..=2).map(|n| Arc::new(Pages::new(n))).collect();
         let files = sources.iter().map(|source| open(&core, source.clone())).collect();
         Arc::new(Model { core, files, sources, pins: Default::default(), fresh })

@@ -273,6 +273,7 @@ fn must_move(core: &Core, head: FrameNumber, order: Order) -> bool {
 #[inline(never)]
 fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
     let core = &handle.core;
+    core.owner.check()?;
     let since = Instant::now();
     // Ends: when the folio stays for long enough to be pinned, or patience is at an end.
     loop {

@@ -55,6 +55,7 @@ pub(crate) use deferred::Deferred;
 use crate::counters::{Counters, Event};
 use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
+use crate::fork::Birth;
 use crate::frame::FrameNumber;
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
 
@@ -104,6 +105,7 @@ pub(crate) struct Readers {
     /// Of readers without a fence of their own, how many there are. Changed under the mutex.
     unfenced: AtomicU32,
     seats: Mutex<Seats>,
+    birth: Birth,
     /// What new readers have. Not from `crate::sync`: changed once at most, under the mutex.
     fenced: std::sync::atomic::AtomicBool,
     #[cfg(test)]
@@ -165,6 +167,7 @@ impl Readers {
             high: AtomicU32::new(0),
             unfenced: AtomicU32::new(0),
             seats: Mutex::new(Seats([0; CHUNKS])),
+            birth: Birth::here(),
             fenced: fenced.into(),
             #[cfg(test)]
             refuse: false.into(),
@@ -365,7 +368,10 @@ impl Drop for Seat {
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        self.readers.leave(self.number, self.barrier);
+        // In a forked child nobody evicts, and nobody may be there to unlock what it takes.
+        if self.readers.birth.is_here() {
+            self.readers.leave(self.number, self.barrier);
+        }
     }
 }
 

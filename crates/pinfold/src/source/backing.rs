@@ -2,7 +2,7 @@
 //! its result judged, and a panic made an error.
 //!
 //! Belongs here: the metering, the zeroing beyond the end, the telling of a file cut short.
-//! Called by `fill.rs`, `writeback.rs` and `stats.rs`.
+//! Called by `fill`, `file` and `cache`.
 
 use std::borrow::Cow;
 use std::io;
@@ -11,18 +11,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::RwLock;
+
 use super::engine::Engine;
-use super::meter::{Lane, Meter};
+use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
-use super::request::{self, ReadRequest};
+use super::pool;
+use super::request::{self, Request};
 use super::{Extent, Hint, Source, SourceStats, extent};
 
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    source: Arc<dyn Source>,
+    /// May become another one of the same object.
+    source: RwLock<Arc<dyn Source>>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
+    lane: pool::Lane,
 }
 
 /// A file ended before the length that it had when the cache last asked: somebody cut it.
@@ -62,10 +67,15 @@ impl Truncated {
     }
 }
 
-#[allow(dead_code, reason = "writing through the cache needs the rest")]
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        Self { source, engine, meter: Arc::default() }
+        let source = RwLock::new(source);
+        Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
+    }
+
+    /// The source, as it is now.
+    pub(super) fn source(&self) -> Arc<dyn Source> {
+        Arc::clone(&self.source.read())
     }
 
     /// To be asked of a source that the program brings, before anything else.
@@ -73,7 +83,7 @@ impl Backing {
     /// # Errors
     /// The cache cannot keep its alignment.
     pub(crate) fn check(&self) -> io::Result<()> {
-        let alignment = guarded("alignment", || Ok(self.source.alignment()))?;
+        let alignment = guarded("alignment", || Ok(self.source().alignment()))?;
         if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
             return Ok(());
         }
@@ -89,60 +99,45 @@ impl Backing {
     /// the source ends, and the rest is then zeroed. See [`Truncated::check`] for what to make of
     /// the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        timed(&self.meter.read, extent::total_bytes(extents), || {
-            let read = guarded("a read", || self.source.read_extents_at(offset, extents));
-            request::settle(extents, read)
-        })
+        let since = Instant::now();
+        let read = guarded("a read", || self.source().read_extents_at(offset, extents));
+        let result = request::settle(extents, read);
+        self.meter.read.count(since.elapsed(), extent::total_bytes(extents), &result);
+        result
     }
 
-    /// Starts asynchronous reads, in order. What could not be taken, because as much as
+    /// Starts requests, in order, to be ended by the source's deadline if it has one. What could not be taken, because as much as
     /// allowed is in flight, is left in `batch`, untouched: wait, read it yourself, or do without
     /// (dropping a request tells its completion of an error).
     ///
     /// Cost: one lock, and at most one system call, for the whole batch.
-    pub(crate) fn submit(&self, batch: &mut Vec<ReadRequest>) {
+    pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
+        let source = self.source();
+        let deadline = source.deadline().and_then(|limit| Instant::now().checked_add(limit));
         for request in &mut *batch {
             request.start_clock(&self.meter);
+            if let Some(deadline) = deadline {
+                request.end_by(deadline);
+            }
         }
         // What it has not taken when it panics stays in the batch; what it has is ended by its drop.
-        let _ = guarded("start_reads", || Ok(self.engine.start(&self.source, batch)));
+        let start = || Ok(self.engine.start(&self.lane, &source, batch));
+        let _ = guarded("start", start);
         for request in batch {
             request.forget_clock();
         }
     }
 
-    pub(crate) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        let bytes = extent::total_bytes(extents);
-        timed(&self.meter.write, bytes, || {
-            let write = || self.source.write_extents_at(offset, extents).map(|()| bytes);
-            guarded("a write", write)
-        })
-        .map(drop)
-    }
-
-    pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
-        timed(&self.meter.sync, 0, || guarded("sync", || self.source.sync(data_only).map(|()| 0)))
-            .map(drop)
-    }
-
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {
-        guarded("len_bytes", || self.source.len_bytes())
-    }
-
-    pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
-        guarded("set_len", || self.source.set_len(bytes))
+        guarded("len_bytes", || self.source().len_bytes())
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
-        guarded("advise", || self.source.advise(range, hint))
+        guarded("advise", || self.source().advise(range, hint))
     }
 
-    pub(crate) fn alignment(&self) -> usize {
-        self.source.alignment()
-    }
-
-    pub(crate) fn kind(&self) -> Cow<'static, str> {
-        let kind = guarded("kind", || Ok(self.source.kind()));
+    fn kind(&self) -> Cow<'static, str> {
+        let kind = guarded("kind", || Ok(self.source().kind()));
         kind.unwrap_or("unknown (it panicked when it was asked)".into())
     }
 
@@ -163,11 +158,4 @@ fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T>
         let text = text.unwrap_or("it did not say why");
         Err(io::Error::other(format!("the source panicked in {what}: {text}")))
     })
-}
-
-fn timed(lane: &Lane, asked: usize, call: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
-    let since = Instant::now();
-    let result = call();
-    lane.count(since.elapsed(), asked, &result);
-    result
 }

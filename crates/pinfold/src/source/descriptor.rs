@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Advice, SeekFrom};
 
 use super::extent::{self, Extent};
+use super::request::{Direction, Request};
 
 /// Extents that one system call takes at most (`IOV_MAX`).
 const IOVECS_MAX: usize = 1024;
@@ -26,12 +27,6 @@ pub(super) struct Descriptor {
     pub(super) block_device: bool,
     pub(super) writable: bool,
     pub(super) alignment: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    Read,
-    Write,
 }
 
 /// The array of a `preadv` or a ring's `Readv`.
@@ -84,10 +79,27 @@ impl Descriptor {
         self.check(offset, extents)?;
         let done = self.transfer(Direction::Write, offset, extents)?;
         if done < extent::total_bytes(extents) {
-            let text = format!("the device took only {done} bytes");
-            return Err(io::Error::new(io::ErrorKind::WriteZero, text));
+            return Err(super::underlong(done, extent::total_bytes(extents)));
         }
         Ok(())
+    }
+
+    /// What the request asks for, from its beginning.
+    pub(super) fn carry_out(&self, request: &Request) -> io::Result<usize> {
+        match request.direction() {
+            Direction::Read => self.read(request.offset(), request.extents()),
+            Direction::Write => {
+                self.write(request.offset(), request.extents()).map(|()| request.bytes())
+            }
+        }
+    }
+
+    /// Refuses what would be refused later.
+    pub(super) fn check_request(&self, request: &Request) -> io::Result<()> {
+        if request.direction() == Direction::Write {
+            self.check_writable()?;
+        }
+        self.check(request.offset(), request.extents())
     }
 
     fn transfer(
@@ -138,7 +150,7 @@ impl Descriptor {
     }
 
     /// Refuses what the kernel would refuse with a bare "invalid argument".
-    pub(super) fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+    fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         let end = offset.checked_add(extent::total_bytes(extents) as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(super::beyond_offsets());

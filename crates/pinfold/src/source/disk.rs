@@ -31,7 +31,7 @@ use rustix::fs::Advice;
 use super::descriptor::Descriptor;
 use super::engine::Engine;
 use super::ring::Ring;
-use super::{Extent, Hint, ReadRequest, Source, Start};
+use super::{Extent, Hint, Request, Source, Start};
 
 /// An open file or block device.
 #[derive(Debug)]
@@ -43,7 +43,8 @@ pub(super) struct Disk {
 /// What is between the file and the device.
 #[derive(Debug)]
 enum Way {
-    /// Nothing. Reads ahead go through the ring if there is one; else the reason is kept.
+    /// Nothing. Reads ahead go through the ring if there is one and the kernel lets it; else the
+    /// reason is kept.
     Direct(Result<Arc<Ring>, String>),
     /// The kernel's page cache.
     Buffered,
@@ -107,14 +108,18 @@ impl Source for Disk {
     }
 
     fn kind(&self) -> Cow<'static, str> {
-        match &self.way {
-            Way::Direct(Ok(_)) => "direct (io_uring)".into(),
-            Way::Direct(Err(why)) => format!("direct (worker threads; no io_uring: {why})").into(),
-            Way::Buffered => "buffered".into(),
+        let why = match &self.way {
+            Way::Buffered => return "buffered".into(),
+            Way::Direct(Ok(ring)) => ring.refused(),
+            Way::Direct(Err(why)) => Some(why.clone()),
+        };
+        match why {
+            None => "direct (io_uring)".into(),
+            Some(why) => format!("direct (worker threads; no io_uring: {why})").into(),
         }
     }
 
-    fn start_reads(&self, batch: &mut Vec<ReadRequest>) -> Start {
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
         match &self.way {
             Way::Direct(Ok(ring)) => ring.start(&self.file, batch),
             Way::Direct(Err(_)) | Way::Buffered => Start::Unsupported,

@@ -1,13 +1,14 @@
-//! What carries out a cache's asynchronous reads: one ring and a few worker threads, for all of
-//! its sources together.
+//! What carries out a cache's requests: one ring, a few worker threads and a clock, for all of its
+//! sources together.
 //!
 //! Belongs here: making them, falling back from one to the other, and ending them. Called by
 //! `Cache` (once), `open.rs` and `backing.rs`.
 
 use std::sync::Arc;
 
-use super::pool::Pool;
-use super::request::ReadRequest;
+use super::clock::Clock;
+use super::pool::{Lane, Pool};
+use super::request::Request;
 use super::ring::Ring;
 use super::{Source, Start};
 
@@ -18,13 +19,13 @@ pub(crate) struct EngineOptions {
     pub(crate) ring_depth: usize,
     /// Worker threads at most. They read for sources without a queue of their own.
     pub(crate) workers_max: usize,
-    /// Reads that may wait for a worker.
-    pub(crate) queue_max: usize,
+    /// Reads of one file that the workers have at a time: at work, or waiting for that.
+    pub(crate) lane_max: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { ring_depth: 128, workers_max: 16, queue_max: 128 }
+        Self { ring_depth: 128, workers_max: 16, lane_max: 128 }
     }
 }
 
@@ -33,6 +34,7 @@ impl Default for EngineOptions {
 pub(crate) struct Engine {
     ring: Result<Arc<Ring>, String>,
     pool: Pool,
+    clock: Clock,
 }
 
 impl Engine {
@@ -43,7 +45,13 @@ impl Engine {
         } else {
             Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
         };
-        Self { ring, pool: Pool::new(options.workers_max, options.queue_max) }
+        let pool = Pool::new(options.workers_max, options.lane_max);
+        Self { ring, pool, clock: Clock::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// The ring, or why there is none.
@@ -51,10 +59,17 @@ impl Engine {
         self.ring.clone()
     }
 
-    /// Starts what it can of `batch`, in order; the rest stays in it.
-    pub(super) fn start(&self, source: &Arc<dyn Source>, batch: &mut Vec<ReadRequest>) -> Start {
-        match source.start_reads(batch) {
-            Start::Unsupported => self.pool.start(source, batch),
+    /// Starts what it can of `batch`, in order; the rest stays in it. What the workers get waits
+    /// behind other requests of `lane` only.
+    pub(super) fn start(
+        &self,
+        lane: &Lane,
+        source: &Arc<dyn Source>,
+        batch: &mut Vec<Request>,
+    ) -> Start {
+        self.clock.watch(batch.iter());
+        match source.start(batch) {
+            Start::Unsupported => self.pool.start(lane, source, batch),
             other => other,
         }
     }
@@ -67,5 +82,7 @@ impl Drop for Engine {
             ring.close();
         }
         self.pool.close();
+        // Last: what the others wait for may end by its deadline alone.
+        self.clock.close();
     }
 }

@@ -277,6 +277,10 @@ impl Source for Faulty {
         self.inner.advise(range, hint)
     }
 
+    fn deadline(&self) -> Option<Duration> {
+        self.inner.deadline()
+    }
+
     fn alignment(&self) -> usize {
         self.inner.alignment()
     }

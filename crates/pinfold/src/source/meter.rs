@@ -1,7 +1,7 @@
 //! Counts of the calls to one source and of the time they took.
 //!
 //! Belongs here: counting, and the snapshot that `stats()` prints. Called by `Backing` around
-//! every call and by `ReadRequest` when it ends: in two places, for all sources.
+//! every call and by `Request` when it ends: in two places, for all sources.
 //!
 //! Counters are independent; a snapshot taken during calls may be one call apart between two of
 //! them. Cost: two clock reads and four additions on one line, beside a call of microseconds.
@@ -33,7 +33,6 @@ pub(super) struct Meter {
     pub(super) read: Lane,
     pub(super) read_ahead: Lane,
     pub(super) write: Lane,
-    pub(super) sync: Lane,
 }
 
 /// What was counted for one kind of call.
@@ -64,10 +63,8 @@ pub struct SourceStats {
     pub read: LaneStats,
     /// Asynchronous reads; their time is from being submitted to being complete.
     pub read_ahead: LaneStats,
-    /// Writes.
+    /// Writes; their time is from being submitted to being complete.
     pub write: LaneStats,
-    /// Syncs.
-    pub sync: LaneStats,
 }
 
 impl Default for Lane {
@@ -131,7 +128,6 @@ impl Meter {
             read: self.read.snapshot(),
             read_ahead: self.read_ahead.snapshot(),
             write: self.write.snapshot(),
-            sync: self.sync.snapshot(),
         }
     }
 }

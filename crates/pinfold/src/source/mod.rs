@@ -1,16 +1,17 @@
 //! Where bytes come from: files, devices, memory, or a source that the program brings itself.
 //!
-//! Belongs here: the [`Source`] trait, its implementations, opening files, asynchronous reads
-//! (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read when,
-//! who waits for them, and what a page's state is (`fill.rs`, `writeback.rs`), nor any frame.
-//! Called by: `fill.rs` for reads, `writeback.rs` for writes, `Cache` for opening and stats.
+//! Belongs here: the [`Source`] trait, its implementations, opening files, requests that complete
+//! later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
+//! when, who waits for them, and what a page's state is (`fill`), nor any frame. Called by: `fill`
+//! for reads, `Cache` for opening and stats.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `extent.rs` | a run of memory that others may be looking at |
-//! | `request.rs` | an asynchronous read and its completion |
+//! | `request.rs` | bytes to be moved, by when, and who is told when it is over |
+//! | `clock.rs` | deadlines |
 //! | `backing.rs` | what the rest of the cache holds: one source, metered, with the engine |
-//! | `engine.rs`, `ring.rs`, `pool.rs` | who carries out asynchronous reads |
+//! | `engine.rs`, `ring.rs`, `pool.rs` | who carries out requests |
 //! | `descriptor.rs` | the system calls on an open file |
 //! | `disk.rs`, `memory.rs`, `faulty.rs` | the sources |
 //! | `open.rs` | from a path to a source |
@@ -18,6 +19,7 @@
 
 mod aligned;
 mod backing;
+mod clock;
 mod descriptor;
 mod disk;
 mod engine;
@@ -38,6 +40,7 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 
 use aligned::AlignedBuffer;
 pub(crate) use backing::Backing;
@@ -50,7 +53,7 @@ pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
 pub use open::{Access, Identity, OpenError, Preference};
-pub use request::{Completion, ReadRequest};
+pub use request::{Canceller, Completion, Direction, Request, Stop};
 
 /// How much the default vectored forms move at a time through memory of their own.
 const BOUNCE_BYTES: usize = 256 * 1024;
@@ -69,7 +72,7 @@ pub enum Hint {
     DontNeed,
 }
 
-/// What became of a batch given to [`Source::start_reads`].
+/// What became of a batch given to [`Source::start`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// The batch is empty: every request was taken.
@@ -78,7 +81,7 @@ pub enum Start {
     /// do without.
     Full,
     /// This source has no queue of its own (or none that works): the cache's worker threads run
-    /// what is left through [`Source::read_extents_at`].
+    /// what is left through [`Source::carry_out`].
     Unsupported,
 }
 
@@ -121,7 +124,8 @@ pub enum Start {
 /// # What the cache relies on
 ///
 /// - Calls come from many threads at once, and may block. The cache holds no lock during a call
-///   that another of its reads needs.
+///   that another of its reads needs, and no read waits behind another source's: one that hangs
+///   keeps those who read from it, and at most half of the worker threads, but nobody else.
 /// - Of the same bytes, the cache never has a read and a write, or two writes, in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
 ///   last page is asked for whole, so a read may reach beyond the end of the source.
@@ -133,6 +137,22 @@ pub enum Start {
 ///   [`io::ErrorKind::InvalidData`].
 /// - A panic in a read passes through to the reader who asked; on a worker thread it fails that
 ///   one request.
+///
+/// # What a source may call
+///
+/// Anything, from [`read_at`](Self::read_at) and the other calls that may block; from
+/// [`start`](Self::start) nothing that waits. That includes the cache itself: a source
+/// may be layered over another file of the same cache and read from it, with any of its doors,
+/// **on the thread that it was called on**. Two things it may not do, as nothing could end them:
+///
+/// - read, through the cache and however indirectly, from a file of which it is the source: it
+///   would wait for itself;
+/// - keep pages of the cache (guards, pins) from one call to the next: they are memory that the
+///   cache cannot have back for what the source reads into.
+///
+/// Memory for the lower file's pages comes from the same budget. Where all of that is on its way
+/// to readers of the layered file, its read fails with
+/// [`Error::NoMemory`](crate::Error::NoMemory), which it passes on as its own error.
 pub trait Source: Send + Sync + Debug {
     /// Reads from `offset` into `buf`; returns the bytes read, fewer than asked only at the end
     /// of the source, 0 at or beyond it.
@@ -247,15 +267,43 @@ pub trait Source: Send + Sync + Debug {
     /// What this source is, in a few words, for stats and messages: `"buffered"`, say.
     fn kind(&self) -> Cow<'static, str>;
 
-    /// Starts reads that complete later, taking requests off the **front** of `batch`. For
-    /// sources with a queue of their own, a network client, say. What is taken must be
-    /// [finished](ReadRequest::finish) by some thread at some time; what is left is up to the
-    /// cache, by the returned [`Start`]. Must not block for I/O, nor finish a request before it
-    /// returns.
+    /// The longest that a request may take which is carried out later: by a worker thread, the
+    /// cache's ring, or [`start`](Self::start). After that it is asked to end, as soon as nobody moves
+    /// its bytes any more, and ends with [`io::ErrorKind::TimedOut`]; see [`Request::stop`]. `None`,
+    /// the default, is as long as it takes.
     ///
-    /// The default takes nothing: the cache's workers call
-    /// [`read_extents_at`](Self::read_extents_at).
-    fn start_reads(&self, batch: &mut Vec<ReadRequest>) -> Start {
+    /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at), which its
+    /// caller waits in, cannot be ended from outside, as the memory is in use until it returns. A source
+    /// that has a deadline keeps to it there by itself, and returns such an error.
+    fn deadline(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Carries out a request while a worker thread waits in the call. A source whose transfers take
+    /// long, or may never end, looks at [`Request::stop`] from time to time and returns an error when
+    /// there is one; nobody may be moving bytes for it then.
+    ///
+    /// The default is [`read_extents_at`](Self::read_extents_at) or
+    /// [`write_extents_at`](Self::write_extents_at).
+    ///
+    /// # Errors
+    /// As those. A write returns the number of all its bytes.
+    fn carry_out(&self, request: &Request) -> io::Result<usize> {
+        let (offset, extents) = (request.offset(), request.extents());
+        match request.direction() {
+            Direction::Read => self.read_extents_at(offset, extents),
+            Direction::Write => self.write_extents_at(offset, extents).map(|()| request.bytes()),
+        }
+    }
+
+    /// Starts requests that complete later, taking them off the **front** of `batch`. For sources
+    /// with a queue of their own, a network client, say. What is taken must be
+    /// [finished](Request::finish) by some thread at some time, early if it is
+    /// [stopped](Request::on_stop); what is left is up to the cache, by the returned [`Start`]. Must
+    /// not block for I/O, nor finish a request before it returns.
+    ///
+    /// The default takes nothing: the cache's workers call [`carry_out`](Self::carry_out).
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
         let _ = batch;
         Start::Unsupported
     }
@@ -273,9 +321,14 @@ fn beyond_offsets() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the largest file offset")
 }
 
+fn underlong(done: usize, asked: usize) -> io::Error {
+    let text = format!("the source took only {done} of {asked} bytes");
+    io::Error::new(io::ErrorKind::WriteZero, text)
+}
+
 fn overlong(got: usize, asked: usize) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("the source said it read {got} bytes where {asked} were asked for"),
+        format!("the source said it moved {got} bytes where {asked} were asked for"),
     )
 }

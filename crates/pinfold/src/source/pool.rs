@@ -1,19 +1,37 @@
-//! A few threads that carry out reads for sources without a queue of their own.
+//! A few threads that carry out requests for sources without a queue of their own.
 //!
-//! Belongs here: the queue, its bound, and the threads' life. They are started when first
-//! needed, one for each read that finds no thread idle, up to a limit, and live as long as the
-//! cache. Called by `engine.rs`.
+//! Belongs here: the queues, their bounds, and the threads' life. The threads are started when
+//! first needed and live as long as the cache. Called by `engine.rs`.
+//!
+//! # Nobody waits behind another source
+//! Each file's source has a [`Lane`]: a queue of its own, and the workers that serve it at the
+//! moment. A request is taken in one of two cases only:
+//!
+//! 1. a worker is free, and begins with it at once;
+//! 2. the lane has a worker already, so that the request waits for reads of its own source alone.
+//!
+//! What is not taken goes back to the caller ([`Start::Full`]), who reads it itself or does
+//! without. So a source that hangs keeps its own requests, and no other's. A worker stays with a
+//! lane until its queue is empty.
+//!
+//! So that one source leaves workers for others, a lane has at most half of them, and its second
+//! and later ones only as long as a quarter of all is free.
+//!
+//! A read of a layered source may read from other files of the same cache: it runs on its lane's
+//! worker, and what it waits for is either read by that worker itself, or lies in a lane below
+//! its own. As layers have a bottom, the bottom's reads go on, and then those above.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::request::ReadRequest;
+use super::request::{Direction, Request};
 use super::{Source, Start};
 
 /// Worker threads and the reads that wait for one.
@@ -21,7 +39,20 @@ use super::{Source, Start};
 pub(super) struct Pool {
     shared: Arc<Shared>,
     workers_max: usize,
-    queue_max: usize,
+    lane_max: usize,
+}
+
+/// Which queue a request goes to: one for each file.
+#[derive(Debug)]
+pub(super) struct Lane(u64);
+
+impl Lane {
+    /// A queue of its own.
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: only to be different.
+        Lane(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 #[derive(Debug)]
@@ -30,19 +61,33 @@ struct Shared {
     work: Condvar,
 }
 
+type Job = (Arc<dyn Source>, Request);
+
 #[derive(Default)]
 struct State {
-    queue: VecDeque<(Arc<dyn Source>, ReadRequest)>,
+    /// Lanes with a worker at work. A queue has requests only while it is here.
+    lanes: HashMap<u64, Served>,
+    /// Requests that a free worker was found for, with their lanes. Each has one of the `idle`.
+    begun: VecDeque<(u64, Job)>,
     workers: Vec<JoinHandle<()>>,
-    /// Workers that wait on the condition, whether or not it was signalled since.
+    /// Workers that serve no lane, whether or not they were woken since.
     idle: usize,
     closing: bool,
+}
+
+/// What a lane has at the moment.
+#[derive(Default)]
+struct Served {
+    queue: VecDeque<Job>,
+    /// At work for it, or about to be.
+    workers: usize,
 }
 
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State")
-            .field("queued", &self.queue.len())
+            .field("lanes", &self.lanes.len())
+            .field("queued", &self.lanes.values().map(|lane| lane.queue.len()).sum::<usize>())
             .field("workers", &self.workers.len())
             .field("idle", &self.idle)
             .finish_non_exhaustive()
@@ -50,40 +95,75 @@ impl fmt::Debug for State {
 }
 
 impl Pool {
-    /// At most `workers_max` threads, and `queue_max` reads that wait for one.
-    pub(super) fn new(workers_max: usize, queue_max: usize) -> Self {
-        assert!(workers_max > 0 && queue_max > 0);
+    /// At most `workers_max` threads, and `lane_max` reads of one lane at a time.
+    pub(super) fn new(workers_max: usize, lane_max: usize) -> Self {
+        assert!(workers_max > 0 && lane_max > 0);
         let shared = Shared { state: Mutex::new(State::default()), work: Condvar::new() };
-        Self { shared: Arc::new(shared), workers_max, queue_max }
+        Self { shared: Arc::new(shared), workers_max, lane_max }
     }
 
-    /// Takes requests off the front of `batch`, as many as there is room for.
-    pub(super) fn start(&self, source: &Arc<dyn Source>, batch: &mut Vec<ReadRequest>) -> Start {
+    /// Takes requests off the front of `batch`, as many as may be.
+    pub(super) fn start(
+        &self,
+        lane: &Lane,
+        source: &Arc<dyn Source>,
+        batch: &mut Vec<Request>,
+    ) -> Start {
         let mut state = self.shared.state.lock();
-        if state.closing {
-            return if batch.is_empty() { Start::Started } else { Start::Full };
+        let (mut begun, mut stoppable) = (0, Vec::new());
+        let mut rest = std::mem::take(batch).into_iter();
+        // Ends: each turn takes a request, or is the last.
+        while let Some(request) = rest.next() {
+            let begins = self.may_begin(&mut state, lane.0);
+            let (served, queued) = state.lanes.get(&lane.0).map_or((0, 0), Served::load);
+            let waits = served > 0 && served + queued < self.lane_max;
+            if state.closing || !(begins || waits) {
+                batch.push(request);
+                batch.extend(rest);
+                break;
+            }
+            stoppable.extend(request.stoppable());
+            let served = state.lanes.entry(lane.0).or_default();
+            served.queue.push_back((Arc::clone(source), request));
+            if begins {
+                state.begin(lane.0);
+                begun += 1;
+            }
         }
-        let room = self.queue_max.saturating_sub(state.queue.len()).min(batch.len());
-        let busy = state.workers.len() - state.idle;
-        let wanted = self.workers_max.min(busy + state.queue.len() + room);
-        // Ends: one thread more in each turn. Where none more can be had, those there are do it.
-        while state.workers.len() < wanted {
-            let Ok(worker) = self.spawn() else { break };
-            state.workers.push(worker);
-            state.idle += 1; // at once: it looks for work before it first waits
-        }
-        let taken = if state.workers.is_empty() { 0 } else { room };
-        state.queue.extend(batch.drain(..taken).map(|request| (Arc::clone(source), request)));
         drop(state);
-        for _ in 0..taken {
+        for _ in 0..begun {
             self.shared.work.notify_one();
+        }
+        // Now that they can be found, and the lock is free: it may be told at once.
+        for control in stoppable {
+            let shared = Arc::downgrade(&self.shared);
+            control.on_stop(Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.end_stopped();
+                }
+            }));
         }
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
 
+    /// Whether the lane may have one more worker, and there is one: a new thread, if need be.
+    fn may_begin(&self, state: &mut State, lane: u64) -> bool {
+        if state.closing || !state.may_serve(lane, self.workers_max) {
+            return false;
+        }
+        if state.idle > state.begun.len() {
+            return true;
+        }
+        let Ok(worker) = self.spawn() else { return false };
+        state.workers.push(worker);
+        state.idle += 1; // at once: it looks for work before it first waits
+        true
+    }
+
     fn spawn(&self) -> io::Result<JoinHandle<()>> {
-        let shared = Arc::clone(&self.shared);
-        std::thread::Builder::new().name("pinfold-read".into()).spawn(move || shared.work())
+        let (shared, workers_max) = (Arc::clone(&self.shared), self.workers_max);
+        let work = move || shared.work(workers_max);
+        std::thread::Builder::new().name("pinfold-read".into()).spawn(work)
     }
 
     /// Takes no more, and waits until all that was taken is finished.
@@ -103,32 +183,104 @@ impl Drop for Pool {
     }
 }
 
+impl Served {
+    fn load(&self) -> (usize, usize) {
+        (self.workers, self.queue.len())
+    }
+}
+
+impl State {
+    /// Whether the lane may have one more worker; see the head of the file.
+    fn may_serve(&self, lane: u64, workers_max: usize) -> bool {
+        let served = self.lanes.get(&lane).map_or(0, |lane| lane.workers);
+        let free = workers_max - self.workers.len() + self.idle - self.begun.len();
+        let more = served < workers_max / 2 && free > workers_max / 4;
+        free > 0 && (served == 0 || more)
+    }
+
+    /// Gives the oldest request of the lane to a free worker.
+    fn begin(&mut self, lane: u64) {
+        let served = self.lanes.get_mut(&lane).expect("a request was put there");
+        served.workers += 1;
+        let job = served.queue.pop_front().expect("the same");
+        self.begun.push_back((lane, job));
+    }
+
+    /// A lane with a queue that may have one more worker.
+    fn in_want(&self, workers_max: usize) -> Option<u64> {
+        let mut queued = self.lanes.iter().filter(|(_, lane)| !lane.queue.is_empty());
+        queued.find_map(|(&lane, _)| self.may_serve(lane, workers_max).then_some(lane))
+    }
+}
+
 impl Shared {
+    /// Ends requests that wait and are to be stopped.
+    fn end_stopped(&self) {
+        let mut stopped = Vec::new();
+        for lane in self.state.lock().lanes.values_mut() {
+            for job in std::mem::take(&mut lane.queue) {
+                match job.1.stop() {
+                    Some(why) => stopped.push((job, why)),
+                    None => lane.queue.push_back(job),
+                }
+            }
+        }
+        for ((_, request), why) in stopped {
+            request.finish(Err(why.error()));
+        }
+    }
+
     /// A worker's life; it counts as idle when it begins. Ends when the pool is closed and empty.
-    fn work(&self) {
+    fn work(&self, workers_max: usize) {
         let mut state = self.state.lock();
         loop {
-            if let Some((source, request)) = state.queue.pop_front() {
-                state.idle -= 1;
+            if state.begun.is_empty()
+                && let Some(lane) = state.in_want(workers_max)
+            {
+                state.begin(lane);
+            }
+            let Some((lane, mut job)) = state.begun.pop_front() else {
+                if state.closing {
+                    return;
+                }
+                self.work.wait(&mut state);
+                continue;
+            };
+            state.idle -= 1;
+            // Ends: each turn takes a request off the lane's queue, which is bounded; more may
+            // come for as long as it is served.
+            loop {
                 drop(state);
+                let (source, request) = job;
                 carry_out(source, request);
                 state = self.state.lock();
-                state.idle += 1;
-            } else if state.closing {
-                return;
-            } else {
-                self.work.wait(&mut state);
+                let served = state.lanes.get_mut(&lane).expect("it has this worker");
+                let Some(next) = served.queue.pop_front() else { break };
+                job = next;
             }
+            let served = state.lanes.get_mut(&lane).expect("it has this worker");
+            served.workers -= 1;
+            if served.workers == 0 {
+                state.lanes.remove(&lane);
+            }
+            state.idle += 1;
         }
     }
 }
 
-fn carry_out(source: Arc<dyn Source>, request: ReadRequest) {
-    let read = || source.read_extents_at(request.offset(), request.extents());
-    let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        let text = format!("the source of kind {} panicked in a read", source.kind());
-        Err(io::Error::other(text))
-    });
+fn carry_out(source: Arc<dyn Source>, request: Request) {
+    let carry_out = || source.carry_out(&request);
+    let result = match request.stop() {
+        Some(why) => Err(why.error()),
+        None => catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {
+            let what = match request.direction() {
+                Direction::Read => "read",
+                Direction::Write => "write",
+            };
+            let text = format!("the source of kind {} panicked in a {what}", source.kind());
+            Err(io::Error::other(text))
+        }),
+    };
     drop(source); // before the completion, which may be what its owner waits for
     request.finish(result);
 }

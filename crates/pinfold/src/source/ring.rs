@@ -1,4 +1,4 @@
-//! Asynchronous reads by `io_uring`: one ring per cache, driven by one thread.
+//! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
 //! # Who does what
 //! A submitter puts requests in `State::waiting` under the mutex and, if the driver is asleep,
@@ -12,7 +12,8 @@
 //!
 //! # Bounds
 //! `taken` counts requests between `start` and `finish`, at most `depth`. At `depth`, `start` gives
-//! requests back (`Start::Full`). The submission queue has room for `depth` reads and the wake-up;
+//! requests back (`Start::Full`). The submission queue has room for `depth` requests, a cancellation
+//! of each, and the wake-up;
 //! the completion queue, twice that: neither can be full.
 //!
 //! # States of the driver (under the mutex)
@@ -20,10 +21,20 @@
 //! or `close` found it so and wrote to the eventfd, or a completion came. So a request put in
 //! while `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
 //!
+//! # When the kernel refuses the ring later
+//! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
+//! nothing ([`Start::Unsupported`]), and what was taken is carried out by plain reads, on a thread
+//! for each file. What the kernel has not seen, at once. What it has in hand may still be written
+//! to, and in the ring's present mode its completions come to light in `io_uring_enter` alone. So
+//! the ring is closed, and the driver waits until the kernel has taken it apart, which it does
+//! after the last request: the ring was given the write end of a pipe to keep, and the read end
+//! then meets its end of file. (A forked child that lives on keeps the ring's descriptor, too, and
+//! with it that wait.)
+//!
 //! Called by: `disk.rs` (start) and `engine.rs` (life).
 
-use std::collections::VecDeque;
-use std::io;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -34,11 +45,13 @@ use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::descriptor::{Descriptor, Iovecs};
-use super::request::ReadRequest;
+use super::request::{Direction, Request};
 use super::{Start, pool};
 
-/// Marks the eventfd's completion; all others are slot numbers.
+/// Marks the eventfd's completion, and those of asking for a cancellation; all others are slot
+/// numbers.
 const WAKE: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
 /// How often one request is tried again after the kernel gave it back undone.
 const RETRIES_MAX: u8 = 8;
 /// Pause after the kernel was too short of memory to take requests.
@@ -60,10 +73,14 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    waiting: VecDeque<(Arc<Descriptor>, ReadRequest)>,
+    waiting: VecDeque<(Arc<Descriptor>, Request)>,
     taken: usize,
     asleep: bool,
     closing: bool,
+    /// Some request in the kernel may be one to be stopped.
+    stops: bool,
+    /// Why the kernel takes no more calls.
+    refused: Option<String>,
 }
 
 impl Ring {
@@ -75,7 +92,14 @@ impl Ring {
     pub(super) fn open(depth: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let state = State { waiting: VecDeque::new(), taken: 0, asleep: false, closing: false };
+        let state = State {
+            waiting: VecDeque::new(),
+            taken: 0,
+            asleep: false,
+            closing: false,
+            stops: false,
+            refused: None,
+        };
         let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth });
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -84,9 +108,9 @@ impl Ring {
             std::thread::Builder::new().name("pinfold-ring".into()).spawn(move || match set_up(
                 depth,
             ) {
-                Ok(ring) => {
+                Ok((ring, gone)) => {
                     tell.send(Ok(())).expect("`open` waits for this");
-                    Driver::new(of_driver, ring).run();
+                    Driver::new(of_driver, ring, gone).run();
                 }
                 Err(cause) => tell.send(Err(cause)).expect("`open` waits for this"),
             })?;
@@ -94,17 +118,35 @@ impl Ring {
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })
     }
 
+    /// Why the kernel refuses the ring by now, if it does.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.shared.state.lock().refused.clone()
+    }
+
     /// Takes requests off the front of `batch`, as many as there is room for.
-    pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<ReadRequest>) -> Start {
+    pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
+        if state.refused.is_some() {
+            return Start::Unsupported;
+        }
         let room = if state.closing { 0 } else { self.shared.depth - state.taken };
         let taken = room.min(batch.len());
         state.taken += taken;
+        let stoppable: Vec<_> = batch[..taken].iter().filter_map(Request::stoppable).collect();
         state.waiting.extend(batch.drain(..taken).map(|request| (Arc::clone(file), request)));
         let wake = taken > 0 && std::mem::take(&mut state.asleep);
         drop(state);
         if wake {
             self.shared.wake_driver();
+        }
+        // Now that they can be found, and the lock is free: it may be told at once.
+        for control in stoppable {
+            let shared = Arc::downgrade(&self.shared);
+            control.on_stop(Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.stop_some();
+                }
+            }));
         }
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
@@ -130,6 +172,17 @@ impl Drop for Ring {
 }
 
 impl Shared {
+    /// Has the driver look for requests that are to be stopped.
+    fn stop_some(&self) {
+        let mut state = self.state.lock();
+        state.stops = true;
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        if wake {
+            self.wake_driver();
+        }
+    }
+
     fn wake_driver(&self) {
         let woken =
             rustix::io::retry_on_intr(|| rustix::io::write(&self.wake, &1_u64.to_ne_bytes()));
@@ -137,30 +190,49 @@ impl Shared {
     }
 }
 
-/// A ring in the best mode that this kernel has.
-fn set_up(depth: usize) -> io::Result<IoUring> {
-    let entries = u32::try_from(depth + 1).map_err(io::Error::other)?.next_power_of_two();
-    let ring = match IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries) {
+/// A ring in the best mode that this kernel has, and a pipe that ends when the kernel is done
+/// with it.
+fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
+    let entries = u32::try_from(2 * depth + 1).map_err(io::Error::other)?.next_power_of_two();
+    // A forked child must not see the queues.
+    let mut best = IoUring::builder();
+    best.dontfork().setup_single_issuer().setup_defer_taskrun();
+    let ring = match best.build(entries) {
         Ok(ring) => ring,
         // Before Linux 6.1 these flags are unknown.
-        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries)?,
+        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().dontfork().build(entries)?
+        }
         Err(cause) => return Err(cause),
     };
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    if !probe.is_supported(opcode::Readv::CODE) || !probe.is_supported(opcode::Read::CODE) {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's ring cannot read"));
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Readv::CODE,
+        opcode::Write::CODE,
+        opcode::Writev::CODE,
+        opcode::AsyncCancel::CODE,
+    ];
+    if !needed.iter().all(|&code| probe.is_supported(code)) {
+        let text = "this kernel's ring cannot read, write and cancel";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
-    Ok(ring)
+    let (gone, kept) = io::pipe()?;
+    // From the end of this function on, the ring alone has the write end.
+    ring.submitter().register_files(&[kept.as_raw_fd()])?;
+    Ok((ring, gone))
 }
 
 /// A request in the kernel's hands.
 #[derive(Debug)]
 struct Flight {
     file: Arc<Descriptor>,
-    request: ReadRequest,
+    request: Request,
     done: usize,
     retries: u8,
+    /// The kernel was asked to cancel it.
+    cancelling: bool,
     iovecs: Iovecs,
 }
 
@@ -168,6 +240,10 @@ struct Flight {
 struct Driver {
     shared: Arc<Shared>,
     ring: IoUring,
+    /// Ends when the kernel has taken the ring apart.
+    gone: PipeReader,
+    /// What the kernel has not seen of what was pushed, oldest first.
+    unseen: VecDeque<u64>,
     // Boxed: the kernel may read an array of iovecs until its request completes.
     flights: Vec<Option<Box<Flight>>>,
     free: Vec<usize>,
@@ -198,11 +274,13 @@ impl Drop for AbortOnUnwind {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>, ring: IoUring) -> Self {
+    fn new(shared: Arc<Shared>, ring: IoUring, gone: PipeReader) -> Self {
         let depth = shared.depth;
         Self {
             shared,
             ring,
+            gone,
+            unseen: VecDeque::with_capacity(depth + 1),
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             wake_count: Box::new(0),
@@ -210,22 +288,65 @@ impl Driver {
         }
     }
 
-    /// Ends when `close` was called and nothing is left.
+    /// Ends when `close` was called and nothing is left, or when the kernel refuses the ring.
     fn run(mut self) {
         let guard = AbortOnUnwind;
+        if let Err(cause) = self.serve().and_then(|()| self.quench_wake()) {
+            self.do_without(&cause);
+        }
+        drop(guard);
+    }
+
+    /// Until `close` was called and nothing is left.
+    ///
+    /// # Errors
+    /// What the kernel said when it refused the ring.
+    fn serve(&mut self) -> io::Result<()> {
         loop {
             self.arm_wake();
             match self.take_waiting() {
-                Turn::Wait => self.enter(),
+                Turn::Wait => self.enter()?,
                 Turn::LookAgain => {}
                 Turn::End => break,
             }
             self.shared.state.lock().asleep = false;
-            self.reap();
+            for (slot, flight) in self.reap() {
+                self.launch(slot, flight);
+            }
         }
         assert!(self.flights.iter().all(Option::is_none));
-        self.quench_wake();
-        drop(guard);
+        Ok(())
+    }
+
+    /// See the head of the file.
+    fn do_without(mut self, cause: &io::Error) {
+        let waiting = {
+            let mut state = self.shared.state.lock();
+            state.refused = Some(format!("refused since: {cause}"));
+            std::mem::take(&mut state.waiting)
+        };
+        let mut free: Vec<_> = self.reap().into_iter().map(|(_, flight)| flight.into()).collect();
+        free.extend(waiting);
+        for user_data in std::mem::take(&mut self.unseen) {
+            if user_data == WAKE {
+                self.wake_armed = false;
+            } else if user_data != CANCEL {
+                let slot = usize::try_from(user_data).expect("a slot number");
+                free.push(self.flights[slot].take().expect("it was launched").into());
+            }
+        }
+        let mut readers = read_plainly(free);
+        let Self { ring, mut gone, flights, wake_armed, wake_count, .. } = self;
+        drop(ring);
+        let in_hand: Vec<_> = flights.into_iter().flatten().collect();
+        if wake_armed || !in_hand.is_empty() {
+            // Ends: nobody writes to the pipe, so this is its end, when the kernel lets go of all.
+            let end = gone.read(&mut [0]);
+            assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
+        }
+        drop(wake_count);
+        readers.extend(read_plainly(in_hand.into_iter().map(Into::into).collect()));
+        readers.into_iter().for_each(pool::join_unless_self);
     }
 
     /// Puts all that wait into the submission queue.
@@ -235,20 +356,31 @@ impl Driver {
         if waiting.is_empty() && state.closing && state.taken == 0 {
             return Turn::End;
         }
+        let stops = std::mem::take(&mut state.stops);
         state.asleep = true;
         drop(state);
         let mut next = Turn::Wait;
         for (file, request) in waiting {
-            let checked = file.check(request.offset(), request.extents());
-            if let Err(cause) = checked {
+            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
+            if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
                 self.finish(request, Err(cause));
                 // It may have been the last, and `close` may have done all its waking.
                 next = Turn::LookAgain;
                 continue;
             }
-            let flight = Flight { file, request, done: 0, retries: 0, iovecs: Iovecs::new() };
+            let flight = Flight {
+                file,
+                request,
+                done: 0,
+                retries: 0,
+                cancelling: false,
+                iovecs: Iovecs::new(),
+            };
             let slot = self.free.pop().expect("`taken` never exceeds the depth");
             self.launch(slot, Box::new(flight));
+        }
+        if stops {
+            self.cancel_stopped();
         }
         next
     }
@@ -258,19 +390,34 @@ impl Driver {
         let iovecs = flight.iovecs.as_slice();
         let fd = types::Fd(flight.file.fd.as_raw_fd());
         let offset = flight.request.offset() + flight.done as u64;
-        let entry = match iovecs {
-            [one] => {
-                // A longer one comes back short and is continued.
-                let bytes = one.iov_len.min(1 << 30) as u32;
-                opcode::Read::new(fd, one.iov_base.cast(), bytes).offset(offset).build()
-            }
-            several => {
-                let count = u32::try_from(several.len()).expect("at most IOVECS_MAX");
-                opcode::Readv::new(fd, several.as_ptr(), count).offset(offset).build()
-            }
+        let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
+        // A longer one comes back short and is continued.
+        let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
+        let entry = match (flight.request.direction(), count) {
+            (Direction::Read, 1) => opcode::Read::new(fd, one.0, one.1).offset(offset).build(),
+            (Direction::Read, _) => opcode::Readv::new(fd, array, count).offset(offset).build(),
+            (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
+            (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
         };
         self.push(&entry.user_data(slot as u64));
         assert!(self.flights[slot].replace(flight).is_none());
+    }
+
+    /// Asks the kernel to cancel what is to be stopped. It then completes as it does otherwise, soon
+    /// if it waits for something, and when the device is done if that has it.
+    fn cancel_stopped(&mut self) {
+        let mut slots = Vec::new();
+        for (slot, flight) in self.flights.iter_mut().enumerate() {
+            let Some(flight) = flight else { continue };
+            if flight.request.stop().is_some() && !std::mem::replace(&mut flight.cancelling, true) {
+                slots.push(slot);
+            }
+        }
+        for slot in slots {
+            // By the time that the slot is used again the kernel has seen this.
+            let cancel = opcode::AsyncCancel::new(slot as u64).build();
+            self.push(&cancel.user_data(CANCEL));
+        }
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -278,6 +425,7 @@ impl Driver {
         // counter) is owned by `self.flights` or `self.wake_count` until its completion was seen.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "the submission queue has room for all slots and the wake-up");
+        self.unseen.push_back(entry.get_user_data());
     }
 
     fn arm_wake(&mut self) {
@@ -291,61 +439,116 @@ impl Driver {
     }
 
     /// At the end: the kernel must let go of `wake_count` before it is freed.
-    fn quench_wake(&mut self) {
+    fn quench_wake(&mut self) -> io::Result<()> {
         self.shared.wake_driver();
         // Ends: the armed read of the eventfd completes.
         while self.wake_armed {
-            self.enter();
-            self.reap();
+            self.enter()?;
+            let again = self.reap();
+            assert!(again.is_empty(), "nothing else is in flight");
         }
+        Ok(())
     }
 
     /// Submits what was pushed and waits for at least one completion.
-    fn enter(&mut self) {
-        let Err(cause) = self.ring.submitter().submit_and_wait(1) else { return };
-        match cause.raw_os_error() {
-            Some(libc::EINTR | libc::EBUSY) => {}
-            Some(libc::EAGAIN | libc::ENOMEM) => std::thread::sleep(SHORTAGE_PAUSE),
-            // Only a broken ring has other reasons; see `AbortOnUnwind`.
-            _ => panic!("io_uring_enter failed: {cause}"),
+    ///
+    /// # Errors
+    /// The kernel takes no more calls on this ring.
+    fn enter(&mut self) -> io::Result<()> {
+        let entered = self.ring.submitter().submit_and_wait(1);
+        let left = self.ring.submission().len();
+        self.unseen.drain(..self.unseen.len() - left);
+        match entered.map_err(|cause| (cause.raw_os_error(), cause)) {
+            Ok(_) | Err((Some(libc::EINTR | libc::EBUSY), _)) => Ok(()),
+            Err((Some(libc::EAGAIN | libc::ENOMEM), _)) => {
+                std::thread::sleep(SHORTAGE_PAUSE);
+                Ok(())
+            }
+            Err((_, cause)) => Err(cause),
         }
     }
 
-    fn reap(&mut self) {
+    /// Finishes what has come back; gives what has to go to the kernel once more.
+    fn reap(&mut self) -> Vec<(usize, Box<Flight>)> {
         // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
         let seen: Vec<_> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        let mut again = Vec::new();
         for (user_data, result) in seen {
             if user_data == WAKE {
                 self.wake_armed = false;
-            } else {
-                self.landed(usize::try_from(user_data).expect("a slot number"), result);
+            } else if user_data != CANCEL {
+                let slot = usize::try_from(user_data).expect("a slot number");
+                again.extend(self.landed(slot, result).map(|flight| (slot, flight)));
             }
         }
+        again
     }
 
-    fn landed(&mut self, slot: usize, result: i32) {
+    /// Finishes the flight, unless it has to go on.
+    fn landed(&mut self, slot: usize, result: i32) -> Option<Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
+        let stopped = flight.request.stop();
         let (again, result) = if let Ok(got) = usize::try_from(result) {
             flight.done += got;
-            let more = flight.done < flight.request.bytes();
-            (more && !flight.file.ended(flight.done, got), Ok(flight.done))
+            let ended = match flight.request.direction() {
+                Direction::Read => flight.file.ended(flight.done, got),
+                Direction::Write => got == 0,
+            };
+            match stopped {
+                // A part of it must not look like the end of the file.
+                Some(why) if flight.done < flight.request.bytes() && !ended => {
+                    (false, Err(why.error()))
+                }
+                _ => (flight.done < flight.request.bytes() && !ended, Ok(flight.done)),
+            }
         } else {
             let gave_back = matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED);
             flight.retries += u8::from(gave_back);
-            let again = gave_back && flight.retries <= RETRIES_MAX;
+            let again = gave_back && flight.retries <= RETRIES_MAX && stopped.is_none();
             (again, Err(io::Error::from_raw_os_error(-result)))
         };
         if again {
-            return self.launch(slot, flight);
+            return Some(flight);
         }
         self.free.push(slot);
         self.finish(flight.request, result);
+        None
     }
 
     /// Makes room, then tells: a completion may start the next read in its place.
-    fn finish(&mut self, request: ReadRequest, result: io::Result<usize>) {
+    fn finish(&mut self, request: Request, result: io::Result<usize>) {
         self.shared.state.lock().taken -= 1;
         request.finish(result);
     }
+}
+
+/// A request without a ring.
+type Left = (Arc<Descriptor>, Request);
+
+impl From<Box<Flight>> for Left {
+    fn from(flight: Box<Flight>) -> Left {
+        (flight.file, flight.request)
+    }
+}
+
+/// Carries out what is left, from its beginning: on a thread for each file, so that none waits
+/// behind another's. Where there is no thread to be had, it ends in an error: by its drop.
+fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
+    let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();
+    for (file, request) in left {
+        by_file.entry(Arc::as_ptr(&file)).or_default().push((file, request));
+    }
+    let read = |requests: Vec<Left>| {
+        for (file, request) in requests {
+            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
+            let result = stopped.and_then(|()| file.carry_out(&request));
+            request.finish(result);
+        }
+    };
+    let spawn = |requests| {
+        let name = "pinfold-read".to_owned();
+        std::thread::Builder::new().name(name).spawn(move || read(requests)).ok()
+    };
+    by_file.into_values().filter_map(spawn).collect()
 }

@@ -33,7 +33,7 @@ fn all(directory: &Path) -> Vec<Backing> {
 
 /// Submits all of `batch`, waiting while as much as allowed is in flight. Bounded by the
 /// completions of others.
-fn submit_all(backing: &Backing, mut batch: Vec<ReadRequest>) {
+fn submit_all(backing: &Backing, mut batch: Vec<Request>) {
     loop {
         backing.submit(&mut batch);
         if batch.is_empty() {
@@ -74,7 +74,7 @@ fn hundreds_in_flight_from_many_threads_each_end_once() {
         assert_eq!(seen.len(), 800);
         assert!(seen.values().all(|times| *times == 1), "some ended twice: {seen:?}");
         let stats = backing.stats().read_ahead;
-        assert_eq!((stats.calls, stats.errors), (800, 0), "{}", backing.kind());
+        assert_eq!((stats.calls, stats.errors), (800, 0), "{}", backing.source().kind());
         assert!(stats.short > 0 && stats.total_ns >= stats.max_ns);
     }
 }
@@ -119,7 +119,7 @@ fn dropping_the_engine_waits_for_what_is_in_flight() {
 }
 
 /// A request that adds one to `ended` a little after it has ended well.
-fn counting_request(offset: u64, bytes: usize, ended: &Arc<AtomicUsize>) -> ReadRequest {
+fn counting_request(offset: u64, bytes: usize, ended: &Arc<AtomicUsize>) -> Request {
     let (lent, ended) = (Lent::filled(bytes, 0xaa), Arc::clone(ended));
     let extent = lent.extent();
     let tell = move |result: io::Result<usize>| {
@@ -127,7 +127,7 @@ fn counting_request(offset: u64, bytes: usize, ended: &Arc<AtomicUsize>) -> Read
         ended.fetch_add(1, Ordering::SeqCst);
     };
     // SAFETY: the completion owns the memory.
-    unsafe { ReadRequest::new(offset, vec![extent], Box::new(tell)) }
+    unsafe { Request::read(offset, vec![extent], Box::new(tell)) }
 }
 
 #[test]
@@ -135,8 +135,8 @@ fn what_finds_no_room_comes_back_untouched_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), LEN);
     for ring_depth in [4, 0] {
-        // Without a ring: two workers at work or about to be, and two that wait.
-        let options = EngineOptions { ring_depth, workers_max: 2, queue_max: 4 };
+        // Without a ring: a worker at work or about to be, and three that wait.
+        let options = EngineOptions { ring_depth, workers_max: 2, lane_max: 4 };
         let engine = Arc::new(Engine::new(options));
         let Some(backing) = direct(&path, &engine) else { return };
         let (tell, told) = channel();
@@ -169,7 +169,7 @@ fn after_the_engine_nothing_is_taken() {
         drop(engine);
         let (tell, _told) = channel();
         let mut batch = vec![request(0, PAGE, 1, &tell)];
-        let start = source.start_reads(&mut batch);
+        let start = source.start(&mut batch);
         if ring.is_ok() && source.alignment() > 1 {
             assert_eq!(start, crate::source::Start::Full);
         }
@@ -189,7 +189,7 @@ fn chain(backing: &Arc<Backing>, n: u64, tell: Sender<u64>) {
         }
     };
     // SAFETY: the completion owns the memory.
-    let request = unsafe { ReadRequest::new(n * PAGE as u64, vec![extent], Box::new(next)) };
+    let request = unsafe { Request::read(n * PAGE as u64, vec![extent], Box::new(next)) };
     let mut batch = vec![request];
     backing.submit(&mut batch);
     assert!(batch.is_empty());
@@ -242,7 +242,7 @@ fn a_panic_harms_its_own_request_alone() {
             panic!("the completion's own, on purpose");
         };
         // SAFETY: the completion owns the memory.
-        let bad = unsafe { ReadRequest::new(0, vec![extent], Box::new(completion)) };
+        let bad = unsafe { Request::read(0, vec![extent], Box::new(completion)) };
         submit_all(&backing, vec![bad, request(PAGE as u64, PAGE, 1, &tell)]);
         let (offset, result, lent) = told.recv_timeout(WAIT).unwrap();
         check(offset, result.unwrap(), lent.bytes(), LEN as u64);

@@ -98,7 +98,7 @@ fn short_reads_look_like_the_end_and_short_writes_are_torn() {
     assert!(lent.bytes()[100..].iter().all(|byte| *byte == 0), "zeroed beyond the end");
 
     let ones = Lent::filled(PAGE, 1);
-    let torn = backing.write(0, &[ones.extent()]).unwrap_err();
+    let torn = write(&backing, 0, &[ones.extent()]).unwrap_err();
     assert_eq!(torn.raw_os_error(), Some(EIO));
     assert_eq!(backing.read(0, &[lent.extent()]).unwrap(), PAGE);
     assert_eq!(lent.bytes()[..10], [1; 10]);

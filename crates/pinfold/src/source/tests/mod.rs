@@ -6,6 +6,8 @@ mod faults;
 mod files;
 mod measure;
 mod opening;
+mod refused;
+mod stopping;
 
 use std::alloc::Layout;
 use std::io;
@@ -14,9 +16,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use super::ring::Ring;
 use super::{
-    Access, Backing, Engine, EngineOptions, Extent, OpenError, Preference, ReadRequest, Source,
-    open,
+    Access, Backing, Engine, EngineOptions, Extent, OpenError, Preference, Request, Source, open,
 };
 
 pub(super) const PAGE: usize = 4096;
@@ -84,22 +86,12 @@ impl Drop for Lent {
 pub(super) type Ended = (u64, io::Result<usize>, Lent);
 
 /// A request for `bytes` at `offset` that sends itself to `to` when it ends, in so many extents.
-pub(super) fn request(
-    offset: u64,
-    bytes: usize,
-    extents: usize,
-    to: &Sender<Ended>,
-) -> ReadRequest {
+pub(super) fn request(offset: u64, bytes: usize, extents: usize, to: &Sender<Ended>) -> Request {
     request_into(Lent::filled(bytes, 0xaa), offset, extents, to)
 }
 
 /// The same, into memory that is there already.
-pub(super) fn request_into(
-    lent: Lent,
-    offset: u64,
-    extents: usize,
-    to: &Sender<Ended>,
-) -> ReadRequest {
+pub(super) fn request_into(lent: Lent, offset: u64, extents: usize, to: &Sender<Ended>) -> Request {
     let whole = lent.extent();
     let each = whole.bytes() / extents;
     assert_eq!(each * extents, whole.bytes());
@@ -107,7 +99,7 @@ pub(super) fn request_into(
     let to = to.clone();
     let tell = move |result| to.send((offset, result, lent)).unwrap();
     // SAFETY: the completion owns the memory, so it lives until that is called.
-    unsafe { ReadRequest::new(offset, parts, Box::new(tell)) }
+    unsafe { Request::read(offset, parts, Box::new(tell)) }
 }
 
 /// Checks a read of `got` bytes at `offset` of a pattern file of `len` bytes.
@@ -118,6 +110,16 @@ pub(super) fn check(offset: u64, got: usize, memory: &[u8], len: u64) {
         let expected = if n < got { byte_at(offset + n as u64) } else { 0 };
         assert_eq!(*byte, expected, "byte {n} of a read at {offset} that got {got}");
     }
+}
+
+/// Writes through a request, and waits for its end.
+pub(super) fn write(backing: &Backing, offset: u64, extents: &[Extent<'static>]) -> io::Result<()> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let tell = move |result| tell.send(result).unwrap();
+    // SAFETY: the callers keep the memory for longer than this call, which waits for the end.
+    let request = unsafe { Request::write(offset, extents.to_vec(), Box::new(tell)) };
+    backing.submit(&mut vec![request]);
+    told.recv().unwrap().map(drop)
 }
 
 pub(super) fn file_of(directory: &Path, bytes: usize) -> PathBuf {

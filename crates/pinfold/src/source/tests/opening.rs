@@ -92,7 +92,7 @@ fn a_file_in_memory_is_read_through_the_kernel() {
     };
     let path = file_of(directory.path(), 10_001);
     let auto = backing(&path, Preference::Auto, &ring_engine());
-    assert_eq!((auto.kind().as_ref(), auto.alignment()), ("buffered", 1));
+    assert_eq!((auto.source().kind().as_ref(), auto.source().alignment()), ("buffered", 1));
     let lent = Lent::filled(3 * PAGE, 0xaa);
     let got = auto.read(0, &[lent.extent()]).unwrap();
     check(0, got, lent.bytes(), 10_001);
@@ -118,23 +118,19 @@ fn the_kind_tells_how_it_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = file_of(directory.path(), 10_001);
     let engine = pool_engine();
-    assert_eq!(backing(&path, Preference::Buffered, &engine).kind(), "buffered");
+    assert_eq!(backing(&path, Preference::Buffered, &engine).source().kind(), "buffered");
     let Some(backing) = direct(&path, &engine) else { return };
-    assert_eq!(backing.kind(), "direct (worker threads; no io_uring: switched off)");
-    assert!(backing.alignment().is_power_of_two() && backing.alignment() >= 512);
+    assert_eq!(backing.source().kind(), "direct (worker threads; no io_uring: switched off)");
+    assert!(backing.source().alignment().is_power_of_two() && backing.source().alignment() >= 512);
 }
 
-/// Makes `io_uring_setup` fail with `errno` in this thread and those it starts from now on.
-fn forbid_rings(errno: i32) {
+/// Makes the system call fail with `errno`: in this thread and those it starts from now on, or in
+/// all of the process.
+pub(super) fn forbid(call: libc::c_long, errno: i32, everywhere: bool) {
     let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the call's number
-        statement(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            libc::SYS_io_uring_setup as u32,
-            0,
-            1,
-        ),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
         statement(
             libc::BPF_RET | libc::BPF_K,
             libc::SECCOMP_RET_ERRNO | errno.cast_unsigned(),
@@ -146,9 +142,11 @@ fn forbid_rings(errno: i32) {
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: needs no memory; concerns this thread only.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    let mode = libc::SECCOMP_MODE_FILTER;
+    let flags = if everywhere { libc::SECCOMP_FILTER_FLAG_TSYNC } else { 0 };
+    let mode = libc::SECCOMP_SET_MODE_FILTER;
     // SAFETY: the program is whole, and read during the call only.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter) }, 0);
+    let set = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const filter) };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
 }
 
 #[test]
@@ -157,12 +155,12 @@ fn a_kernel_that_refuses_rings_is_told_of_and_done_without() {
         [(libc::EPERM, "Operation not permitted"), (libc::ENOSYS, "Function not implemented")]
     {
         let without_rings = move || {
-            forbid_rings(errno);
+            forbid(libc::SYS_io_uring_setup, errno, false);
             let directory = tempfile::tempdir().unwrap();
             let Some(backing) = direct(&file_of(directory.path(), 10_001), &ring_engine()) else {
                 return;
             };
-            let kind = backing.kind();
+            let kind = backing.source().kind();
             assert!(kind.starts_with("direct (worker threads; no io_uring: "), "{kind}");
             assert!(kind.contains(text), "{kind}");
             let (tell, told) = std::sync::mpsc::channel();

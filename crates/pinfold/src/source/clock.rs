@@ -1,0 +1,135 @@
+//! The clock: tells requests that their deadline has passed.
+//!
+//! Belongs here: one thread for each cache, started by its first deadline. Does not: what then
+//! becomes of a request (`request.rs`). Called by `engine.rs`.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::pool::join_unless_self;
+use super::request::{Control, Request};
+
+/// Deadlines that are kept before those of requests that are over are looked for.
+const SWEEP_MIN: usize = 64;
+
+/// The deadlines of a cache's requests.
+#[derive(Debug)]
+pub(super) struct Clock {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The earliest first.
+    deadlines: BinaryHeap<Reverse<Deadline>>,
+    /// How many there may be before the next look for those that are over.
+    sweep_at: usize,
+    closing: bool,
+}
+
+#[derive(Debug)]
+struct Deadline {
+    at: Instant,
+    of: Weak<Control>,
+}
+
+impl PartialEq for Deadline {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Deadline {}
+
+impl PartialOrd for Deadline {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Deadline {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        Clock { shared: Arc::default(), thread: Mutex::new(None) }
+    }
+
+    /// Watches the deadlines of those that have one. Without a thread to be had, a deadline that has
+    /// passed is noticed by nobody but those who look at the time themselves.
+    pub(super) fn watch<'r>(&self, requests: impl Iterator<Item = &'r Request>) {
+        let mut watched = requests.filter_map(Request::watched).peekable();
+        if watched.peek().is_none() {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        let before = state.deadlines.peek().map(|Reverse(first)| first.at);
+        state
+            .deadlines
+            .extend(watched.map(|(at, of)| Reverse(Deadline { at, of: Arc::downgrade(of) })));
+        if state.deadlines.len() > state.sweep_at.max(SWEEP_MIN) {
+            state.deadlines.retain(|Reverse(deadline)| deadline.of.strong_count() > 0);
+            state.sweep_at = state.deadlines.len() * 2;
+        }
+        let sooner = state.deadlines.peek().map(|Reverse(first)| first.at) != before;
+        drop(state);
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let name = "pinfold-clock".to_owned();
+            *thread = std::thread::Builder::new().name(name).spawn(move || shared.run()).ok();
+        }
+        drop(thread);
+        if sooner {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Ends the thread. Requests are asked no more.
+    pub(super) fn close(&self) {
+        self.shared.state.lock().closing = true;
+        self.shared.changed.notify_one();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            join_unless_self(thread);
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut state = self.state.lock();
+        while !state.closing {
+            let Some(Reverse(first)) = state.deadlines.peek() else {
+                self.changed.wait(&mut state);
+                continue;
+            };
+            let at = first.at;
+            if at > Instant::now() {
+                self.changed.wait_until(&mut state, at);
+                continue;
+            }
+            let Some(Reverse(due)) = state.deadlines.pop() else { continue };
+            drop(state);
+            if let Some(control) = due.of.upgrade() {
+                control.time_out();
+            }
+            state = self.state.lock();
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Requests that are stopped, by a deadline or a canceller: each ends once, and not before nobody
+//! uses its memory any more.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::*;
+use crate::source::descriptor::Descriptor;
+use crate::source::{Memory, Start, Stop};
+
+/// Only there to end a test that hangs.
+const WAIT: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_millis(20);
+
+fn ended(told: &Receiver<Ended>) -> Ended {
+    told.recv_timeout(WAIT).expect("a stopped request ends")
+}
+
+/// How a request ended that was stopped.
+fn why(result: io::Result<usize>) -> Stop {
+    let cause = result.unwrap_err();
+    match cause.kind() {
+        io::ErrorKind::TimedOut => Stop::TimedOut,
+        _ if cause.raw_os_error() == Some(libc::ECANCELED) => Stop::Cancelled,
+        _ => panic!("{cause}"),
+    }
+}
+
+#[test]
+fn what_the_kernel_waits_for_is_cancelled() {
+    let engine = ring_engine();
+    let Ok(ring) = engine.ring() else { return };
+    let (empty, writer) = io::pipe().unwrap();
+    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    let file = Arc::new(file);
+    let (tell, told) = channel();
+    let mut cancelled = request(1, PAGE, 1, &tell);
+    let canceller = cancelled.canceller();
+    let late = request(2, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
+    engine.clock().watch([&late].into_iter());
+    assert_eq!(ring.start(&file, &mut vec![late, cancelled]), Start::Started);
+    let (offset, result, _) = ended(&told);
+    assert_eq!((offset, why(result)), (2, Stop::TimedOut));
+    canceller.cancel();
+    let (offset, result, _) = ended(&told);
+    assert_eq!((offset, why(result)), (1, Stop::Cancelled));
+    canceller.cancel(); // of one that has ended: nothing
+    // Nobody reads from the pipe any more, and the ring serves on.
+    let mut whole = request(3, PAGE, 1, &tell);
+    let _canceller = whole.canceller();
+    assert_eq!(ring.start(&file, &mut vec![whole]), Start::Started);
+    io::Write::write_all(&mut { writer }, &pattern(PAGE)).unwrap();
+    let (offset, result, lent) = ended(&told);
+    assert_eq!((offset, result.unwrap()), (3, PAGE));
+    assert_eq!(lent.bytes(), pattern(PAGE));
+}
+
+/// A pattern that is read when it is let to; `looks`: unless the request is to be stopped.
+#[derive(Debug, Default)]
+struct Gated {
+    looks: bool,
+    open: Mutex<bool>,
+    changed: Condvar,
+    calls: AtomicUsize,
+}
+
+impl Source for Gated {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        (offset..).zip(&mut *buf).for_each(|(n, byte)| *byte = byte_at(n));
+        Ok(buf.len())
+    }
+    fn carry_out(&self, request: &Request) -> io::Result<usize> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let mut open = self.open.lock();
+        while !*open {
+            if self.looks && request.stop().is_some() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            self.changed.wait_for(&mut open, Duration::from_millis(1));
+        }
+        self.read_extents_at(request.offset(), request.extents())
+    }
+    fn deadline(&self) -> Option<Duration> {
+        Some(SOON)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(1 << 20)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "gated".into()
+    }
+}
+
+#[test]
+fn what_waits_for_a_worker_ends_at_its_deadline_and_what_the_source_has_when_that_is_done() {
+    let source = Arc::new(Gated::default());
+    let options = EngineOptions { workers_max: 2, ..EngineOptions::default() };
+    let backing = Backing::new(source.clone(), Arc::new(Engine::new(options)));
+    let (tell, told) = channel();
+    let mut batch: Vec<_> = (0..5).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect();
+    backing.submit(&mut batch);
+    assert!(batch.is_empty());
+    // The lane has one worker, and the source has what that took.
+    let mut offsets: Vec<_> = (0..4)
+        .map(|_| {
+            let (offset, result, _) = ended(&told);
+            assert_eq!(why(result), Stop::TimedOut);
+            offset / PAGE as u64
+        })
+        .collect();
+    offsets.sort_unstable();
+    assert_eq!(offsets, [1, 2, 3, 4]);
+    assert_eq!(source.calls.load(Ordering::SeqCst), 1);
+    // Its deadline has passed as well, but the source may still write to the memory.
+    assert!(matches!(told.recv_timeout(5 * SOON), Err(RecvTimeoutError::Timeout)));
+    *source.open.lock() = true;
+    source.changed.notify_all();
+    let (offset, result, lent) = ended(&told);
+    check(offset, result.unwrap(), lent.bytes(), 1 << 20);
+    assert_eq!(backing.stats().read_ahead.errors, 4);
+}
+
+#[test]
+fn a_source_that_looks_ends_at_the_deadline() {
+    let source = Arc::new(Gated { looks: true, ..Gated::default() });
+    let backing = Backing::new(source, pool_engine());
+    let (tell, told) = channel();
+    backing.submit(&mut (0..20).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect());
+    for _ in 0..20 {
+        assert_eq!(why(ended(&told).1), Stop::TimedOut);
+    }
+}
+
+#[test]
+fn what_was_cancelled_before_is_not_carried_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 100_000);
+    let (ring, pool) = (ring_engine(), pool_engine());
+    let mut all = vec![
+        backing(&path, Preference::Buffered, &pool),
+        Backing::new(Arc::new(Memory::new(pattern(100_000))), pool.clone()),
+    ];
+    all.extend(direct(&path, &ring));
+    for backing in all {
+        let (tell, told) = channel();
+        let mut dead = request(0, PAGE, 1, &tell);
+        dead.canceller().cancel();
+        backing.submit(&mut vec![dead]);
+        let (_, result, lent) = ended(&told);
+        assert_eq!(why(result), Stop::Cancelled);
+        assert!(lent.bytes().iter().all(|&byte| byte == 0xaa), "it was carried out");
+    }
+}
+
+/// Keeps requests, and finishes those that are to be stopped.
+#[derive(Debug, Default)]
+struct Client(Arc<Mutex<Vec<Request>>>);
+
+impl Source for Client {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        unreachable!("it has a queue of its own")
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(1 << 20)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "client".into()
+    }
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
+        for request in batch.drain(..) {
+            let (queue, offset) = (Arc::clone(&self.0), request.offset());
+            let (go, stopped) = channel();
+            request.on_stop(move || go.send(()).unwrap());
+            self.0.lock().push(request);
+            std::thread::spawn(move || {
+                if stopped.recv().is_ok() {
+                    let mut queue = queue.lock();
+                    let n = queue.iter().position(|request| request.offset() == offset);
+                    queue.remove(n.unwrap()).finish(Err(io::Error::other("aborted")));
+                }
+            });
+        }
+        Start::Started
+    }
+}
+
+#[test]
+fn a_source_with_a_queue_is_told() {
+    let client = Arc::new(Client::default());
+    let backing = Backing::new(client, pool_engine());
+    let (tell, told) = channel();
+    let mut first = request(0, PAGE, 1, &tell);
+    let canceller = first.canceller();
+    let second = request(PAGE as u64, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
+    backing.submit(&mut vec![first, second]);
+    let (offset, result, _) = ended(&told);
+    assert_eq!((offset, why(result)), (PAGE as u64, Stop::TimedOut));
+    canceller.cancel();
+    let (offset, result, _) = ended(&told);
+    assert_eq!((offset, why(result)), (0, Stop::Cancelled));
+}
+
+/// Each ends once, with all of its bytes or with the reason, and its memory is not touched then.
+#[test]
+fn cancelling_races_with_completing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 4 << 20);
+    let mut all = vec![backing(&path, Preference::Buffered, &pool_engine())];
+    all.extend(direct(&path, &ring_engine()));
+    all.extend(direct(&path, &pool_engine()));
+    for backing in all {
+        let (tell, told) = channel();
+        let mut numbers = Numbers(7);
+        let mut given = 0;
+        for _ in 0..200 {
+            let mut batch = Vec::new();
+            let mut cancellers = Vec::new();
+            for n in 0..8 {
+                let offset = numbers.below(1000) * PAGE as u64;
+                let mut request = request(offset, 2 * PAGE, 2, &tell);
+                match n % 4 {
+                    0 => cancellers.push(request.canceller()),
+                    1 => {
+                        let soon = Duration::from_micros(numbers.below(300));
+                        request = request.with_deadline(Instant::now() + soon);
+                    }
+                    _ => {}
+                }
+                batch.push(request);
+            }
+            given += batch.len();
+            while !batch.is_empty() {
+                backing.submit(&mut batch);
+                std::thread::yield_now();
+            }
+            (0..numbers.below(2000)).for_each(|_| std::hint::spin_loop());
+            cancellers.iter().for_each(crate::source::Canceller::cancel);
+        }
+        drop(tell);
+        let (mut whole, mut stopped) = (0, 0);
+        for (offset, result, lent) in told {
+            match result {
+                Ok(got) => {
+                    check(offset, got, lent.bytes(), 4 << 20);
+                    whole += 1;
+                }
+                Err(cause) => {
+                    why(Err(cause));
+                    stopped += 1;
+                }
+            }
+        }
+        assert_eq!(whole + stopped, given);
+        assert!(whole >= given / 2, "none of these was to be stopped");
+        println!("{}: {whole} whole, {stopped} stopped", backing.source().kind());
+    }
+}

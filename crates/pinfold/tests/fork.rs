@@ -1,0 +1,220 @@
+//! A forked child with its parent's cache: it reads what was cached, is told of the rest, drops all
+//! of it, and never hangs, whatever the parent's threads were about at the fork.
+
+#![cfg(not(loom))] // the model checker has no front door
+
+use std::borrow::Cow;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use pinfold::source::{Memory, Source};
+use pinfold::testing::pattern::Pattern;
+use pinfold::{Cache, Error, Hint, Options};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 64;
+const FORKS: usize = 25;
+/// Only there to end a child that hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
+
+/// Runs `body` in a child of this process, which must end well.
+fn in_a_child(body: impl FnOnce()) {
+    // SAFETY: the child runs `body`, which is this test's, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", io::Error::last_os_error());
+    if child == 0 {
+        let ended = catch_unwind(AssertUnwindSafe(body));
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(i32::from(ended.is_err())) };
+    }
+    let since = Instant::now();
+    let mut status = 0;
+    // Ends: the child does, or is ended.
+    // SAFETY: a child of this process, waited for once; `status` is this function's.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        if since.elapsed() > HANGS_AFTER {
+            // SAFETY: the child was not waited for yet, so the number is still its own.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(status, 0, "the child hung, or panicked");
+}
+
+/// A pattern whose last pages, and whose length if that is wanted, are not to be had for now.
+#[derive(Debug)]
+struct Stuck {
+    bytes: Memory,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: usize,
+    no_length: bool,
+    open: bool,
+}
+
+impl Stuck {
+    fn wait(&self, mut state: std::sync::MutexGuard<'_, State>) {
+        state.waiting += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| !state.open).unwrap());
+    }
+
+    fn wait_for(&self, waiting: usize) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| state.waiting < waiting).unwrap());
+    }
+
+    fn open(&self) {
+        self.state.lock().unwrap().open = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Source for Stuck {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if offset >= PAGES / 2 * PAGE {
+            self.wait(self.state.lock().unwrap());
+        }
+        self.bytes.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        let state = self.state.lock().unwrap();
+        if state.no_length && !state.open {
+            self.wait(state);
+        }
+        Ok(PAGES * PAGE)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "stuck".into()
+    }
+}
+
+#[track_caller]
+fn is_forked<T>(result: Result<T, Error>) {
+    let error = result.err().expect("a forked child cannot do that");
+    let Error::Forked { owner } = error else { panic!("{error:?}") };
+    // SAFETY: asks for a number.
+    assert_eq!(owner, unsafe { libc::getppid() }.cast_unsigned());
+    assert!(error.to_string().contains("which this one was forked from"), "{error}");
+}
+
+#[test]
+fn a_child_reads_what_is_cached_and_never_hangs() {
+    let pattern = Pattern::new(9, 0);
+    let cache = Cache::new(Options::new(16 << 20).track_pins(true)).unwrap();
+    let stuck = Arc::new(Stuck {
+        bytes: Memory::new(pattern.to_vec((PAGES * PAGE) as usize)),
+        state: Mutex::default(),
+        changed: Condvar::new(),
+    });
+    let file = cache.attach("stuck", stuck.clone()).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let mut buf = vec![0; PAGE as usize];
+    for page in 0..8 {
+        file.read_at(&mut buf, page * PAGE).unwrap();
+    }
+    let reader = cache.reader().unwrap();
+    let owned = file.get(0).unwrap().into_owned();
+    let pinned = file.pin(2 * PAGE..3 * PAGE).unwrap();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        struct End<'a>(&'a AtomicBool, &'a Stuck);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+                self.1.open();
+            }
+        }
+        let end = End(&end, &stuck);
+        // A page on its way for as long as it lasts, and a file's length that is being asked for.
+        scope.spawn(|| file.read_at(&mut [0; 8], 40 * PAGE).unwrap());
+        stuck.wait_for(1);
+        stuck.state.lock().unwrap().no_length = true;
+        scope.spawn(|| file.invalidate(60 * PAGE..61 * PAGE).unwrap());
+        stuck.wait_for(2);
+        // And all the cache's locks taken and given back all the time.
+        for n in 0..3 {
+            let (cache, ended) = (&cache, end.0);
+            scope.spawn(move || {
+                while !ended.load(Ordering::Relaxed) {
+                    let memory = Arc::new(Memory::new(vec![n; 1 << 20]));
+                    let other = cache.attach("other", memory).unwrap();
+                    let reader = cache.reader().unwrap();
+                    drop(other.pin(0..1 << 19).unwrap());
+                    drop(other.borrow(200, &reader).unwrap());
+                    drop(reader);
+                    drop(other.clone());
+                    assert_eq!(cache.stats().budget_bytes, 16 << 20);
+                }
+            });
+        }
+        for _ in 0..2 {
+            let (file, ended) = (&file, end.0);
+            scope.spawn(move || {
+                while !ended.load(Ordering::Relaxed) {
+                    drop(file.clone());
+                }
+            });
+        }
+        for _ in 0..FORKS {
+            in_a_child(|| {
+                let mut buf = vec![0; PAGE as usize];
+                assert_eq!(file.read_at(&mut buf, PAGE).unwrap(), buf.len());
+                pattern.check(PAGE, &buf).unwrap();
+                pattern.check(3 * PAGE, &file.get(3).unwrap()).unwrap();
+                pattern.check(4 * PAGE, &file.borrow(4, &reader).unwrap()).unwrap();
+                pattern.check(0, &owned).unwrap();
+                pinned.copy_to(&mut buf, 2 * PAGE).unwrap();
+                pattern.check(2 * PAGE, &buf).unwrap();
+
+                is_forked(file.read_at(&mut buf, 40 * PAGE)); // on its way in the parent
+                is_forked(file.read_at(&mut buf, 20 * PAGE));
+                is_forked(file.get(21).map(drop));
+                is_forked(file.borrow(22, &reader).map(drop));
+                is_forked(file.pin(23 * PAGE..24 * PAGE));
+                is_forked(file.invalidate(0..PAGE));
+                is_forked(file.advise(0..PAGE, Hint::WillNeed));
+                is_forked(cache.attach("new", Arc::new(Memory::new(vec![1]))));
+                is_forked(cache.open("/proc/self/exe"));
+                is_forked(cache.reader());
+                assert_eq!(cache.stats().budget_bytes, 0);
+                assert!(cache.pins().is_none() && !cache.compact());
+
+                // All that there is, dropped: by reading it out of where the parent has it.
+                // SAFETY: the child, a process by itself, does not use any of these again.
+                unsafe {
+                    drop(std::ptr::read(&raw const pinned));
+                    drop(std::ptr::read(&raw const owned));
+                    drop(std::ptr::read(&raw const reader));
+                    drop(file.clone());
+                    drop(std::ptr::read(&raw const file));
+                    drop(std::ptr::read(&raw const cache));
+                }
+
+                // And a cache of its own, with threads of its own.
+                let cache = Cache::new(Options::new(4 << 20).track_pins(true)).unwrap();
+                let memory = Memory::new(pattern.to_vec(1 << 20));
+                let file = cache.attach("own", Arc::new(memory)).unwrap();
+                let mut buf = vec![0; 1 << 20];
+                assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
+                pattern.check(0, &buf).unwrap();
+                let pinned = file.pin(0..PAGE).unwrap();
+                assert_eq!(cache.pins().unwrap().len(), 1);
+                drop((pinned, file, cache));
+            });
+        }
+        drop(end);
+    });
+    // The parent has noticed nothing.
+    drop((pinned, owned, reader));
+    assert_eq!(file.read_at(&mut buf, 40 * PAGE).unwrap(), buf.len());
+    pattern.check(40 * PAGE, &buf).unwrap();
+    assert_eq!(cache.stats().pinned_bytes, 0);
+}

@@ -49,9 +49,21 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// assert_eq!(memory.read_at(&mut buf, 1)?, 2);
 /// # Ok::<(), pinfold::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Cache {
     core: Arc<Core>,
+}
+
+impl std::fmt::Debug for Cache {
+    /// A line: [`Cache::stats`] tells the rest.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let frames = &self.core.frames;
+        f.debug_struct("Cache")
+            .field("budget_bytes", &(u64::from(frames.frames()) * PAGE_BYTES as u64))
+            .field("free_bytes", &(u64::from(frames.free_frames()) * PAGE_BYTES as u64))
+            .field("files", &self.core.mappings.count())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cache {

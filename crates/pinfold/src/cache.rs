@@ -62,9 +62,21 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// open(2) warns of forking while direct I/O to private memory is on its way. Linux from 6.3 on
 /// gives the child copies of such memory; on older kernels a program that forks without exec at once
 /// should open files with [`Preference::Buffered`](crate::source::Preference::Buffered).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Cache {
     core: Arc<Core>,
+}
+
+impl std::fmt::Debug for Cache {
+    /// A line: [`Cache::stats`] tells the rest.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let frames = &self.core.frames;
+        f.debug_struct("Cache")
+            .field("budget_bytes", &(u64::from(frames.frames()) * PAGE_BYTES as u64))
+            .field("free_bytes", &(u64::from(frames.free_frames()) * PAGE_BYTES as u64))
+            .field("files", &self.core.mappings.count())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cache {

@@ -237,6 +237,44 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// What went wrong, in a word for programs, logs and other languages: the variant's name in small
+    /// letters with hyphens, `no-memory` for [`Error::NoMemory`]. A code means the same in all
+    /// versions: there may be new ones, but none is renamed or used for something else. Messages
+    /// may change.
+    ///
+    /// ```
+    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
+    /// assert_eq!(cache.open("/no/such/file").unwrap_err().code(), "open");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Budget { .. } => "budget",
+            Error::Reserve { .. } => "reserve",
+            Error::Open(_) => "open",
+            Error::TooManyFiles { .. } => "too-many-files",
+            Error::Range { .. } => "range",
+            Error::BeyondEnd { .. } => "beyond-end",
+            Error::TooManyReferences { .. } => "too-many-references",
+            Error::TooManyReaders { .. } => "too-many-readers",
+            Error::ForeignReader { .. } => "foreign-reader",
+            Error::Read { .. } => "read",
+            Error::Length { .. } => "length",
+            Error::BadSource { .. } => "bad-source",
+            Error::TooLong { .. } => "too-long",
+            Error::Truncated { .. } => "truncated",
+            Error::NoMemory { .. } => "no-memory",
+            Error::PinRange { .. } => "pin-range",
+            Error::PinTooLarge { .. } => "pin-too-large",
+            Error::PinHeld { .. } => "pin-held",
+            Error::TooManyPins { .. } => "too-many-pins",
+            Error::OutsidePin { .. } => "outside-pin",
+            Error::StillPinned { .. } => "still-pinned",
+        }
+    }
+}
+
 /// What is wrong with a range that was to be pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

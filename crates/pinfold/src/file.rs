@@ -20,9 +20,18 @@ use crate::source::Hint;
 ///
 /// A clone is a handle of its own on the same pages: it has its own run of sequential reading and
 /// its own hints. When the last handle goes the pages stay cached, until their room is needed.
-#[derive(Debug)]
 pub struct File {
     handle: Handle,
+}
+
+impl std::fmt::Debug for File {
+    /// A line: which file, and how long it is.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("path", &self.handle.mapping.path)
+            .field("len_bytes", &self.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl File {

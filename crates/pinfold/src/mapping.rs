@@ -169,6 +169,12 @@ impl Mappings {
         self.table().by_id.iter().flatten().cloned().collect()
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        let table = self.table();
+        table.by_id.len() - table.free_ids.len()
+    }
+
     /// The mapping of the file `identity`, made by `backing` if it is new, with one more handle.
     ///
     /// # Errors

@@ -310,6 +310,39 @@ fn a_file_longer_than_offsets_reach_is_refused_when_it_is_opened_and_when_it_has
     lives_on(&cache);
 }
 
+/// A failed `unwrap` of a test or a program prints them.
+#[test]
+fn a_cache_and_a_file_are_debugged_in_a_line() {
+    let (cache, file, _) = file_of(10_000);
+    file.read_at(&mut [0; 8], 0).unwrap();
+    let free_bytes = cache.stats().free_bytes;
+    assert_eq!(
+        format!("{cache:?}"),
+        format!("Cache {{ budget_bytes: 8388608, free_bytes: {free_bytes}, files: 1, .. }}")
+    );
+    assert_eq!(format!("{file:?}"), "File { path: \"file\", len_bytes: 10000, .. }");
+}
+
+/// Programs know errors by these: one that changes here breaks them.
+#[test]
+fn errors_have_codes_that_stay() {
+    let (cache, file, _) = file_of(10_000);
+    let reader = Cache::new(Options::new(MIB)).unwrap().reader().unwrap();
+    let errors = [
+        (Cache::new(Options::new(1)).unwrap_err(), "budget"),
+        (cache.open("/no/such/file").unwrap_err(), "open"),
+        (cache.attach("long", sevens(1 << 63)).unwrap_err(), "too-long"),
+        (file.read_at(&mut [0; 8], u64::MAX).unwrap_err(), "range"),
+        (file.get(9).unwrap_err(), "beyond-end"),
+        (file.borrow(0, &reader).unwrap_err(), "foreign-reader"),
+        (file.pin(5..5).unwrap_err(), "pin-range"),
+        (file.pin(0..4096).unwrap().copy_to(&mut [0; 8], 4095).unwrap_err(), "outside-pin"),
+    ];
+    for (error, code) in errors {
+        assert_eq!(error.code(), code, "{error}");
+    }
+}
+
 /// Whatever page or offset a program names: an error or the bytes, in files of any length; and no
 /// frame is lost.
 #[test]
@@ -359,7 +392,7 @@ fn any_page_and_any_offset_is_an_error_or_the_bytes() {
             }
             for end in offsets.iter().copied().chain([start.saturating_add(9_000)]) {
                 let range = start..end;
-                let right = start <= end && end <= i64::MAX as u64;
+                let right = start <= end && i64::try_from(end).is_ok();
                 for hint in [Hint::Sequential, Hint::WillNeed, Hint::DontNeed] {
                     assert_eq!(file.advise(range.clone(), hint).is_ok(), right, "{range:?}");
                 }

@@ -224,7 +224,7 @@ fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError
             // SAFETY: the range lies in the mapping made above, outside of what is kept, and
             // nobody has an address in it yet. It cannot fail for a valid range; if the system
             // is out of mappings to split, all that is lost is address space.
-            let trimmed = unsafe { munmap(start.add(trim.start).cast(), trim.len()) };
+            let trimmed = unsafe { munmap(start.wrapping_add(trim.start).cast(), trim.len()) };
             debug_assert!(trimmed.is_ok(), "both ends of a fresh mapping can go: {trimmed:?}");
         }
     }

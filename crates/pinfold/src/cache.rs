@@ -137,16 +137,23 @@ impl Cache {
         let path = path.as_ref();
         let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
             .map_err(Arc::new)?;
-        self.file(path.to_owned(), Some(opened.identity), opened.source)
+        self.file(path.to_owned(), Some(opened.identity.into()), opened.source)
     }
 
     /// Reads a source of the program's own through the cache; `name` stands in messages where a
     /// path would. Each call makes a file of its own, whose pages go when its last handle does.
     ///
+    /// Not so if the source has an [identity](Source::identity): then all attaches of its key are one
+    /// file. While that is open it goes on with the source that it has; else with the new one. Where
+    /// the new source has another version, the old one's pages are dropped, unless somebody has that
+    /// open: then it is an error. So no handle ever sees bytes of two versions.
+    ///
     /// # Errors
+    /// [`Error::SourceChanged`] if the object is open in another version;
     /// [`Error::Length`] if the source cannot tell its length.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
-        self.file(PathBuf::from(name), None, source)
+        let identity = source.identity().map(Into::into);
+        self.file(PathBuf::from(name), identity, source)
     }
 
     fn file(
@@ -160,9 +167,13 @@ impl Cache {
         let len_bytes = backing
             .len_bytes()
             .map_err(|cause| Error::Length { path: path.clone(), cause: Arc::new(cause) })?;
-        let mapping = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
+        let known = identity.is_some();
+        let opened = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
+        let (mapping, outdated) = opened?;
+        // The drop of its one handle drops its pages.
+        drop(outdated.map(|mapping| File::new(self.core.clone(), mapping)));
         let file = File::new(self.core.clone(), mapping);
-        if identity.is_some() {
+        if known {
             // It may have been cached already, with the length that it had then.
             file.refresh_len()?;
         }

@@ -100,6 +100,22 @@ pub enum Error {
         /// The source's own error.
         cause: Arc<io::Error>,
     },
+    /// A source of an object that is open in another version.
+    #[error(
+        "cannot attach {}: {key} is open in version {open:?}, and this source has version \
+         {attached:?}",
+        path.display()
+    )]
+    SourceChanged {
+        /// The name that was to be attached.
+        path: PathBuf,
+        /// The object's key.
+        key: String,
+        /// The version that is open.
+        open: String,
+        /// The version that was to be attached.
+        attached: String,
+    },
     /// Somebody cut the file short while it was cached.
     #[error("cannot read {}: {cause}", path.display())]
     Truncated {

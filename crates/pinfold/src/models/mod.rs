@@ -280,7 +280,8 @@ impl Pages {
 fn open(core: &Arc<Core>, source: Arc<Pages>) -> Handle {
     let len_bytes = source.len_bytes().expect("it has a length");
     let backing = Backing::new(source, core.engine.clone());
-    let mapping = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
+    let opened = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
+    let (mapping, _) = opened.expect("no other version is open");
     Handle::new(core.clone(), mapping, 0)
 }
 

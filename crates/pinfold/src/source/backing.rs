@@ -81,6 +81,12 @@ impl Backing {
         Arc::clone(&self.source.read())
     }
 
+    /// Goes on with the source of `other`, which is of the same object; gives the old one, to be
+    /// dropped where that may take its time.
+    pub(crate) fn adopt(&self, other: &Self) -> Arc<dyn Source> {
+        std::mem::replace(&mut *self.source.write(), other.source())
+    }
+
     /// Reads into `extents` and returns how many bytes there were; fewer than asked only where
     /// the source ends, and the rest is then zeroed. See [`Truncated::check`] for what to make of
     /// the count.

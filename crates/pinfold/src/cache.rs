@@ -135,18 +135,27 @@ impl Cache {
         let path = path.as_ref();
         let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
             .map_err(Arc::new)?;
-        self.file(path.to_owned(), Some(opened.identity), opened.source)
+        self.file(path.to_owned(), Some(opened.identity.into()), opened.source)
     }
 
     /// Reads a source of the program's own through the cache; `name` stands in messages where a
     /// path would. Each call makes a file of its own, whose pages go when its last handle does.
     ///
+    /// Not so if the source has an [identity](Source::identity): then all attaches of its key are one
+    /// file. While that is open it goes on with the source that it has; else with the new one. Where
+    /// the new source has another version, the old one's pages are dropped, unless somebody has that
+    /// open: then it is an error. So no handle ever sees bytes of two versions.
+    ///
     /// # Errors
-    /// [`Error::BadSource`] if the cache cannot keep the source's alignment; [`Error::Length`] if the
-    /// source cannot tell its length; [`Error::TooLong`] if that is above
-    /// 2^63 - 4096.
+    /// [`Error::SourceChanged`] if the object is open in another version;
+    /// [`Error::BadSource`] if the source panics when it is asked who it is, or the cache cannot keep
+    /// its alignment; [`Error::Length`] if it cannot tell its length; [`Error::TooLong`] if that is
+    /// above 2^63 - 4096.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
-        self.file(PathBuf::from(name), None, source)
+        let path = PathBuf::from(name);
+        let identity = source::guarded("identity", || Ok(source.identity()));
+        let identity = identity.map_err(bad_source(&path))?.map(Into::into);
+        self.file(path, identity, source)
     }
 
     fn file(
@@ -157,14 +166,15 @@ impl Cache {
     ) -> Result<File> {
         self.core.owner.check()?;
         let backing = Backing::new(source, self.core.engine.clone());
-        backing
-            .check()
-            .map_err(|cause| Error::BadSource { path: path.clone(), cause: Arc::new(cause) })?;
+        backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
-        let mapping =
-            self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes)?;
+        let known = identity.is_some();
+        let opened = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
+        let (mapping, outdated) = opened?;
+        // The drop of its one handle drops its pages.
+        drop(outdated.map(|mapping| File::new(self.core.clone(), mapping)));
         let file = File::new(self.core.clone(), mapping);
-        if identity.is_some() {
+        if known {
             // It may have been cached already, with the length that it had then.
             file.refresh_len()?;
         }
@@ -288,6 +298,11 @@ impl Cache {
                 .collect(),
         }
     }
+}
+
+/// What to say of a source that the cache cannot work with.
+fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    |cause| Error::BadSource { path: path.to_owned(), cause: Arc::new(cause) }
 }
 
 fn borrow_stats(core: &Core) -> BorrowStats {

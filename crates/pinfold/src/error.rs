@@ -129,6 +129,22 @@ pub enum Error {
         /// The longest that works: 2^63 - 4096.
         most_bytes: u64,
     },
+    /// A source of an object that is open in another version.
+    #[error(
+        "cannot attach {}: {key} is open in version {open:?}, and this source has version \
+         {attached:?}",
+        path.display()
+    )]
+    SourceChanged {
+        /// The name that was to be attached.
+        path: PathBuf,
+        /// The object's key.
+        key: String,
+        /// The version that is open.
+        open: String,
+        /// The version that was to be attached.
+        attached: String,
+    },
     /// Somebody cut the file short while it was cached.
     #[error("cannot read {}: {cause}", path.display())]
     Truncated {
@@ -259,10 +275,12 @@ impl Error {
             Error::TooManyReferences { .. } => "too-many-references",
             Error::TooManyReaders { .. } => "too-many-readers",
             Error::ForeignReader { .. } => "foreign-reader",
+            Error::Forked { .. } => "forked",
             Error::Read { .. } => "read",
             Error::Length { .. } => "length",
             Error::BadSource { .. } => "bad-source",
             Error::TooLong { .. } => "too-long",
+            Error::SourceChanged { .. } => "source-changed",
             Error::Truncated { .. } => "truncated",
             Error::NoMemory { .. } => "no-memory",
             Error::PinRange { .. } => "pin-range",

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
-use crate::source::{Backing, Identity, Truncated};
+use crate::source::{Backing, Identity, Key, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// The longest that a file may be. Its last page is read whole, and that has to end at 2^63 - 1 at most.
@@ -58,6 +58,9 @@ pub(crate) struct Mapping {
     handles: AtomicU64,
     /// What makes two opens the same file; sources of the program's own have none.
     identity: Option<Identity>,
+    /// Nobody can open it any more: what has its key is another version. Changed under the table's
+    /// mutex. Not from `crate::sync`: that orders it.
+    outdated: std::sync::atomic::AtomicBool,
 }
 
 /// What the `change` mutex guards.
@@ -144,7 +147,7 @@ pub(crate) struct Mappings {
 struct Table {
     by_id: Vec<Option<Arc<Mapping>>>,
     free_ids: Vec<u32>,
-    by_file: HashMap<Identity, u32>,
+    by_key: HashMap<Key, u32>,
     /// Numbers are below it.
     ids_end: u32,
 }
@@ -175,10 +178,12 @@ impl Mappings {
         table.by_id.len() - table.free_ids.len()
     }
 
-    /// The mapping of the file `identity`, made by `backing` if it is new, with one more handle.
+    /// The mapping of the file `identity`, made of `backing` if it is new, with one more handle. If
+    /// nobody had it open, it goes on with the new source. Second, a mapping that is outdated since,
+    /// with a handle to be dropped: of the same object in another version.
     ///
     /// # Errors
-    /// There are as many as can be numbered.
+    /// Somebody has another version of it open, or there are as many as can be numbered.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
@@ -186,15 +191,29 @@ impl Mappings {
         path: PathBuf,
         backing: Backing,
         len_bytes: u64,
-    ) -> Result<Arc<Mapping>> {
+    ) -> Result<(Arc<Mapping>, Option<Arc<Mapping>>)> {
+        // Dropped when the table is free again.
+        let _old_source;
         let mut table = self.table();
-        let known = identity.and_then(|identity| table.by_file.get(&identity).copied());
+        let mut outdated = None;
+        let known = identity.as_ref().and_then(|identity| table.by_key.get(&identity.key).copied());
         if let Some(id) = known {
             let mapping = table.by_id[id as usize].clone();
             let mapping = mapping.expect("a file that is listed has a mapping");
             // Relaxed, here and below: the table's mutex orders them.
+            let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
+            let changed = changed(&mapping, identity.as_ref(), &path);
+            match changed {
+                Some(error) if !nobodys => return Err(error),
+                Some(_) => mapping.outdated.store(true, Ordering::Relaxed),
+                None if nobodys => _old_source = mapping.backing.adopt(&backing),
+                None => {}
+            }
             mapping.handles.fetch_add(1, Ordering::Relaxed);
-            return Ok(mapping);
+            if !mapping.outdated.load(Ordering::Relaxed) {
+                return Ok((mapping, None));
+            }
+            outdated = Some(mapping);
         }
         let id = match table.free_ids.pop() {
             Some(id) => id,
@@ -202,7 +221,12 @@ impl Mappings {
                 table.by_id.push(None);
                 table.by_id.len() as u32 - 1
             }
-            None => return Err(Error::TooManyFiles { path, most: table.ids_end }),
+            None => {
+                if let Some(outdated) = outdated {
+                    outdated.handles.fetch_sub(1, Ordering::Relaxed);
+                }
+                return Err(Error::TooManyFiles { path, most: table.ids_end });
+            }
         };
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
@@ -214,13 +238,14 @@ impl Mappings {
             backing,
             path,
             handles: AtomicU64::new(1),
-            identity,
+            identity: identity.clone(),
+            outdated: false.into(),
         });
         table.by_id[id as usize] = Some(mapping.clone());
         if let Some(identity) = identity {
-            table.by_file.insert(identity, id);
+            table.by_key.insert(identity.key, id);
         }
-        Ok(mapping)
+        Ok((mapping, outdated))
     }
 
     /// One more handle on `mapping`, which has one.
@@ -230,13 +255,13 @@ impl Mappings {
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// One handle less. True if it was the last and nobody can ever open the source again: it is
-    /// one of the program's own.
+    /// One handle less. True if it was the last and nobody can ever open the source again: it has no
+    /// identity, or is outdated.
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> bool {
         let _table = self.table();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
         assert!(before > 0, "a handle was dropped that was not there");
-        before == 1 && mapping.identity.is_none()
+        before == 1 && (mapping.identity.is_none() || mapping.outdated.load(Ordering::Relaxed))
     }
 
     /// Gives the mapping up if it has no handle and no folio. What is left of its index must go
@@ -260,12 +285,30 @@ impl Mappings {
         }
         clear(&mut changing);
         drop(changing);
-        if let Some(identity) = mapping.identity {
-            table.by_file.remove(&identity);
+        // Of an outdated one, the key is another's.
+        if let Some(identity) = &mapping.identity
+            && table.by_key.get(&identity.key) == Some(&mapping.id)
+        {
+            table.by_key.remove(&identity.key);
         }
         table.by_id[id] = None;
         table.free_ids.push(mapping.id);
     }
+}
+
+/// The error, if the mapping is of another version than `identity`, which has the same key.
+fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Option<Error> {
+    let (known, new) = (mapping.identity.as_ref()?, identity?);
+    let (Key::Object(key), Some(open), Some(attached)) = (&known.key, &known.version, &new.version)
+    else {
+        return None;
+    };
+    (open != attached).then(|| Error::SourceChanged {
+        path: path.to_owned(),
+        key: key.clone(),
+        open: open.clone(),
+        attached: attached.clone(),
+    })
 }
 
 #[cfg(all(test, not(loom)))]

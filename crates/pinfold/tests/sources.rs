@@ -4,12 +4,13 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
-use pinfold::source::{Memory, Source};
+use pinfold::source::{Memory, Source, SourceIdentity};
 use pinfold::testing::pattern::Pattern;
-use pinfold::{Cache, File, Hint, Options};
+use pinfold::{Cache, Error, File, Hint, Options};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
@@ -155,4 +156,132 @@ fn a_source_may_read_from_another_file_of_its_cache() {
             pattern.check(page * PAGE, &buf).unwrap();
         }
     });
+}
+
+/// An object of a store: which version, and what its pages are filled with; counts reads.
+#[derive(Debug)]
+struct Object {
+    version: &'static str,
+    byte: u8,
+    reads: AtomicUsize,
+}
+
+impl Object {
+    fn new(version: &'static str, byte: u8) -> Arc<Self> {
+        Arc::new(Object { version, byte, reads: AtomicUsize::new(0) })
+    }
+
+    fn reads(&self) -> usize {
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Source for Object {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        buf.fill(self.byte);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(PAGES * PAGE)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "object".into()
+    }
+    fn identity(&self) -> Option<SourceIdentity> {
+        Some(SourceIdentity { key: "store/object".into(), version: self.version.into() })
+    }
+}
+
+#[track_caller]
+fn reads(file: &File, page: u64, byte: u8) {
+    let mut buf = [0; 64];
+    assert_eq!(file.read_at(&mut buf, page * PAGE).unwrap(), buf.len());
+    assert_eq!(buf, [byte; 64]);
+}
+
+#[test]
+fn two_attaches_of_one_object_share_its_pages() {
+    let (cache, first, second) = (cache(), Object::new("1", 1), Object::new("1", 1));
+    let one = cache.attach("one", first.clone()).unwrap();
+    one.advise(0..1, Hint::Random).unwrap();
+    reads(&one, 3, 1);
+    let two = cache.attach("two", second.clone()).unwrap();
+    two.advise(0..1, Hint::Random).unwrap();
+    reads(&two, 3, 1);
+    reads(&two, 4, 1);
+    assert_eq!((first.reads(), second.reads()), (2, 0), "it has a source, and no page twice");
+    assert_eq!(cache.stats().files, 1);
+    // With no handle its pages stay, and the next attach goes on with its own source.
+    drop((one, two));
+    let third = Object::new("1", 1);
+    let file = cache.attach("three", third.clone()).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    reads(&file, 3, 1);
+    assert_eq!(third.reads(), 0, "it was cached");
+    reads(&file, 30, 1);
+    assert_eq!((first.reads(), second.reads(), third.reads()), (2, 0, 1));
+    assert_eq!(Arc::strong_count(&first), 1, "the old source is kept");
+}
+
+#[test]
+fn another_version_is_an_error_while_the_old_is_open_and_drops_its_pages_after() {
+    let (cache, old, new) = (cache(), Object::new("old", 1), Object::new("new", 2));
+    let file = cache.attach("file", old).unwrap();
+    reads(&file, 3, 1);
+    let error = cache.attach("again", new.clone()).unwrap_err();
+    let Error::SourceChanged { key, open, attached, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((&**key, &**open, &**attached), ("store/object", "old", "new"));
+    assert!(error.to_string().starts_with("cannot attach again: store/object is open in version"));
+    reads(&file, 3, 1);
+    reads(&file, 40, 1);
+
+    let kept = file.get(3).unwrap().into_owned();
+    drop(file);
+    let file = cache.attach("again", new).unwrap();
+    assert_eq!(kept[..64], [1; 64], "a guard shows what it showed");
+    assert!(!kept.is_current());
+    for page in 0..PAGES {
+        reads(&file, page, 2);
+    }
+    drop(kept);
+    assert_eq!(cache.stats().files, 1, "the old version is still listed");
+    assert_eq!(cache.stats().resident_bytes, PAGES * PAGE, "pages of the old version are left");
+    // And it is found again by its key.
+    let again = Object::new("new", 2);
+    reads(&cache.attach("more", again.clone()).unwrap(), 5, 2);
+    assert_eq!((again.reads(), cache.stats().files), (0, 1));
+}
+
+/// Versions come and go on many threads: no read brings bytes of another than its handle's.
+#[test]
+fn versions_do_not_mix() {
+    let cache = cache();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let cache = &cache;
+            scope.spawn(move || {
+                let mut attached = 0;
+                for round in 0..400 {
+                    let (version, byte) = [("a", 1), ("b", 2)][(thread as usize + round / 3) % 2];
+                    match cache.attach("object", Object::new(version, byte)) {
+                        Ok(file) => {
+                            attached += 1;
+                            file.advise(0..20 * PAGE, Hint::WillNeed).unwrap();
+                            reads(&file, 3, byte);
+                            reads(&file, round as u64 % PAGES, byte);
+                        }
+                        Err(Error::SourceChanged { .. }) => std::thread::yield_now(),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                attached
+            });
+        }
+    });
+    // Ends: what was read ahead arrives.
+    while cache.stats().fills_in_flight > 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(cache.stats().files, 1, "an outdated version is left");
 }

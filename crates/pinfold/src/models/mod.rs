@@ -266,8 +266,9 @@ impl Pages {
 fn open(core: &Arc<Core>, source: Arc<Pages>) -> Handle {
     let len_bytes = source.len_bytes().expect("it has a length");
     let backing = Backing::new(source, core.engine.clone());
-    let mapping = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
-    Handle::new(core.clone(), mapping.expect("a free number"), 0)
+    let opened = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
+    let (mapping, _) = opened.expect("a free number");
+    Handle::new(core.clone(), mapping, 0)
 }
 
 fn word(bytes: &[u8]) -> u64 {

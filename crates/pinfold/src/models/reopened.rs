@@ -8,15 +8,17 @@ use super::{Model, PAGE, holds_and_catches, race, word};
 use crate::flaw::Flaw;
 use crate::freeze;
 use crate::handle::Handle;
-use crate::source::{Backing, Identity};
+use crate::source::{Backing, Identity, Key};
 
 fn open(model: &Model) -> Handle {
     let core = &model.core;
-    let identity = Identity { device: 1, inode: 1 };
+    let key = Key::Object("model".to_owned());
+    let identity = Identity { key, version: None };
     let backing = Backing::new(model.sources[0].clone(), core.engine.clone());
     let path = PathBuf::from("again");
-    let mapping = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);
-    Handle::new(core.clone(), mapping.expect("a free number"), 0)
+    let opened = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);
+    let (mapping, _) = opened.expect("no other version is open");
+    Handle::new(core.clone(), mapping, 0)
 }
 
 /// Reads the first page, and closes the file.

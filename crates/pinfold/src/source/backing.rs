@@ -95,6 +95,12 @@ impl Backing {
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
+    /// Goes on with the source of `other`, which is of the same object; gives the old one, to be
+    /// dropped where that may take its time.
+    pub(crate) fn adopt(&self, other: &Self) -> Arc<dyn Source> {
+        std::mem::replace(&mut *self.source.write(), other.source())
+    }
+
     /// Reads into `extents` and returns how many bytes there were; fewer than asked only where
     /// the source ends, and the rest is then zeroed. See [`Truncated::check`] for what to make of
     /// the count.
@@ -147,7 +153,7 @@ impl Backing {
 }
 
 /// Calls the source. A panic of its is an error of its: others may wait for what it was asked for.
-fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     if cfg!(loom) {
         return call(); // the checker's own panics end the model
     }

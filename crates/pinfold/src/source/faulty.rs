@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{Extent, Hint, Source, extent};
+use super::{Extent, Hint, Source, SourceIdentity, extent};
 
 /// The calls that a [`Rule`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,6 +275,10 @@ impl Source for Faulty {
 
     fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
         self.inner.advise(range, hint)
+    }
+
+    fn identity(&self) -> Option<SourceIdentity> {
+        self.inner.identity()
     }
 
     fn deadline(&self) -> Option<Duration> {

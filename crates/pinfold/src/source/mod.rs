@@ -15,6 +15,7 @@
 //! | `descriptor.rs` | the system calls on an open file |
 //! | `disk.rs`, `memory.rs`, `faulty.rs` | the sources |
 //! | `open.rs` | from a path to a source |
+//! | `identity.rs` | what makes two sources the same |
 //! | `meter.rs` | calls, bytes, latencies |
 
 mod aligned;
@@ -26,6 +27,7 @@ mod engine;
 mod extent;
 #[cfg(any(test, feature = "testing"))]
 mod faulty;
+mod identity;
 mod memory;
 mod meter;
 mod open;
@@ -43,16 +45,18 @@ use std::ops::Range;
 use std::time::Duration;
 
 use aligned::AlignedBuffer;
-pub(crate) use backing::Backing;
 pub use backing::Truncated;
+pub(crate) use backing::{Backing, guarded};
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
 #[cfg(any(test, feature = "testing"))]
 pub use faulty::{Fault, Faulty, FaultyCounts, Operation, Rule, When};
+pub use identity::SourceIdentity;
+pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
-pub use open::{Access, Identity, OpenError, Preference};
+pub use open::{Access, OpenError, Preference};
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 
 /// How much the default vectored forms move at a time through memory of their own.
@@ -266,6 +270,20 @@ pub trait Source: Send + Sync + Debug {
 
     /// What this source is, in a few words, for stats and messages: `"buffered"`, say.
     fn kind(&self) -> Cow<'static, str>;
+
+    /// What object this is, and which version of it, if that can be told apart from all others that
+    /// are attached to the same cache. Then it is attached as a file is opened: two attaches of one
+    /// object share its pages, and these stay cached when the last handle goes, to be found by the next
+    /// attach. See [`Cache::attach`](crate::Cache::attach) for what becomes of another version.
+    ///
+    /// The same for the source's whole life. If the object may be changed under it, the source sees to
+    /// it that what it reads is of this version or an error (an HTTP client, by `If-Match`): the cache
+    /// cannot tell, and would mix the bytes of two versions.
+    ///
+    /// `None`, the default: each attach is a file of its own.
+    fn identity(&self) -> Option<SourceIdentity> {
+        None
+    }
 
     /// The longest that a request may take which is carried out later: by a worker thread, the
     /// cache's ring, or [`start`](Self::start). After that it is asked to end, as soon as nobody moves

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use super::descriptor::Descriptor;
 use super::disk::Disk;
 use super::engine::Engine;
+use super::identity::FileId;
 use super::{AlignedBuffer, Source};
 
 /// The largest alignment the cache can keep: it moves whole pages.
@@ -53,15 +54,6 @@ pub enum Preference {
     Direct,
     /// Through it.
     Buffered,
-}
-
-/// Which file it is, whatever path led to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Identity {
-    /// Device that holds the file; of a block device, the device itself.
-    pub device: u64,
-    /// The file's number there; of a block device, 0.
-    pub inode: u64,
 }
 
 /// Why a file was not opened.
@@ -98,7 +90,7 @@ pub enum OpenError {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) identity: Identity,
+    pub(crate) identity: FileId,
 }
 
 /// Opens the file or block device at `path`; it must exist.
@@ -119,9 +111,9 @@ pub(crate) fn open(
 
     let block_device = file_type == FileType::BlockDevice;
     let identity = if block_device {
-        Identity { device: stat.st_rdev, inode: 0 }
+        FileId { device: stat.st_rdev, inode: 0 }
     } else {
-        Identity { device: stat.st_dev, inode: stat.st_ino }
+        FileId { device: stat.st_dev, inode: stat.st_ino }
     };
     let direct = match preference {
         Preference::Buffered => Err("not wanted".to_owned()),

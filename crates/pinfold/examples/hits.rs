@@ -74,7 +74,8 @@ macro_rules! loops {
     };
 }
 
-#[inline(always)]
+/// In a function of its own for each: how a loop is compiled does not hang on the others.
+#[inline(never)]
 fn run(number: u64, two: u64, hit: impl Fn(u64, &mut Block) -> pinfold::Result<()>) {
     let mut block = [0; BLOCK_BYTES];
     for n in 0..number {
@@ -86,7 +87,9 @@ fn run(number: u64, two: u64, hit: impl Fn(u64, &mut Block) -> pinfold::Result<(
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [door, number] = arguments.as_slice() else {
-        panic!("two arguments are needed: a door (with -2: two pages in turns), and a number of hits")
+        panic!(
+            "two arguments are needed: a door (with -2: two pages in turns), and a number of hits"
+        )
     };
     let number = number.parse().expect("the second argument is a number of hits");
     let (door, two) = door.strip_suffix("-2").map_or((door.as_str(), 0), |door| (door, 1));

@@ -18,6 +18,7 @@ mod error;
 mod file;
 mod fill;
 mod flaw;
+mod found;
 mod frame;
 mod freeze;
 mod handle;

@@ -93,10 +93,7 @@ impl Core {
     /// A reference to whatever is at `frame`, if it is not frozen.
     #[inline(always)]
     pub(crate) fn take_one(&self, frame: &Frame) -> bool {
-        match self.options.reference {
-            Reference::Add => frame.count.try_get(1).is_ok(),
-            Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
-        }
+        take_one(self.options.reference, frame)
     }
 
     /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
@@ -144,6 +141,15 @@ impl Core {
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());
         self.pressure.progress();
+    }
+}
+
+/// A reference to whatever is at `frame`, if it is not frozen; taken that way.
+#[inline(always)]
+pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
+    match reference {
+        Reference::Add => frame.count.try_get(1).is_ok(),
+        Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
     }
 }
 

@@ -123,10 +123,18 @@ impl Counters {
     /// The calling thread's shard.
     #[inline(always)]
     pub(crate) fn shard(&self) -> &Shard {
-        match self.shards.get(SEAT.get()) {
-            Some(shard) => shard,
-            None => &self.shards[take_seat()],
+        let at = SHARD_AT.get();
+        if at >= size_of_val(&self.shards) {
+            return &self.shards[take_seat()];
         }
+        // SAFETY: below the end of the shards, and a multiple of their size: see `SHARD_AT`.
+        unsafe { &*self.shards.as_ptr().byte_add(at) }
+    }
+
+    /// Counts one more of the event of that number.
+    pub(crate) fn count_numbered<const EVENT: usize>(&self) {
+        const { assert!(EVENT < EVENTS, "no such event") }
+        add(&self.shard().events[EVENT], 1);
     }
 
     /// Counts one more of `event`.
@@ -171,9 +179,10 @@ impl Counters {
 }
 
 thread_local! {
-    /// Which shard, in every cache; `usize::MAX` before the first count. Without a destructor, so
-    /// that it can be used at any time in a thread's life.
-    static SEAT: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Which shard, in every cache: the byte of `Counters::shards` that it begins with; `usize::MAX`
+    /// before the first count. Without a destructor, so that it can be used at any time in a thread's
+    /// life.
+    static SHARD_AT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Gives the seat back when the thread ends.
     static LEAVING: Leaving = const { Leaving };
 }
@@ -198,7 +207,7 @@ struct Leaving;
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        let seat = SEAT.replace(SHARDS);
+        let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
         if seat < SHARDS {
             if let Some(mut free) = free_seats() {
                 free.push(seat);
@@ -217,6 +226,6 @@ fn take_seat() -> usize {
     } else {
         free.unwrap_or_else(|| SEATS.fetch_add(1, Ordering::Relaxed)).min(SHARDS)
     };
-    SEAT.set(seat);
+    SHARD_AT.set(seat * size_of::<Shard>());
     seat
 }

@@ -49,6 +49,10 @@ flaws! {
     LeakNodes,
     /// The directory is not told of changes.
     DirectoryStays,
+    /// A directory that grows starts empty.
+    DirectoryGrowsEmpty,
+    /// Handles that know the smaller directory only are not told of changes once there is a larger.
+    OldDirectoryStays,
     /// An insert does not look whether a folio is there already.
     InsertBlindly,
 

@@ -20,6 +20,7 @@ mod file;
 mod fill;
 mod flaw;
 mod fork;
+mod found;
 mod frame;
 mod freeze;
 mod handle;

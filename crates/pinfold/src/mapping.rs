@@ -154,8 +154,8 @@ struct Table {
 
 impl Mappings {
     pub(crate) fn new() -> Self {
-        let (by_id, free_ids, by_file) = (Vec::new(), Vec::new(), HashMap::new());
-        Mappings { table: Mutex::new(Table { by_id, free_ids, by_file, ids_end: MAPPING_NONE }) }
+        let (by_id, free_ids, by_key) = (Vec::new(), Vec::new(), HashMap::new());
+        Mappings { table: Mutex::new(Table { by_id, free_ids, by_key, ids_end: MAPPING_NONE }) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

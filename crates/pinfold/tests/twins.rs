@@ -57,6 +57,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("shrink-drops-marks", "nothing is dirty yet"),
     ("leak-nodes", "it takes more nodes than a short run has"),
     ("directory-stays", "readers find by the tree what the directory does not know"),
+    ("directory-grows-empty", "readers find by the tree what the directory does not know"),
+    ("old-directory-stays", "readers find by the tree what the directory does not know"),
     ("length-first", "nobody here knows which of two lengths a reader had seen before"),
     ("announce-late", "the window is a few instructions wide, and the models see it"),
     ("announce-unfenced", "membarrier(2) is the fence"),

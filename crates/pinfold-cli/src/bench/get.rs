@@ -44,6 +44,7 @@ Cases:
              the measured part
 
 Engines:
+  empty           no page at all: what the loop costs that is measured with each of the others
   memcpy          a bare copy of the same 64 bytes out of private memory: the limit
   pinfold-borrow  the cache; the page is announced in the worker's own slot, nothing shared is written
   pinfold-borrow-2M

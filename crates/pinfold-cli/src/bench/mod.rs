@@ -15,6 +15,7 @@ mod get;
 mod get_engines;
 mod miss;
 mod miss_child;
+mod opaque;
 mod pin;
 pub mod place;
 mod ranks;

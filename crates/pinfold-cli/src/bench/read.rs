@@ -31,6 +31,7 @@ Cases:
   random      blocks at random multiples of their length, in one large file (--random-file-bytes)
 
 Engines:
+  empty            no read at all: what the loop costs that is measured with each of the others
   memcpy           a bare copy of the same bytes out of private memory: the limit
   pread, mmap      the kernel's page cache
   pinfold          the cache: short reads write nothing shared
@@ -222,7 +223,7 @@ fn ensure_memory(groups: &BTreeMap<Group, usize>, cells: &[Cell]) -> Result<()> 
         let mut copying: Vec<_> = of_group()
             .filter(|cell| matches!(cell.crew, Crew::Threads(_)))
             .map(|cell| cell.engine)
-            .filter(|engine| !["pread", "mmap"].contains(engine))
+            .filter(|engine| !["empty", "pread", "mmap"].contains(engine))
             .collect();
         copying.sort_unstable();
         copying.dedup();

@@ -23,7 +23,7 @@ const WORK: u32 = 1;
 const STOP: u32 = 2;
 
 /// Operations between two looks at the clock's hand, where one takes nanoseconds.
-pub const BATCH: u64 = 256;
+pub const BATCH: u64 = 1024;
 
 /// Turns of a worker that waits for the others before it lets them have its CPU.
 const SPINS_MAX: u32 = 1000;

@@ -2,8 +2,8 @@
 //!
 //! What belongs here: the arena (`arena`), the table with one entry per frame (`table`), the words
 //! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
-//! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), and the handle
-//! over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
+//! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), what a reader keeps
+//! of the arena (`window`), and the handle over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
 //! (`index`), where its bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.
@@ -21,6 +21,7 @@ mod mobility;
 mod run_map;
 mod table;
 mod units;
+mod window;
 
 #[cfg(all(test, not(loom)))]
 mod cost;
@@ -43,10 +44,9 @@ pub(crate) use guess::guessed;
 pub(crate) use mobility::Mobility;
 pub(crate) use run_map::RunMap;
 pub(crate) use units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+pub(crate) use window::Window;
 
 use std::ptr::NonNull;
-
-use crate::flaw;
 
 use arena::Arena;
 use buddy::Buddy;
@@ -129,21 +129,6 @@ impl Frames {
     #[inline]
     pub(crate) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
         self.table.try_frame(frame)
-    }
-
-    /// The entry of `frame` and where its bytes are, or nothing if the arena has no such frame: both
-    /// for one comparison.
-    #[inline(always)]
-    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
-        flaw::pause();
-        let entry = self.table.try_frame(frame)?;
-        // The table's address is the arena's: one load for both.
-        #[cfg(not(loom))]
-        let base = self.table.base();
-        #[cfg(loom)]
-        let base = self.arena.base().as_ptr();
-        // The arena has a frame for each entry of the table (see the invariants).
-        Some((entry, base.wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
     }
 
     /// Which frame `entry` is the entry of.

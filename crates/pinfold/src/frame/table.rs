@@ -47,12 +47,6 @@ impl Table {
         Table { entries, frames }
     }
 
-    /// Where the arena starts: the table is the first thing in it.
-    #[inline(always)]
-    pub(super) fn base(&self) -> *mut u8 {
-        self.entries.as_ptr().cast()
-    }
-
     #[inline]
     fn entries(&self) -> &[Frame] {
         // SAFETY: `place` initialised that many; entries change through their atomics only.

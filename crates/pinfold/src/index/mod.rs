@@ -78,6 +78,7 @@ mod tests;
 
 #[allow(unused_imports, reason = "the room's front door")]
 pub(crate) use self::{
+    directory::Lookup,
     entry::FrameNumber,
     pool::{NoNodes, NodePool, PoolStats},
     split::SplitError,
@@ -147,7 +148,7 @@ pub(crate) enum Slot {
     Shadow(u32),
 }
 
-/// One file's index, for readers. 48 bytes; lookups load from it and never store.
+/// One file's index, for readers. 72 bytes; lookups load from it and never store.
 #[derive(Debug)]
 pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
     root: AtomicU64,
@@ -185,6 +186,12 @@ impl<const BITS: u32> Index<BITS> {
     /// Bytes that it takes outside of the arena, beside itself.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.directory.bytes()
+    }
+
+    /// Where its nodes are.
+    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
+    fn node_memory(&self) -> NodeMemory<BITS> {
+        self.memory.clone()
     }
 
     /// The head of the folio that holds `page`: a hint in both directions, see the head of the file.

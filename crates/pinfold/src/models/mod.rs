@@ -192,7 +192,7 @@ impl Model {
 
     /// Whether a short read filled `buf`.
     fn short(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
-        Handle::short(&self.core, &self.files[file].mapping, buf, offset)
+        self.files[file].short(buf, offset)
     }
 
     /// Reads, and checks every word. Fewer pages are right at the end of the file only.

@@ -21,13 +21,14 @@ mod mobility;
 mod run_map;
 mod table;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod cost;
 #[cfg(all(test, loom))]
+#[path = "../models/entry.rs"]
 mod model;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod stress;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
 pub(crate) use arena::OpenError;
@@ -60,13 +61,7 @@ pub(crate) const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 /// every `u32` that carries a frame number.
 pub(crate) const FRAMES_MAX: u32 = 1 << 30;
 
-/// Frames of the smallest arena that opens: one frame of table, and the 63 others it describes.
-/// What a whole cache needs on top of that (nodes, folios in flight) is the cache's to ask for.
-#[cfg(not(loom))]
-pub(crate) const FRAMES_MIN: u32 = 64;
-/// The checker pays for every entry in every interleaving: a frame of table, and one other.
-#[cfg(loom)]
-pub(crate) const FRAMES_MIN: u32 = 2;
+pub(crate) use crate::sizes::FRAMES_MIN;
 
 /// The smallest budget that opens, in bytes: 256 KiB.
 pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
@@ -108,7 +103,7 @@ impl Order {
     /// One frame.
     pub(crate) const MIN: Order = Order(0);
     /// 512 frames: 2 MiB, what one huge page of the machine maps.
-    pub(crate) const MAX: Order = Order(9);
+    pub(crate) const MAX: Order = Order(crate::sizes::FOLIO_ORDER_MAX);
     /// How many orders there are.
     pub(crate) const COUNT: usize = Order::MAX.0 as usize + 1;
 

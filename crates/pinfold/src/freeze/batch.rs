@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::{Outcome, freeze, thaw};
 use crate::core::Core;
+use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE};
 use crate::mapping::{Changing, Mapping};
 use crate::readers::LOOK_MAX;
@@ -64,7 +65,15 @@ pub(crate) fn freeze_batch(
     ids.dedup();
     ids.retain(|&id| id != MAPPING_NONE);
     let mappings: Vec<_> = ids.iter().filter_map(|&id| core.mappings.get(id)).collect();
-    let mut changing: Vec<_> = mappings.iter().map(|mapping| mapping.change()).collect();
+    let mut changing: Vec<_> = if flaw::on(Flaw::BatchUnordered)
+        && candidates.first().map(|first| first.identity.mapping) == ids.last().copied()
+    {
+        let mut downwards: Vec<_> = mappings.iter().rev().map(|mapping| mapping.change()).collect();
+        downwards.reverse();
+        downwards
+    } else {
+        mappings.iter().map(|mapping| mapping.change()).collect()
+    };
     let place = |id: u32| mappings.binary_search_by_key(&id, |mapping| mapping.id);
 
     let mut frozen = Vec::with_capacity(candidates.len());

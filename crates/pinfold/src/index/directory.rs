@@ -17,20 +17,11 @@
 //! It lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was opened,
 //! 256 KiB at most; the system gives memory to the parts that are used. Beyond its end readers walk.
 
-// Not from `crate::sync`: see `BLOCKS_MAX`.
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use super::entry::{Entry, Kind};
 use super::writer::{IndexWriter, slot_of};
 use crate::flaw::{self, Flaw};
-
-/// Most blocks of a directory: 16 GiB of a file.
-#[cfg(not(loom))]
-const BLOCKS_MAX: u64 = 1 << 16;
-/// The checker's readers walk: a walk through nodes that are used again shows them all the wrong
-/// heads that an old word could, and each word would be one more to interleave.
-#[cfg(loom)]
-const BLOCKS_MAX: u64 = 0;
+use crate::sizes::DIRECTORY_BLOCKS_MAX;
+use crate::sync::{AtomicU32, Ordering};
 
 /// One word for each block of 2^`BITS` pages from the file's start on.
 #[derive(Debug)]
@@ -41,7 +32,7 @@ pub(super) struct Directory {
 impl Directory {
     /// Of an index of `pages` pages, all empty; of none if there are none.
     pub(super) fn new<const BITS: u32>(pages: u64) -> Self {
-        let blocks = pages.div_ceil(1 << BITS).min(BLOCKS_MAX);
+        let blocks = pages.div_ceil(1 << BITS).min(DIRECTORY_BLOCKS_MAX);
         Directory { words: (0..blocks).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect() }
     }
 

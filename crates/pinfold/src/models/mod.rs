@@ -162,6 +162,12 @@ struct Model {
 impl Model {
     /// With room for `frames` frames, folios of up to `order`, and two files of four pages.
     fn new(frames: u64, order: u8) -> Arc<Self> {
+        Self::with_barrier(frames, order, Barrier::FullFence)
+    }
+
+    /// The same, with readers that have no fence of their own or have one. loom has no membarrier:
+    /// see `readers::barrier`.
+    fn with_barrier(frames: u64, order: u8, barrier: Barrier) -> Arc<Self> {
         let nodes = NodePool::model(6, GARBAGE);
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
         let order_max = Order::new(order).expect("a legal order");
@@ -171,9 +177,9 @@ impl Model {
             counters: Counters::new(),
             options: Options::new(frames.frames().into()),
             mappings: Mappings::new(),
-            reclaim: Reclaim::model(fresh.free_frames, order_max),
+            reclaim: Reclaim::model(fresh.free_frames, order_max, (0, 0), 32),
             waiters: Waiters::new(),
-            readers: Arc::new(Readers::new(Barrier::FullFence)),
+            readers: Arc::new(Readers::new(barrier)),
             deferred: Deferred::new(),
             failures: Failures::new(),
             holders: Holders::new(false),

@@ -1,10 +1,10 @@
 //! The thread that evicts ahead of need: from the low watermark to the high one.
 
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use super::{EFFORT_MAX, evict};
 use crate::core::Core;
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
 /// Pages evicted between two looks at the watermark, at most.
@@ -33,7 +33,7 @@ impl Daemon {
     /// Starts the thread, which keeps nothing of `core` alive.
     pub(crate) fn start(&self, core: Weak<Core>) -> std::io::Result<()> {
         let bell = self.bell.clone();
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("pinfold-reclaim".to_owned())
             .spawn(move || life(&bell, &core))?;
         *self.thread.lock() = Some(thread);
@@ -51,16 +51,23 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
+impl Daemon {
+    /// Ends the thread, and waits for that.
+    pub(crate) fn end(&self) {
         let (order, wake) = &*self.bell;
         *order.lock() = Order::End;
         wake.notify_all();
         // The last to let go of a core may be the daemon itself.
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

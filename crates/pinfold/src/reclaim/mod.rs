@@ -23,6 +23,7 @@ use pinfold_policy::{Answer, Arrival, Policy, S3Fifo, Shadow, Sweep, SweepCounts
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
+use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, BATCH_MAX, Outcome};
 use crate::index::{NodePool, TrimWhere};
@@ -36,13 +37,13 @@ pub(crate) use place::place;
 pub(crate) use residents::Entries;
 
 /// Folios that one sweep looks at, at most.
-const EFFORT_MAX: u32 = 4096;
+const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
 
 /// Pages that a reader who finds nothing free evicts for itself at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
 /// How long a reader waits for others to let go of something before it gets an error.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = crate::sizes::PATIENCE;
 
 /// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets go
 /// of a folio wakes nobody (a look at who waits would be part of every put), so it looks again by
@@ -105,16 +106,22 @@ impl Reclaim {
         }
     }
 
-    /// Without a daemon and its watermarks.
-    #[cfg(all(test, loom))]
-    pub(crate) fn model(data_frames: u32, order_max: Order) -> Self {
+    /// For a model: with these watermarks (none: 0), and so many pages at a time for a reader that
+    /// evicts for itself.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn model(
+        data_frames: u32,
+        order_max: Order,
+        (low_frames, high_frames): (u32, u32),
+        direct_pages: u32,
+    ) -> Self {
         Reclaim {
             policy: Mutex::new(Box::new(S3Fifo::new(u64::from(data_frames)))),
             daemon: Daemon::new(),
-            low_frames: 0,
-            high_frames: 0,
+            low_frames,
+            high_frames,
             order_max,
-            direct_pages: *DIRECT_PAGES.start(),
+            direct_pages,
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
             filling_frames: 0.into(),
@@ -165,7 +172,11 @@ impl Reclaim {
     fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let moved = self.moved.lock();
         if *moved == seen {
-            drop(self.moved_wake.wait_timeout(moved, nap));
+            drop(if flaw::on(Flaw::SleepUntilTold) {
+                self.moved_wake.wait(moved)
+            } else {
+                self.moved_wake.wait_timeout(&self.moved, moved, nap)
+            });
         }
     }
 }

@@ -62,7 +62,10 @@ const UNSEEN: &[(&str, &str)] = &[
     ("announce-unfenced", "membarrier(2) is the fence"),
     ("clear-relaxed", "x86-64 reorders no stores"),
     ("collect-unfenced", "nobody takes membarrier(2) away; the registry's tests see it"),
-    ("occupied-wakes-nobody", "a reader would have to sleep through an eviction; the models see it"),
+    (
+        "occupied-wakes-nobody",
+        "a reader would have to sleep through an eviction; the models see it",
+    ),
     ("upgrade-unannounced", "met in one run of two only, and always in the models"),
     ("scan-unfenced", "membarrier(2) is the fence"),
     ("leave-relaxed", "x86-64 reorders no stores"),

@@ -248,10 +248,10 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         }
     }
     reader.mapping.backing.submit(&mut requests);
-    if flaw::on(Flaw::ForgetUnsubmitted) {
-        return std::mem::forget(requests);
-    }
     // What the engine has no room for is dropped, which ends it like a failed fill.
+    if flaw::on(Flaw::ForgetUnsubmitted) {
+        std::mem::forget(requests);
+    }
 }
 
 /// Step 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio

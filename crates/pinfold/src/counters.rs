@@ -13,11 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::fork;
 
 /// Threads that have a shard of their own; the others share the one behind these.
-#[cfg(not(loom))]
-const SHARDS: usize = 64;
-/// The checker's threads have small stacks, on which a cache is put together.
-#[cfg(loom)]
-const SHARDS: usize = 1;
+const SHARDS: usize = crate::sizes::COUNTER_SHARDS;
 
 /// What is counted, beside the sizes of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

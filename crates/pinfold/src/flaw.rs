@@ -16,7 +16,7 @@ macro_rules! flaws {
         /// One deliberate mistake.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(
-            not(all(test, loom)),
+            not(all(test, any(loom, shuttle))),
             allow(dead_code, reason = "named where they would act, switched on by tests")
         )]
         pub(crate) enum Flaw {
@@ -149,6 +149,14 @@ flaws! {
     WakeFirst,
     /// Waking does not wait for those between their look and their sleep.
     WakeUnlocked,
+    /// Whoever waits for memory does not look again by itself.
+    SleepUntilTold,
+    /// Reads that the source has no room for are forgotten.
+    ForgetUnsubmitted,
+    /// A batch takes its mutexes in the order of its folios.
+    BatchUnordered,
+    /// Frames that are freed in a run that is being emptied go back to everybody.
+    HoldLeaks,
     /// Split and migration wake nobody.
     MoveWakesNobody,
     /// A filler that finds another folio in its way wakes nobody.

@@ -1,7 +1,7 @@
 //! A page cache that a program links.
 
-// The model checker runs the rooms, not the house: without the front door much of them is unused.
-#![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]
+// The model checkers run the rooms, not the house: without the front door much of them is unused.
+#![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
 
 /// The README's program compiles.
 #[cfg(doctest)]
@@ -29,6 +29,9 @@ mod index;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
+#[cfg(all(test, shuttle))]
+#[path = "models/whole/mod.rs"]
+mod models;
 mod options;
 mod pin;
 mod pressure;
@@ -36,6 +39,7 @@ mod read;
 mod readers;
 mod reclaim;
 mod residency;
+mod sizes;
 pub mod source;
 mod stats;
 mod stream;

@@ -311,7 +311,7 @@ fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Optio
     })
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use std::sync::Arc;
 

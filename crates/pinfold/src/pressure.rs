@@ -4,13 +4,14 @@
 //! filled, the bell of the reclaiming thread, and the sleep of those who find nothing free. Not
 //! here: what is done about it (`reclaim`). Called by `core` and everything above it.
 
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 // Not from `crate::sync`: levels and hints, on which no protocol hangs.
 use std::sync::atomic::AtomicU32;
 
+use crate::flaw::{self, Flaw};
 use crate::frame::Order;
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex, Ordering};
 
 /// Pages that a reader who finds nothing free evicts for itself at a time, at least and at most.
@@ -60,10 +61,16 @@ impl Pressure {
         }
     }
 
-    /// Without watermarks: nobody evicts ahead of need.
-    #[cfg(all(test, loom))]
-    pub(crate) fn model(frames: u32, order_max: Order) -> Self {
-        Pressure { low_frames: 0, high_frames: 0, order_max, ..Pressure::new(frames) }
+    /// For a model: with these watermarks (none: 0), and so many pages at a time for a reader that
+    /// evicts for itself.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn model(
+        frames: u32,
+        order_max: Order,
+        (low_frames, high_frames): (u32, u32),
+        direct_pages: u32,
+    ) -> Self {
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
     }
 
     /// A folio of `order` is on its way.
@@ -98,7 +105,11 @@ impl Pressure {
     pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let moved = self.moved.lock();
         if *moved == seen {
-            drop(self.moved_wake.wait_timeout(moved, nap));
+            drop(if flaw::on(Flaw::SleepUntilTold) {
+                self.moved_wake.wait(moved)
+            } else {
+                self.moved_wake.wait_timeout(&self.moved, moved, nap)
+            });
         }
     }
 }
@@ -165,15 +176,22 @@ impl Listener {
     }
 }
 
-impl Drop for Bell {
-    fn drop(&mut self) {
+impl Bell {
+    /// Ends the thread that listens, and waits for that.
+    pub(crate) fn end(&self) {
         let (ring, wake) = &*self.ring;
         *ring.lock() = Ring::End;
         wake.notify_all();
         // The last to let go of a cache may be the reclaiming thread itself.
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.end();
     }
 }

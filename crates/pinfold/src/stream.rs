@@ -122,7 +122,7 @@ fn file_pages(bytes: u64) -> u64 {
     bytes.div_ceil(1 << PAGE_SHIFT)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -80,6 +80,14 @@ const UNSEEN: &[(&str, &str)] = &[
     ("pin-blindly", "it was not tried; the models see it"),
     ("split-shares-pin", "nobody here cuts a range inside a page"),
     ("pin-moved-late", "it was not tried; the models see it"),
+    ("hand-out-unfenced", "x86-64 reorders no stores"),
+    ("span-unfenced", "x86-64 reorders no stores"),
+    ("store-unfenced", "x86-64 reorders no stores"),
+    ("refill-unfenced", "x86-64 reorders no stores"),
+    ("sleep-until-told", "somebody always frees something; the models see it"),
+    ("forget-unsubmitted", "it was not tried; the models see it"),
+    ("batch-unordered", "it was not tried; the models see it"),
+    ("hold-leaks", "a run that is not made whole is no error; the models see it"),
 ];
 
 /// Runs in the child: until it is caught, or the limit; then the exit code is 0.

@@ -258,8 +258,7 @@ impl Clone for FolioRef<'_> {
 impl Drop for FolioRef<'_> {
     #[inline]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         let frame = self.view.frame();

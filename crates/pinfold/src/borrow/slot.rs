@@ -332,8 +332,7 @@ impl AsRef<[u8]> for Borrowed<'_, '_> {
 impl Drop for Borrowed<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         let Some(slot) = self.state().slot else { return Self::drop_counted(self.state) };

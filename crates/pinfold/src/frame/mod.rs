@@ -23,13 +23,14 @@ mod table;
 mod units;
 mod window;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod cost;
 #[cfg(all(test, loom))]
+#[path = "../models/entry.rs"]
 mod model;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod stress;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
 pub(crate) use arena::OpenError;

@@ -2,6 +2,10 @@
 //!
 //! Called by everybody who has to do with memory.
 
+pub(crate) use crate::sizes::FRAMES_MIN;
+
+use crate::sizes::FOLIO_ORDER_MAX;
+
 /// Bits of an address that lie inside one page.
 pub(crate) const PAGE_SHIFT: u32 = 12;
 
@@ -11,14 +15,6 @@ pub(crate) const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 /// Most frames that one cache may have: 2^30, which is 4 TiB. The two bits above stay free in
 /// every `u32` that carries a frame number.
 pub(crate) const FRAMES_MAX: u32 = 1 << 30;
-
-/// Frames of the smallest arena that opens: one frame of table, and the 63 others it describes.
-/// What a whole cache needs on top of that (nodes, folios in flight) is the cache's to ask for.
-#[cfg(not(loom))]
-pub(crate) const FRAMES_MIN: u32 = 64;
-/// The checker pays for every entry in every interleaving: a frame of table, and one other.
-#[cfg(loom)]
-pub(crate) const FRAMES_MIN: u32 = 2;
 
 /// The smallest budget that opens, in bytes: 256 KiB.
 pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
@@ -60,7 +56,7 @@ impl Order {
     /// One frame.
     pub(crate) const MIN: Order = Order(0);
     /// 512 frames: 2 MiB, what one huge page of the machine maps.
-    pub(crate) const MAX: Order = Order(9);
+    pub(crate) const MAX: Order = Order(FOLIO_ORDER_MAX);
     /// How many orders there are.
     pub(crate) const COUNT: usize = Order::MAX.0 as usize + 1;
 

@@ -95,7 +95,7 @@ impl Batch {
 
     /// Steps 2 to 5 but for what the caller does.
     pub(crate) fn freeze(&self, core: &Core) -> FrozenBatch<'_> {
-        let mut changing: Vec<_> = self.mappings.iter().map(|mapping| mapping.change()).collect();
+        let mut changing = self.change_all();
         let mut states = Vec::with_capacity(self.folios.len());
         for &folio in &self.folios {
             let id = folio.identity.mapping;
@@ -115,6 +115,21 @@ impl Batch {
             }
         }
         FrozenBatch { folios: &self.folios, mappings: &self.mappings, changing, states }
+    }
+}
+
+impl Batch {
+    /// Step 2.
+    fn change_all(&self) -> Vec<Changing<'_>> {
+        if flaw::on(Flaw::BatchUnordered)
+            && let (Some(first), Some(last)) = (self.folios.first(), self.mappings.last())
+            && first.identity.mapping == last.id
+        {
+            let mut downwards: Vec<_> = self.mappings.iter().rev().map(|it| it.change()).collect();
+            downwards.reverse();
+            return downwards;
+        }
+        self.mappings.iter().map(|mapping| mapping.change()).collect()
     }
 }
 

@@ -20,12 +20,12 @@ mod batch;
 mod drop;
 mod migrate;
 mod split;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod users;
 
 pub(crate) use batch::{Batch, Candidate, Frozen};
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
 pub(crate) use drop::{drop_clean, resize};
 pub(crate) use migrate::{migrate, move_frozen};

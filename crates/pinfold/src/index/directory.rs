@@ -24,36 +24,30 @@
 //! that looks behind its end finds the second. Behind the end of that one readers walk.
 
 use std::sync::OnceLock;
-// Not from `crate::sync`: see `BLOCKS_MAX`.
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+// Not from `crate::sync`: which array is used is a hint, as its words are.
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
 use super::Index;
 use super::entry::{Entry, FrameNumber, Kind};
 use super::memory::NodeMemory;
 use super::writer::{IndexWriter, slot_of};
 use crate::flaw::{self, Flaw};
-
-/// Most blocks of a directory: 16 GiB of a file.
-#[cfg(not(loom))]
-const BLOCKS_MAX: u64 = 1 << 16;
-/// The checker's readers walk: a walk through nodes that are used again shows them all the wrong
-/// heads that an old word could, and each word would be one more to interleave.
-#[cfg(loom)]
-const BLOCKS_MAX: u64 = 0;
+use crate::sizes::DIRECTORY_BLOCKS_MAX;
+use crate::sync::{AtomicU32, Ordering};
 
 /// One word for each block of 2^`BITS` pages from the file's start on.
 #[derive(Debug)]
 pub(super) struct Directory {
     /// Of the file as long as it was when the index was made.
     first: Box<[AtomicU32]>,
-    /// Of [`BLOCKS_MAX`] blocks, since a page was put behind the end of `first`.
+    /// Of [`DIRECTORY_BLOCKS_MAX`] blocks, since a page was put behind the end of `first`.
     whole: OnceLock<Box<[AtomicU32]>>,
 }
 
 impl Directory {
     /// Of an index of `pages` pages, all empty; of none if there are none.
     pub(super) fn new<const BITS: u32>(pages: u64) -> Self {
-        let blocks = pages.div_ceil(1 << BITS).min(BLOCKS_MAX);
+        let blocks = pages.div_ceil(1 << BITS).min(DIRECTORY_BLOCKS_MAX);
         Directory { first: zeroed(blocks as usize), whole: OnceLock::new() }
     }
 
@@ -72,7 +66,7 @@ impl Directory {
 
     /// For the writer, who is alone.
     fn set(&self, block: u64, entry: Entry) {
-        let behind = block >= self.words().len() as u64 && block < BLOCKS_MAX;
+        let behind = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
         if behind && entry != Entry::EMPTY {
             self.grow();
         }
@@ -93,7 +87,7 @@ impl Directory {
     #[cold]
     fn grow(&self) {
         self.whole.get_or_init(|| {
-            let whole = zeroed(BLOCKS_MAX as usize);
+            let whole = zeroed(DIRECTORY_BLOCKS_MAX as usize);
             if flaw::on(Flaw::DirectoryGrowsEmpty) {
                 return whole;
             }
@@ -113,11 +107,18 @@ impl Directory {
 }
 
 /// So many words for empty blocks, from the system's zeroed memory where they are many.
+#[cfg(not(any(loom, shuttle)))]
 fn zeroed(words: usize) -> Box<[AtomicU32]> {
     const { assert!(Entry::EMPTY.0 == 0, "zeroed memory says that all blocks are empty") }
     let plain = Box::into_raw(vec![0_u32; words].into_boxed_slice());
     // SAFETY: the box's own pointer; an atomic word is in memory what the plain one is.
     unsafe { Box::from_raw(plain as *mut [AtomicU32]) }
+}
+
+/// The same of a checker's words.
+#[cfg(any(loom, shuttle))]
+fn zeroed(words: usize) -> Box<[AtomicU32]> {
+    (0..words).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect()
 }
 
 impl<const BITS: u32> IndexWriter<'_, BITS> {
@@ -229,14 +230,14 @@ mod tests {
         let (small, folio) = (directory.bytes(), Entry::folio(FrameNumber(7)));
         directory.set(2, folio);
         directory.set(3, Entry::EMPTY);
-        directory.set(BLOCKS_MAX, folio);
+        directory.set(DIRECTORY_BLOCKS_MAX, folio);
         assert_eq!((directory.bytes(), directory.get(3)), (small, None));
         directory.set(3, folio);
         let all: Vec<_> = (0..5).map(|block| directory.get(block)).collect();
         let (empty, folio) = (Some(Entry::EMPTY), Some(folio));
         assert_eq!(all, [empty, empty, folio, folio, empty]);
-        assert_eq!(directory.get(BLOCKS_MAX), None);
-        assert_eq!(directory.bytes(), small + 4 * BLOCKS_MAX);
+        assert_eq!(directory.get(DIRECTORY_BLOCKS_MAX), None);
+        assert_eq!(directory.bytes(), small + 4 * DIRECTORY_BLOCKS_MAX);
     }
 
     #[test]

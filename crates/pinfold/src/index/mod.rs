@@ -95,11 +95,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const ORDER_MAX: u32 = 9;
 
 /// Log2 of a node's slots.
-#[cfg(not(loom))]
-pub(crate) const BITS: u32 = 6;
-/// The checker pays for every slot in every interleaving; two pages are a tree already.
-#[cfg(loom)]
-pub(crate) const BITS: u32 = 1;
+pub(crate) const BITS: u32 = crate::sizes::NODE_BITS;
 
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;

@@ -72,9 +72,9 @@ fn in_the_way() {
     let frames = [(0, 0), (1, 0), (1, 1)].map(|(file, page)| frame_of(file, page));
     let pair = frames[0];
     assert!(pair % 2 == 0 && frames == [pair, pair + 1, frames[2]] && frames[2] % 2 == 0);
-    freeze::invalidate(&model.core, &model.files[1].mapping, 0..1);
+    freeze::drop_clean(&model.core, &model.files[1].mapping, 0..1);
     let fill_both = |model: &Model| {
-        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+        freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
         model.check(0, 0, 2);
     };
     let read = |model: &Model| {

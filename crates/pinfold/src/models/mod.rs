@@ -160,13 +160,19 @@ struct Model {
 impl Model {
     /// With room for `frames` frames, folios of up to `order`, and two files of four pages.
     fn new(frames: u64, order: u8) -> Arc<Self> {
+        Self::with_barrier(frames, order, Barrier::FullFence)
+    }
+
+    /// The same, with readers that have no fence of their own or have one. loom has no membarrier:
+    /// see `readers::barrier`.
+    fn with_barrier(frames: u64, order: u8, barrier: Barrier) -> Arc<Self> {
         let nodes = NodePool::model(6, GARBAGE);
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
         let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
-        let options = Options::new(frames.frames().into()).barrier(Barrier::FullFence);
-        let pressure = Pressure::model(frames.frames(), order_max);
+        let options = Options::new(frames.frames().into()).barrier(barrier);
+        let pressure = Pressure::model(frames.frames(), order_max, (0, 0), 32);
         let core = Core::new(options, frames, nodes, pressure, engine);
         let core = Arc::new(core.expect("memory for a model"));
         let sources: Vec<_> = (1..=2).map(|n| Arc::new(Pages::new(n))).collect();

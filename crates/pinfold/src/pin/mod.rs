@@ -223,8 +223,7 @@ impl PinnedRange {
 impl Drop for PinnedRange {
     #[inline]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         if self.holder != 0 {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 
 use super::evict::{EFFORT_MAX, evict};
 use crate::core::Core;
+use crate::sync::thread;
 
 /// Pages evicted between two looks at the watermark, at most.
 const BATCH_PAGES: u32 = 512;
@@ -11,13 +12,12 @@ const BATCH_PAGES: u32 = 512;
 /// Starts the thread, which keeps nothing of `core` alive and ends with it.
 pub(crate) fn start(core: &Arc<Core>) -> std::io::Result<()> {
     let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
-    let thread =
-        std::thread::Builder::new().name("pinfold-reclaim".to_owned()).spawn(move || {
-            while listener.wait() {
-                let Some(core) = Weak::upgrade(&weak) else { return };
-                evict_to_high(&core);
-            }
-        })?;
+    let thread = thread::Builder::new().name("pinfold-reclaim".to_owned()).spawn(move || {
+        while listener.wait() {
+            let Some(core) = Weak::upgrade(&weak) else { return };
+            evict_to_high(&core);
+        }
+    })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 
 /// Folios that one sweep looks at, at most.
-pub(crate) const EFFORT_MAX: u32 = 4096;
+pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
 
 /// Of the frames, so many in a thousand may hold index nodes before shadows are given up.
 const NODES_PER_MILLE: u64 = 9;

@@ -22,7 +22,7 @@ mod census;
 mod compact;
 pub(crate) mod daemon;
 mod evict;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;
 
@@ -44,7 +44,7 @@ pub(crate) use evict::evict;
 pub(crate) use unmovable::alloc_unmovable;
 
 /// How long a reader waits for others to let go of something before it gets an error.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = crate::sizes::PATIENCE;
 
 /// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets go
 /// of a folio wakes nobody (a look at who waits would be part of every put), so it looks again by

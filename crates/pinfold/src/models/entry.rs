@@ -155,10 +155,9 @@ enum Stored {
     Span,
 }
 
-/// Page 1 of file 1 is evicted by one thread, its frame filled with page 2 of file 2 by another;
-/// where `who` says so, the second hands the fill on to a third, as to a source's worker. The thread
-/// that made the version odd fenced before it freed the frame: its fence orders its own stores and
-/// nobody else's.
+/// Page 1 of a file is evicted by one thread, its frame filled with page 2 by another, which hands
+/// the fill on to a third if `handed_on`, as to a source's worker. The thread that made the version
+/// odd fenced before it freed the frame: its fence orders its own stores and nobody else's.
 fn a_frame_changes_hands(stored: Stored, handed_on: bool) {
     loom::model(move || {
         let frames = open();

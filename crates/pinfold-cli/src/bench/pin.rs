@@ -17,10 +17,10 @@ use io_uring::IoUring;
 use pinfold::source::Source;
 use pinfold::{Cache, Options, PinnedRange};
 
+use super::common::{Common, chosen};
 use super::engines::resident_budget_bytes;
 use super::report::{self, Object, Row};
 use super::workers::{Crew, cpus, pin_to_cpu};
-use super::{Common, chosen};
 use crate::size::Size;
 
 const PAGE_BYTES: u64 = 4096;

@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+use super::units::{
+    BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
+};
 
 /// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
 const ALIGN_BYTES: usize = Order::MAX.bytes();

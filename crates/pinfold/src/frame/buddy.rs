@@ -35,7 +35,7 @@ use super::entry::Frame;
 use super::mobility::{Mobility, Runs};
 use super::run_map::RunMap;
 use super::table::Table;
-use super::{FrameNumber, Order};
+use super::units::{FrameNumber, Order};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 /// What is free, and in which sizes.

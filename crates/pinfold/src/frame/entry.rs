@@ -66,7 +66,7 @@
 use bitflags::bitflags;
 
 use super::count::{self, Count};
-use super::{FrameNumber, Order, PAGE_SHIFT};
+use super::units::{FrameNumber, Order, PAGE_SHIFT};
 use crate::flaw::{self, Flaw};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -160,7 +160,7 @@ const _: () = {
     assert!(size_of::<Frame>() == 64, "one cache line an entry, 1/64 of the budget");
     assert!(align_of::<Frame>() == 64);
     assert!(size_of::<Count>() == 8);
-    assert!(super::PAGE_BYTES.is_multiple_of(size_of::<Frame>()));
+    assert!(super::units::PAGE_BYTES.is_multiple_of(size_of::<Frame>()));
 };
 
 impl Frame {

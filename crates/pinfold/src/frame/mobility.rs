@@ -16,7 +16,7 @@
 // Not from `crate::sync`: changed under the allocator's mutex, and see `Runs::is_movable`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{FrameNumber, Order};
+use super::units::{FrameNumber, Order};
 
 /// For whom frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! A set of frames of one 2 MiB run: which are free, or held. Called by `buddy`; shown to `reclaim`.
 
-use super::{FrameNumber, Order};
+use super::units::{FrameNumber, Order};
 
 /// A set of frames of one aligned 2 MiB run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

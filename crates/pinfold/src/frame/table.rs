@@ -10,7 +10,7 @@
 use std::ptr::NonNull;
 
 use super::entry::Frame;
-use super::{FrameNumber, PAGE_BYTES};
+use super::units::{FrameNumber, PAGE_BYTES};
 
 /// The entries of all frames of an arena.
 #[cfg(not(loom))]

@@ -50,6 +50,7 @@ pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
 pub use open::{Access, Identity, OpenError, Preference};
+use request::overlong;
 pub use request::{Completion, ReadRequest};
 
 /// How much the default vectored forms move at a time through memory of their own.
@@ -271,11 +272,4 @@ fn unsupported(what: &str, kind: &str) -> io::Error {
 
 fn beyond_offsets() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the largest file offset")
-}
-
-fn overlong(got: usize, asked: usize) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the source said it read {got} bytes where {asked} were asked for"),
-    )
 }

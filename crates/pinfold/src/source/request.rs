@@ -17,7 +17,6 @@ use std::time::Instant;
 
 use super::extent::{self, Extent};
 use super::meter::Meter;
-use super::overlong;
 
 /// Who is told that an asynchronous read has ended. Implemented for closures.
 pub trait Completion: Send {
@@ -143,4 +142,11 @@ pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::R
         }
         Err(cause) => Err(cause),
     }
+}
+
+pub(super) fn overlong(got: usize, asked: usize) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the source said it read {got} bytes where {asked} were asked for"),
+    )
 }

@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod kernel;
+mod modules;
 mod packages;
 mod pin_counts;
 mod probes;
@@ -20,8 +21,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, kernels
+    /// Everything that has to pass: format, modules, lints, tests, models, documentation, tracepoints, kernels
     Test,
+    Modules(modules::ModulesArgs),
     /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
@@ -51,6 +53,7 @@ fn main() -> Result<()> {
     sh.change_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     match command {
         Command::Test => test(&sh),
+        Command::Modules(args) => modules::run(&sh.current_dir(), &args),
         Command::Kernel(args) => kernel::run(&sh, &args.rest),
         Command::Litmus(args) => kernel::pass_on(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
@@ -96,6 +99,7 @@ fn peers(sh: &Shell) -> Result<()> {
 /// Quick and strict things first.
 fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
+    modules::run(&sh.current_dir(), &modules::ModulesArgs::default())?;
     cmd!(sh, "cargo clippy --workspace --all-targets -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
     lint_peers(sh)?;

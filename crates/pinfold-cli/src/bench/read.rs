@@ -11,12 +11,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use super::common::{Common, chosen};
 use super::engines::{self, Blocks, Opened};
 use super::place::{self, Scratch};
+use super::read_tables::{self, Cell};
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
-use super::{Common, chosen, read_tables};
 use crate::size::Size;
 
 const CASES: [&str; 3] = ["same-file", "diff-files", "random"];
@@ -79,21 +80,6 @@ pub struct ReadArgs {
     seed_tables: bool,
 }
 
-/// One thing that is measured.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cell {
-    /// Who reads.
-    pub crew: Crew,
-    /// How.
-    pub case: &'static str,
-    /// What.
-    pub file_bytes: u64,
-    /// How much at once.
-    pub block_bytes: u64,
-    /// With what.
-    pub engine: &'static str,
-}
-
 impl Cell {
     fn blocks(&self) -> Blocks {
         blocks(self.case, self.file_bytes, self.block_bytes)
@@ -127,9 +113,9 @@ pub struct Job {
     paths: Vec<PathBuf>,
 }
 
-impl Job {
-    /// The work of a process that has its engine to itself.
-    pub fn run_alone(&self, board: &Board, worker: usize) -> Result<()> {
+/// The work of a process that has its engine to itself.
+impl Work for Job {
+    fn run(&self, board: &Board, worker: usize) -> Result<()> {
         let own = if self.case == "diff-files" { worker } else { 0 };
         let path = self.paths.get(own).context("a worker without a file")?.clone();
         let opened = Opened::resident(&self.engine, &[path])?;
@@ -276,7 +262,7 @@ pub fn run(args: &ReadArgs) -> Result<()> {
                 block_bytes: cell.block_bytes,
                 paths: paths(&files[&cell.group()]),
             };
-            workers::sample_processes(n, &workers::Job::Read(job), &board, length)
+            workers::sample_processes(n, "read", &job, &board, length)
         }
     })?;
     for ((_, engine), (opened, before)) in &engines {

@@ -1,6 +1,6 @@
 //! Frames: the memory of the cache, and who has which piece of it.
 //!
-//! What belongs here: the arena (`arena`), the table with one entry per frame (`table`), the words
+//! What belongs here: what it is counted in (`units`), the arena (`arena`), the table with one entry per frame (`table`), the words
 //! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
 //! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), what a reader keeps
 //! of the arena (`window`), and the handle over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
@@ -80,7 +80,7 @@ impl Frames {
     ///
     /// # Errors
     ///
-    /// The budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`], or the system
+    /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the system
     /// refuses the address space.
     pub(crate) fn open(budget_bytes: u64) -> Result<Self, OpenError> {
         let arena = Arena::reserve(budget_bytes)?;

@@ -41,8 +41,8 @@ use crate::index::FolioAt;
 use crate::mapping::Mapping;
 use crate::reclaim;
 
-use super::PinnedRange;
 use super::run::{Run, Runs};
+use super::{PinnedRange, too_many};
 
 /// How long a folio that has to move is waited for when others hold it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -343,11 +343,6 @@ fn pin_held(
     }
     frame.note_use();
     Ok(Some(Pinned { head, skip: skip as u32, pages }))
-}
-
-#[cold]
-pub(super) fn too_many(offset: u64) -> Error {
-    Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
 }
 
 /// What came of an attempt to move a folio.

@@ -89,6 +89,24 @@ impl PinnedRange {
     }
 
     /// Where the bytes are, from the first to the last: as few pieces as their places in memory allow.
+    ///
+    /// A system call or a ring (`writev`, `sendmsg`, `register_buffers`) takes them as `iovec`s of
+    /// whatever crate the program calls it by. Whoever hands them on sees to it that this value lives
+    /// for as long as they are used, and that nothing is written through them: an `iovec` points to
+    /// mutable memory because the system has no other kind.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+    /// let pinned = file.pin(5_000..9_000)?;
+    /// let iovecs: Vec<libc::iovec> = pinned
+    ///     .extents()
+    ///     .map(|e| libc::iovec { iov_base: e.address().cast_mut().cast(), iov_len: e.len() })
+    ///     .collect();
+    /// assert_eq!(iovecs.iter().map(|iovec| iovec.iov_len).sum::<usize>(), 4_000);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
     pub fn extents(&self) -> impl Iterator<Item = PinnedExtent<'_>> {
         let mut from = self.start;
         self.runs.iter().filter(|run| run.pages() > 0).map(move |run| {
@@ -100,13 +118,6 @@ impl PinnedRange {
             from += bytes as u64;
             extent
         })
-    }
-
-    /// The same for system calls and rings: `writev`, `sendmsg`, `register_buffers`. Whoever hands them
-    /// on sees to it that this value lives for as long as they are used, and that nothing is
-    /// written through them.
-    pub fn iovecs(&self) -> Vec<libc::iovec> {
-        self.extents().map(|extent| extent.iovec()).collect()
     }
 
     /// Copies bytes out, those at `offset` of the file and after, as many as `buf` holds. Each aligned
@@ -170,7 +181,7 @@ impl PinnedRange {
         if !flaw::on(Flaw::SplitSharesPin) {
             let count = &self.core.frames.frame(head).count;
             // It has a pin already, so it cannot be frozen.
-            count.try_pin(1).map_err(|_| get::too_many(at))?;
+            count.try_pin(1).map_err(|_| too_many(at))?;
             self.core.counters.add(Event::PinnedPages, 1);
         }
         rest.prepend(head, skip);
@@ -243,6 +254,11 @@ impl fmt::Debug for PinnedRange {
     }
 }
 
+#[cold]
+fn too_many(offset: u64) -> Error {
+    Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
+}
+
 /// A piece of a [`PinnedRange`] that lies in one piece in memory.
 #[derive(Clone, Copy)]
 pub struct PinnedExtent<'a> {
@@ -283,12 +299,6 @@ impl<'a> PinnedExtent<'a> {
 
     fn end(&self) -> u64 {
         self.offset + self.bytes as u64
-    }
-
-    /// The same as the system has it. To be read from only: the pointer is to mutable memory because
-    /// the system has no other kind.
-    pub fn iovec(&self) -> libc::iovec {
-        libc::iovec { iov_base: self.address.cast_mut().cast(), iov_len: self.bytes }
     }
 
     /// The bytes themselves.

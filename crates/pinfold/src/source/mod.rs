@@ -57,6 +57,7 @@ pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
 pub use open::{Access, OpenError, Preference};
+use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 
 /// How much the default vectored forms move at a time through memory of their own.
@@ -337,16 +338,4 @@ fn unsupported(what: &str, kind: &str) -> io::Error {
 
 fn beyond_offsets() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the largest file offset")
-}
-
-fn underlong(done: usize, asked: usize) -> io::Error {
-    let text = format!("the source took only {done} of {asked} bytes");
-    io::Error::new(io::ErrorKind::WriteZero, text)
-}
-
-fn overlong(got: usize, asked: usize) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the source said it moved {got} bytes where {asked} were asked for"),
-    )
 }

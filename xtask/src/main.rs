@@ -1,6 +1,7 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
 mod aarch64;
+mod fresh;
 mod kernel;
 mod packages;
 mod pin_counts;
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, kernels
     Test,
+    /// Run README's commands in a bare Debian 12, made for it; takes root
+    Fresh(fresh::FreshArgs),
     /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
@@ -55,6 +58,7 @@ fn main() -> Result<()> {
     packages::bring(&sh, &command.needs())?;
     match command {
         Command::Test => test(&sh),
+        Command::Fresh(args) => fresh::run(&sh, &args),
         Command::Kernel(args) => kernel::pass_on(&sh, "kernel", &args.rest),
         Command::Litmus(args) => kernel::pass_on(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
@@ -70,7 +74,8 @@ impl Command {
         match self {
             Command::Test => PARTS.iter().flat_map(|part| part.needs).copied().collect(),
             Command::Kernel(args) => kernel::needs(&args.rest),
-            Command::Litmus(_) => vec![],
+            // `fresh` brings its own, once it knows that it may.
+            Command::Fresh(_) | Command::Litmus(_) => vec![],
             Command::Peers => vec![Need::Peers],
             Command::Aarch64 => vec![Need::Aarch64],
             Command::Probes => vec![Need::Probes],
@@ -134,6 +139,8 @@ fn test(sh: &Shell) -> Result<()> {
 fn lints(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
     cmd!(sh, "cargo clippy --workspace --all-targets -- -D warnings").run()?;
+    // Tests have the feature `bench`; what people run first has not.
+    cmd!(sh, "cargo clippy -p pinfold-cli -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/flaws,pinfold-cli/flaws --all-targets -- -D warnings").run()?;
     lint_peers(sh)

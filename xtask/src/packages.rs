@@ -18,6 +18,8 @@ pub(crate) enum Need {
     Valgrind,
     /// A compiler and an emulator for aarch64.
     Aarch64,
+    /// Another Debian beside this one.
+    Root,
 }
 
 impl Need {
@@ -48,6 +50,7 @@ impl Need {
             Need::Probes => &["gdb"],
             Need::Valgrind => &["valgrind"],
             Need::Aarch64 => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"],
+            Need::Root => &["mmdebstrap"],
         }
     }
 }

@@ -25,7 +25,7 @@ struct Counts {
 
 /// Counts all, and prints the table that `docs/pin.md` explains.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
-    cmd!(sh, "cargo build --quiet --release -p pinfold-cli").run()?;
+    cmd!(sh, "cargo build --quiet --release -p pinfold-cli --features bench").run()?;
     let mut table = String::new();
     for case in ["2M", "4K"] {
         for (half, functions) in HALVES {

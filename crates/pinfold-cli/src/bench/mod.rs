@@ -5,43 +5,67 @@
 //! every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`] has
 //! the rows for the table and the JSON. [`engines`] are the ways to read a file that the
 //! benchmarks of reads compare, [`place`] is where their files live, [`cgroup`] limits the
-//! kernel's share of memory.
+//! kernel's share of memory. What `try` measures with is in every build, the rest in those with the
+//! feature `bench`.
 
+#[cfg(feature = "bench")]
 mod by_engine;
+#[cfg(feature = "bench")]
 mod cgroup;
 pub mod engines;
+#[cfg(feature = "bench")]
 mod evict;
+#[cfg(feature = "bench")]
 mod get;
+#[cfg(feature = "bench")]
 mod get_engines;
+#[cfg(feature = "bench")]
 mod miss;
+#[cfg(feature = "bench")]
 mod miss_child;
+#[cfg(feature = "bench")]
 mod pin;
 pub mod place;
+#[cfg(feature = "bench")]
+mod processes;
+#[cfg(feature = "bench")]
 mod ranks;
+#[cfg(feature = "bench")]
 mod read;
+#[cfg(feature = "bench")]
 mod read_tables;
+#[cfg(feature = "bench")]
 mod refs;
 pub mod report;
 pub mod shared;
 pub mod workers;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+#[cfg(feature = "bench")]
+use std::path::PathBuf;
+#[cfg(feature = "bench")]
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
+#[cfg(feature = "bench")]
+use anyhow::{bail, ensure};
+#[cfg(feature = "bench")]
 use clap::{Args, Subcommand};
+#[cfg(feature = "bench")]
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-pub use workers::{Crew, WorkerArgs};
+pub use workers::Crew;
 
 /// `pinfold bench ...`
+#[cfg(feature = "bench")]
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
     bench: Bench,
 }
 
+#[cfg(feature = "bench")]
 #[derive(Debug, Subcommand)]
 enum Bench {
     /// Get and put a reference on one shared word: the counts, old and new
@@ -64,13 +88,14 @@ enum Bench {
     Pin(pin::PinArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
-    Worker(WorkerArgs),
+    Worker(processes::WorkerArgs),
     /// One sample of `miss`; started by it
     #[command(hide = true)]
     MissChild(miss_child::ChildArgs),
 }
 
 /// Runs a benchmark and reports it.
+#[cfg(feature = "bench")]
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Ref(args) => refs::run(&args),
@@ -79,12 +104,13 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Miss(args) => miss::run(&args),
         Bench::Evict(args) => evict::run(&args),
         Bench::Pin(args) => pin::run(&args),
-        Bench::Worker(args) => workers::run_worker(&args),
+        Bench::Worker(args) => processes::run_worker(&args),
         Bench::MissChild(args) => miss_child::run(&args),
     }
 }
 
 /// The options that all benchmarks have.
+#[cfg(feature = "bench")]
 #[derive(Debug, Args)]
 pub struct Common {
     /// How many threads, one measurement each; each benchmark has its own default
@@ -112,6 +138,7 @@ pub struct Common {
     pub json: Option<PathBuf>,
 }
 
+#[cfg(feature = "bench")]
 impl Common {
     /// The crews to measure with, in order; so many threads if nothing else is said.
     pub fn crews(&self, threads: &[usize]) -> Result<Vec<Crew>> {
@@ -179,6 +206,7 @@ impl Common {
 }
 
 /// Those of `all` that are in `names`; all if there are none.
+#[cfg(feature = "bench")]
 pub fn chosen<'a>(
     option: &str,
     what: &str,
@@ -214,6 +242,7 @@ pub fn publish(path: Option<&Path>, table: &str, json: &impl Serialize) -> Resul
 }
 
 /// A bar on a terminal, nothing in a pipe.
+#[cfg(feature = "bench")]
 fn progress(steps: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples, {eta} left")
         .expect("the template is well formed");

@@ -16,7 +16,7 @@ use super::place::{self, Scratch};
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
-use super::{Common, chosen, read_tables};
+use super::{Common, chosen, processes, read_tables};
 use crate::size::Size;
 
 const CASES: [&str; 3] = ["same-file", "diff-files", "random"];
@@ -275,7 +275,7 @@ pub fn run(args: &ReadArgs) -> Result<()> {
                 block_bytes: cell.block_bytes,
                 paths: paths(&files[&cell.group()]),
             };
-            workers::sample_processes(n, &workers::Job::Read(job), &board, length)
+            processes::sample_processes(n, &processes::Job::Read(job), &board, length)
         }
     })?;
     for ((_, engine), (opened, before)) in &engines {

@@ -9,11 +9,11 @@ use pinfold_refcount::RefCount;
 use pinfold_refcount::rivals::{AssumeOne, CasLoop, Counter, Frozen32};
 use serde::{Deserialize, Serialize};
 
-use super::Common;
 use super::by_engine::ByEngine;
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, BATCH, Crew, Work};
+use super::{Common, processes};
 
 /// The engines, the limit first.
 const ENGINES: [&str; 5] = ["add", "cas", "assume-one", "frozen32", "frozen"];
@@ -137,7 +137,7 @@ pub fn run(args: &RefArgs) -> Result<()> {
         Ok(match crew {
             Crew::Threads(n) => workers::sample_threads(n, &job, board.board(), length),
             Crew::Processes(n) => {
-                workers::sample_processes(n, &workers::Job::Ref(job), &board, length)
+                processes::sample_processes(n, &processes::Job::Ref(job), &board, length)
             }
         }?
         .ops_per_s)

@@ -625,7 +625,7 @@ fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
             .collect();
         threads.into_iter().filter_map(|thread| thread.join().unwrap().err()).collect()
     });
-    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(120), "{:?}", since.elapsed());
     assert!(!errors.is_empty(), "400 pages do not fit into a budget of 256");
     for error in &errors {
         let Error::NoMemory { budget_bytes, filling_bytes, .. } = error else {

@@ -95,7 +95,7 @@ fn models(sh: &Shell) -> Result<()> {
         cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
     }
     let _shuttle = sh.push_env("RUSTFLAGS", "--cfg shuttle");
-    // What the caught flaws print is long, and means nothing.
+    // What the caught mutants print is long, and means nothing.
     let _short = sh.push_env("RUST_BACKTRACE", "0");
     cmd!(sh, "cargo test -p pinfold --lib --target-dir target/shuttle models::").run()?;
     Ok(())
@@ -153,7 +153,7 @@ fn lints(sh: &Shell) -> Result<()> {
     // Tests have the feature `bench`; what people run first has not.
     cmd!(sh, "cargo clippy -p pinfold-cli -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
-    cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/flaws,pinfold-cli/flaws --all-targets -- -D warnings").run()?;
+    cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/mutants,pinfold-cli/mutants --all-targets -- -D warnings").run()?;
     lint_peers(sh)
 }
 
@@ -161,8 +161,8 @@ fn tests(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace").run()?;
     // What misuse does without debug assertions.
     cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;
-    // A build of its own: pauses in it, and flaws that can be switched on.
-    cmd!(sh, "cargo test -p pinfold --features flaws --test twins --test objections").run()?;
+    // A build of its own: pauses in it, and mutants that can be switched on.
+    cmd!(sh, "cargo test -p pinfold --features mutants --test mutants --test objections").run()?;
     Ok(())
 }
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+#[cfg(feature = "mutants")]
+use pinfold::mutants::Named;
 use pinfold::testing::stress::{Options, Progress, Schedule, run as run_stress};
-#[cfg(feature = "flaws")]
-use pinfold::testing::twin::Twin;
 
 use crate::size::Size;
 
@@ -61,9 +61,9 @@ pub struct StressArgs {
     schedule: ScheduleName,
 
     /// Breaks the cache in this way, to see that it is noticed
-    #[cfg(feature = "flaws")]
-    #[arg(long, value_name = "NAME", value_parser = twin)]
-    twin: Option<Twin>,
+    #[cfg(feature = "mutants")]
+    #[arg(long, value_name = "NAME", value_parser = mutant)]
+    mutant: Option<Named>,
 
     /// Where the real files go, and are removed in the end; direct I/O needs a disk there
     #[arg(long, value_name = "DIR")]
@@ -87,11 +87,11 @@ enum ScheduleName {
     Reopening,
 }
 
-/// A twin by its name.
-#[cfg(feature = "flaws")]
-fn twin(name: &str) -> Result<Twin, String> {
-    Twin::named(name).ok_or_else(|| {
-        let names: Vec<_> = Twin::all().map(Twin::name).collect();
+/// A mutant by its name.
+#[cfg(feature = "mutants")]
+fn mutant(name: &str) -> Result<Named, String> {
+    Named::named(name).ok_or_else(|| {
+        let names: Vec<_> = Named::all().map(Named::name).collect();
         format!("not one of {}", names.join(", "))
     })
 }
@@ -121,8 +121,8 @@ pub fn run(args: &StressArgs) -> Result<()> {
         .tempdir_in(&parent)
         .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
     let options = args.options(dir.path().to_owned())?;
-    #[cfg(feature = "flaws")]
-    Twin::switch_on(args.twin);
+    #[cfg(feature = "mutants")]
+    Named::switch_on(args.mutant);
     let bar = Bar::new(args);
     let result = run_stress(options, |progress| bar.show(progress));
     bar.0.finish_and_clear();

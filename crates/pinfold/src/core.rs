@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use crate::counters::Counters;
 use crate::failures::Failures;
-use crate::flaw::{self, Flaw};
 use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
 use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
+use crate::mutant::{self, Mutant};
 use crate::options::{Options, Reference};
 use crate::pressure::Pressure;
 use crate::readers::{Deferred, Readers};
@@ -85,9 +85,9 @@ impl Core {
             return None;
         }
         let held = Held { core: self, frame, head };
-        flaw::pause();
+        mutant::pause();
         // The folio may be another one by now: then the reference is given back by the drop.
-        (held.is(mapping.id, page) || flaw::on(Flaw::CountedBlindly)).then_some(held)
+        (held.is(mapping.id, page) || mutant::on(Mutant::CountedBlindly)).then_some(held)
     }
 
     /// A reference to whatever is at `frame`, if it is not frozen.

@@ -31,11 +31,11 @@ use pinfold_policy::{Arrival, Shadow};
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::flaw::{self, Flaw};
 use crate::frame::{Flags, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::Mapping;
+use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::{Extent, Request};
 use crate::stream::Plan;
@@ -148,7 +148,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
         if self.folios.is_empty() || cfg!(loom) && std::thread::panicking() {
             return;
         }
-        if !flaw::on(Flaw::BatchForgotten) {
+        if !mutant::on(Mutant::BatchForgotten) {
             self.land_all(Err(io::Error::other("the read was given up")), false);
         }
     }
@@ -297,7 +297,7 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     }
     reader.mapping.backing.submit(&mut requests);
     // What the engine has no room for is dropped, which ends it like a failed fill.
-    if flaw::on(Flaw::ForgetUnsubmitted) {
+    if mutant::on(Mutant::ForgetUnsubmitted) {
         std::mem::forget(requests);
     }
 }
@@ -381,12 +381,12 @@ fn insert(
     if outcome.is_err() {
         frame.forget_identity();
         // A reader with an old head may have got a reference while it said that it had this page.
-        if !flaw::on(Flaw::OccupiedWakesNobody) {
+        if !mutant::on(Mutant::OccupiedWakesNobody) {
             core.waiters.wake(head.0);
         }
     }
     let shadow = outcome?;
-    if flaw::on(Flaw::EvenBeforeRead) {
+    if mutant::on(Mutant::EvenBeforeRead) {
         frame.change_end();
     }
     core.counters.count(Event::FillStarted);
@@ -412,18 +412,18 @@ fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
 /// Step 4 for one folio, and the waking.
 fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, tell: bool) {
     let frame = core.frames.frame(filling.head);
-    if flaw::on(Flaw::WakeFirst) {
+    if mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }
     let mut changing = mapping.change();
     // Otherwise it was dropped on its way, and nobody can find it any more.
-    let wanted = frame.identity().mapping == mapping.id || flaw::on(Flaw::LandBlindly);
+    let wanted = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
     match judged {
         Ok(()) if wanted => {
-            if !flaw::on(Flaw::EvenBeforeRead) {
+            if !mutant::on(Mutant::EvenBeforeRead) {
                 // Under the mutex, the length that later folios are of, too: see `freeze::resize`.
                 let rest = mapping.len_bytes().saturating_sub(filling.page << PAGE_SHIFT);
-                if !flaw::on(Flaw::LandUnclipped) {
+                if !mutant::on(Mutant::LandUnclipped) {
                     frame.set_file_bytes(rest.min(filling.order.bytes() as u64) as usize);
                 }
                 frame.change_end();
@@ -450,7 +450,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     drop(changing);
     core.counters.count(Event::FillEnded);
     core.pressure.fill_ends(filling.order);
-    if !flaw::on(Flaw::WakeFirst) {
+    if !mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }
     if failed {
@@ -467,7 +467,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::prepare;
-    use crate::flaw::{self, Flaw};
+    use crate::mutant::{self, Mutant};
     use crate::source::Memory;
     use crate::{Cache, Error, File, Options};
 
@@ -505,10 +505,10 @@ mod tests {
 
     #[test]
     fn a_batch_that_is_forgotten_stays_on_its_way() {
-        flaw::with(Some(Flaw::BatchForgotten), || {
+        mutant::with(Some(Mutant::BatchForgotten), || {
             let (cache, file) = file();
             drop(prepare(file.handle(), 1, 7, true).unwrap());
-            assert_ne!(cache.stats().fills_in_flight, 0, "the flaw does nothing");
+            assert_ne!(cache.stats().fills_in_flight, 0, "the mutant does nothing");
         });
     }
 }

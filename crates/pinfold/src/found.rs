@@ -21,9 +21,9 @@ use crate::core::Held;
 use crate::counters::Event;
 use crate::error::Result;
 use crate::fill;
-use crate::flaw::{self, Flaw};
 use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::handle::Handle;
+use crate::mutant::{self, Mutant};
 
 /// A folio as it was at a look. Nothing holds it: to be believed if [`Frame::read_retry`] says so.
 #[derive(Clone, Copy)]
@@ -140,7 +140,7 @@ impl Handle {
         };
         let (id, start, span) = want.readable(frame);
         let at = offset.wrapping_sub(start);
-        if id != self.id && !flaw::on(Flaw::AnyIdentity) {
+        if id != self.id && !mutant::on(Mutant::AnyIdentity) {
             want.absent::<{ Event::Identity as usize }>(self);
             return None;
         }

@@ -18,7 +18,6 @@ mod failures;
 #[cfg(not(loom))]
 mod file;
 mod fill;
-mod flaw;
 mod fork;
 mod found;
 mod frame;
@@ -32,6 +31,9 @@ mod models;
 #[cfg(all(test, shuttle))]
 #[path = "models/whole/mod.rs"]
 mod models;
+mod mutant;
+#[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
+pub mod mutants;
 mod options;
 mod pin;
 mod pressure;

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
+use crate::mutant::{self, Mutant};
 use crate::source::{Backing, Identity, Key, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
@@ -84,16 +84,16 @@ impl Mapping {
     pub(crate) fn len_bytes(&self) -> u64 {
         // Acquire: pairs with the release in `set_len_bytes`; a reader that sees the folio filled
         // under a new length sees that length.
-        flaw::pause();
+        mutant::pause();
         let bytes = self.len_bytes.load(Ordering::Acquire);
-        flaw::pause();
+        mutant::pause();
         bytes
     }
 
     pub(crate) fn set_len_bytes(&self, bytes: u64) {
         // Release: pairs with the acquire in `len_bytes`.
         self.len_bytes.store(bytes, Ordering::Release);
-        flaw::pause();
+        mutant::pause();
     }
 
     /// Takes the `change` mutex.
@@ -271,11 +271,12 @@ impl Mappings {
         if mapping.handles.load(Ordering::Relaxed) > 0 {
             return;
         }
-        flaw::pause();
+        mutant::pause();
         let mut table = self.table();
         let id = mapping.id as usize;
         let listed = table.by_id[id].as_deref().is_some_and(|listed| std::ptr::eq(listed, mapping));
-        let opened = mapping.handles.load(Ordering::Relaxed) > 0 && !flaw::on(Flaw::RetireByGuess);
+        let opened =
+            mapping.handles.load(Ordering::Relaxed) > 0 && !mutant::on(Mutant::RetireByGuess);
         if !listed || opened {
             return;
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 // Not from `crate::sync`: levels and hints, on which no protocol hangs.
 use std::sync::atomic::AtomicU32;
 
-use crate::flaw::{self, Flaw};
 use crate::frame::Order;
+use crate::mutant::{self, Mutant};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex, Ordering};
 
@@ -105,7 +105,7 @@ impl Pressure {
     pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let moved = self.moved.lock();
         if *moved == seen {
-            drop(if flaw::on(Flaw::SleepUntilTold) {
+            drop(if mutant::on(Mutant::SleepUntilTold) {
                 self.moved_wake.wait(moved)
             } else {
                 self.moved_wake.wait_timeout(&self.moved, moved, nap)

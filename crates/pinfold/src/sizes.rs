@@ -51,9 +51,9 @@ sizes! {
     /// And how often at most.
     RECORDS_CHUNKS: usize = 64, loom 1, shuttle 1;
 
-    /// Stripes of those who wait. In the stress's twins, and for shuttle, nobody is woken by
+    /// Stripes of those who wait. In the stress's mutants, and for shuttle, nobody is woken by
     /// chance, because of another folio.
-    WAIT_STRIPES: usize = if cfg!(feature = "flaws") { 1 << 16 } else { 64 }, loom 2, shuttle 64;
+    WAIT_STRIPES: usize = if cfg!(feature = "mutants") { 1 << 16 } else { 64 }, loom 2, shuttle 64;
 
     /// Threads that have a shard of counters of their own. The checkers' threads have small stacks,
     /// on which a cache is put together.

@@ -9,7 +9,7 @@
 #[cfg(shuttle)]
 pub(crate) mod scheduled;
 
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -39,13 +39,13 @@ pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 /// The fence of whoever stores to words of a frame that readers without a reference load: identity,
 /// span, bytes. Each *thread* that stores them needs one after it came to the frame and before its
 /// first store: the fence of the thread that made the version odd orders that thread's own stores
-/// and nobody else's. `without` is the flaw that leaves this one out.
+/// and nobody else's. `without` is the mutant that leaves this one out.
 #[inline(always)]
-pub(crate) fn fence_before_racing_stores(without: Flaw) {
+pub(crate) fn fence_before_racing_stores(without: Mutant) {
     // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
     // something stored after this fence sees, behind its own, the odd version that the thread here
     // came after (through the allocator's mutex, a queue's, or a reference).
-    if !flaw::on(without) && !flaw::on(Flaw::RefillUnfenced) {
+    if !mutant::on(without) && !mutant::on(Mutant::RefillUnfenced) {
         fence(Ordering::Release);
     }
     // What is stored next goes past the buffers (`Extent::store`, and machine instructions).

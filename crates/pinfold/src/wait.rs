@@ -2,7 +2,7 @@
 //!
 //! Called by `fill`: those who find a folio on its way wait here, its filler wakes them.
 
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sizes::WAIT_STRIPES as STRIPES;
 use crate::sync::{Condvar, Mutex};
 
@@ -30,7 +30,7 @@ impl Waiters {
         let (mutex, condvar) = self.stripe(key);
         let mut guard = mutex.lock();
         while !done() {
-            flaw::pause();
+            mutant::pause();
             guard = condvar.wait(guard);
         }
     }
@@ -38,7 +38,7 @@ impl Waiters {
     /// Wakes whoever waits for `key`.
     pub(crate) fn wake(&self, key: u32) {
         let (mutex, condvar) = self.stripe(key);
-        if !flaw::on(Flaw::WakeUnlocked) {
+        if !mutant::on(Mutant::WakeUnlocked) {
             drop(mutex.lock());
         }
         condvar.notify_all();

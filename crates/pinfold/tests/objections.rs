@@ -492,10 +492,10 @@ fn files_on_tmpfs_are_read_without_a_reference_too() {
 
 // ---- each of them with its answer taken away ----
 
-/// Tests that fail with a flaw of `flaw.rs` on. Where an answer is no step that a flaw could leave out,
+/// Tests that fail with a mutant of `mutant.rs` on. Where an answer is no step that a mutant could leave out,
 /// it was taken away by hand: see `docs/cache.md`.
-#[cfg(feature = "flaws")]
-const TWINS: &[(&str, &str)] = &[
+#[cfg(feature = "mutants")]
+const MUTANTS: &[(&str, &str)] = &[
     ("a_frame_reused_for_another_page_while_it_is_read_is_noticed", "NoLastLook"),
     ("a_frame_reused_for_the_same_page_of_another_file_is_noticed", "AnyIdentity"),
     ("a_folio_split_while_it_is_read_is_noticed", "NoLastLook"),
@@ -506,17 +506,17 @@ const TWINS: &[(&str, &str)] = &[
     ("a_page_on_its_way_is_waited_for", "EvenBeforeRead"),
 ];
 
-#[cfg(feature = "flaws")]
+#[cfg(feature = "mutants")]
 #[test]
 fn each_fails_with_its_answer_taken_away() {
-    for (name, flaw) in TWINS {
+    for (name, mutant) in MUTANTS {
         // Ends: a race that is not met is tried again, some times.
         let caught = (0..10).any(|_| {
             let mut test = Command::new(std::env::current_exe().unwrap());
-            test.args(["--exact", name]).env("PINFOLD_FLAW", flaw).env("RUST_BACKTRACE", "0");
+            test.args(["--exact", name]).env("PINFOLD_MUTANT", mutant).env("RUST_BACKTRACE", "0");
             !test.output().unwrap().status.success()
         });
-        assert!(caught, "{name} does not fail with {flaw}");
+        assert!(caught, "{name} does not fail with {mutant}");
     }
 }
 

@@ -69,7 +69,7 @@
 //!
 //! The shipped code runs under loom (all orderings that C11 allows, a few threads) and under an
 //! explicit-state search (three actors, any legal operations, as long as they like, 3 or 4 count
-//! bits); each property has a broken twin of the protocol that the same test catches.
+//! bits); each property has a mutant of the protocol that the same test catches.
 //! `docs/refcount.md` in the repository has the proof and the table.
 //!
 //! # Features

@@ -1,16 +1,16 @@
 //! Everything about the protocol that a proof depends on and could be got wrong: the widths of
 //! the fields and the memory orderings, each with its partner.
 //!
-//! The shipped count runs on [`Shipped`]. A test makes a *broken twin* by overriding one constant,
+//! The shipped count runs on [`Shipped`]. A test makes a *mutant* by overriding one constant,
 //! and must then fail; narrow widths let an explicit-state search reach every limit.
 
 use core::sync::atomic::Ordering;
 
 /// Widths and orderings of a count.
 pub trait Protocol: 'static {
-    /// 1, or 0 for a protocol that cannot freeze at all (a twin).
+    /// 1, or 0 for a protocol that cannot freeze at all (a mutant).
     const FROZEN_BITS: u32 = 1;
-    /// Lifetimes told apart. 0 turns generations off (a twin).
+    /// Lifetimes told apart. 0 turns generations off (a mutant).
     const GENERATION_BITS: u32;
     /// Pinned pages, with one bit of headroom. 0 for a count that cannot be pinned.
     const PINS_BITS: u32;

@@ -15,8 +15,8 @@ use pinfold_refcount::protocol::Protocol;
 use pinfold_refcount::rivals::{Counter, SeedFrozen};
 use pinfold_refcount::{RefCount, Word};
 use stateright::{Checker, HasDiscoveries, Model, Property};
+use support::mutants::{EverybodyWins, Narrow, NeverUpdates, ThawAdds, TornSub};
 use support::replay::{History, ReplayWord, Run, step};
-use support::twins::{EverybodyWins, Narrow, NeverUpdates, ThawAdds, TornSub};
 
 /// A count under search: its operations on a replayed word, and what its word says.
 trait Subject: 'static {
@@ -51,7 +51,7 @@ fn run(count: &impl Counter, operation: Operation, held: u32) -> bool {
     }
 }
 
-/// The shipped count of protocol `P`; `W` is the word itself, or a twin's wrapper. Lifetimes as
+/// The shipped count of protocol `P`; `W` is the word itself, or a mutant's wrapper. Lifetimes as
 /// many apart as there are generations look the same to it, and are taken for the same when only
 /// what is `TOLD_APART` is asked for.
 struct Shipped<P, W = ReplayWord, const TOLD_APART: bool = true>(PhantomData<fn() -> (P, W)>);
@@ -352,7 +352,7 @@ fn the_shipped_count_holds() {
 }
 
 #[test]
-fn twins_are_caught() {
+fn mutants_are_caught() {
     caught::<Shipped<Narrow<0, 0, 3>>>("no generation", "the zero of another lifetime");
     caught::<Shipped<P, NeverUpdates<ReplayWord>>>("no wiping", "debris left");
     caught::<Shipped<P, ThawAdds<ReplayWord, P>>>("unfreeze adds", "the word says");

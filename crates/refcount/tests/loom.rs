@@ -1,5 +1,5 @@
 //! The shipped count under loom: every interleaving of a few threads, and every value that the
-//! C11 memory model lets a load return. Beside each model the broken twins that it must catch.
+//! C11 memory model lets a load return. Beside each model the mutants that it must catch.
 //!
 //! `PINFOLD_LOOM_PREEMPTIONS` bounds how often a thread may be interrupted (default: no bound;
 //! these models are small).
@@ -14,7 +14,7 @@ use pinfold_refcount::atomic::AtomicWord;
 use pinfold_refcount::atomic::checked::CheckedWord;
 use pinfold_refcount::protocol::{Protocol, Shipped};
 use support::caught;
-use support::twins::{
+use support::mutants::{
     EverybodyWins, NoFrozenBit, NoGeneration, RelaxedFreeze, RelaxedLast, RelaxedPut, RelaxedThaw,
     RelaxedTryGet, ThawAdds, TornSub,
 };
@@ -93,7 +93,7 @@ impl<P: Protocol, A: AtomicWord<u64> + 'static> Folio<P, A> {
     /// At the end of a model: destroyed exactly once, and not left at a zero.
     fn assert_dead(&self, destroyers: usize) {
         assert_eq!(destroyers, 1, "destroyers of one lifetime");
-        // A twin that cannot freeze has to be caught by what follows from that.
+        // A mutant that cannot freeze has to be caught by what follows from that.
         assert!(self.count.is_frozen() || P::FROZEN_BITS == 0, "left as {:?}", self.count);
     }
 }
@@ -307,24 +307,24 @@ fn pin_freeze<P: Protocol, A: AtomicWord<u64> + 'static>() {
     });
 }
 
-/// `name: model holds for the shipped protocol, and catches twin, twin, ...`
+/// `name: model holds for the shipped protocol, and catches mutant, mutant, ...`
 macro_rules! models {
-    ($($name:ident: $model:ident catches $($twin:ty $(as $word:ty)? => $how:expr),*;)*) => {$(
+    ($($name:ident: $model:ident catches $($mutant:ty $(as $word:ty)? => $how:expr),*;)*) => {$(
         #[test]
         fn $name() {
             $model::<Shipped, CheckedWord>();
             $(
-                let how = caught(models!(@run $model, $twin $(, $word)?));
+                let how = caught(models!(@run $model, $mutant $(, $word)?));
                 assert!(
                     how.contains($how),
                     "{} caught {} by saying «{how}», not «{}»",
-                    stringify!($model), stringify!($twin), $how,
+                    stringify!($model), stringify!($mutant), $how,
                 );
             )*
         }
     )*};
-    (@run $model:ident, $twin:ty) => { $model::<$twin, CheckedWord> };
-    (@run $model:ident, $twin:ty, $word:ty) => { $model::<$twin, $word> };
+    (@run $model:ident, $mutant:ty) => { $model::<$mutant, CheckedWord> };
+    (@run $model:ident, $mutant:ty, $word:ty) => { $model::<$mutant, $word> };
 }
 
 const RACE: &str = "Causality violation";

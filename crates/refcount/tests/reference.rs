@@ -7,7 +7,7 @@ mod support;
 use pinfold_refcount::protocol::{Protocol, Shipped};
 use pinfold_refcount::{GetError, RefCount};
 use proptest::prelude::*;
-use support::twins::Narrow;
+use support::mutants::Narrow;
 
 /// The count as one would write it without threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 //! The reference policies against sequences computed by hand, all policies against the optimum and
-//! naive twins, traces and generators, and the promise of the policy: not worse than LRU, near
+//! naive versions, traces and generators, and the promise of the policy: not worse than LRU, near
 //! W-TinyLFU.
 
 use std::collections::VecDeque;
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn lru_is_its_naive_twin(
+    fn lru_is_its_naive_version(
         pages in prop::collection::vec(0..40_u32, 1..500), capacity in 1..30_u32,
     ) {
         let found = naive_lru(&pages, capacity as usize);

@@ -28,10 +28,10 @@ use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::flaw::{self, Flaw};
 use crate::found::{AnyPage, Found, Mark};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, guessed};
 use crate::handle::Handle;
+use crate::mutant::{self, Mutant};
 
 /// A page of a file, in place, under a counted reference: derefs to its bytes.
 ///
@@ -90,8 +90,8 @@ impl Handle {
         if !take_one(self.reference, frame) {
             return None;
         }
-        flaw::pause();
-        if frame.read_retry(stamp) && !flaw::on(Flaw::CountedBlindly) {
+        mutant::pause();
+        if frame.read_retry(stamp) && !mutant::on(Mutant::CountedBlindly) {
             self.core.put(head);
             return None;
         }

@@ -26,10 +26,10 @@ use super::reader::{Reader, Shown, State};
 use super::view::{self, View};
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::flaw::{self, Flaw};
 use crate::found::{AnyPage, Found, Mark, Want, WholePage};
 use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, guessed};
 use crate::handle::Handle;
+use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, Ordering};
 
 /// A page of a file, in place, announced in the thread's own slot: derefs to its bytes.
@@ -163,7 +163,7 @@ fn announce_again<const ANY: bool>(
     reader: &Reader,
 ) -> bool {
     let Some((frame, _)) = handle.window.try_both(head) else { return false };
-    let anew = flaw::on(Flaw::RecallBlindly).then(|| frame.read_begin().unwrap_or_default());
+    let anew = mutant::on(Mutant::RecallBlindly).then(|| frame.read_begin().unwrap_or_default());
     // Release, both stores: as in `announce_found`.
     slot.store(head.0, Ordering::Release);
     reader.light_fence::<ANY>();
@@ -189,14 +189,14 @@ fn announce_found<const ANY: bool>(
     // orders of a head are of folios that began there.
     let bytes = guessed(from, at as usize, 0);
     let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
-    if flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
+    if mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
         return false;
     }
     // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio here,
     // and so not the one before, comes after all that was read of that one.
     slot.store(head.0, Ordering::Release);
     reader.light_fence::<ANY>();
-    if !flaw::on(Flaw::AnnounceLate) && frame.read_retry(stamp) {
+    if !mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
         // Release: as at the end of a borrow; nothing was read, though.
         slot.store(0, Ordering::Release);
         return false;
@@ -255,7 +255,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
         let count = &self.handle().core.frames.frame(head).count;
-        if flaw::on(Flaw::UpgradeUnannounced)
+        if mutant::on(Mutant::UpgradeUnannounced)
             && let Some(slot) = self.state().slot
         {
             // SAFETY: as in `drop`.
@@ -339,7 +339,7 @@ impl Drop for Borrowed<'_, '_> {
         // Release: pairs with the acquire in `Readers::look`: all that was read here comes before
         // whatever is done to the folio next.
         let order =
-            if flaw::on(Flaw::ClearRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+            if mutant::on(Mutant::ClearRelaxed) { Ordering::Relaxed } else { Ordering::Release };
         // SAFETY: the slot is in the record of the reader, which the guard's lifetime keeps.
         unsafe { slot.as_ref() }.store(0, order);
     }

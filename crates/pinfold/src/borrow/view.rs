@@ -5,8 +5,8 @@
 
 use std::ptr::NonNull;
 
-use crate::flaw::{self, Flaw};
 use crate::frame::{Frame, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
+use crate::mutant::{self, Mutant};
 use crate::sync::{Ordering, fence};
 
 /// One page of a folio.
@@ -124,7 +124,7 @@ impl View {
         fence(Ordering::Acquire);
         // The bytes of a folio that has a guard never change, and it is never split or moved: all
         // that can happen to it is that it leaves its file.
-        self.frame().identity().mapping != MAPPING_NONE || flaw::on(Flaw::CurrentBlindly)
+        self.frame().identity().mapping != MAPPING_NONE || mutant::on(Mutant::CurrentBlindly)
     }
 }
 

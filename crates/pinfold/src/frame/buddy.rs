@@ -36,7 +36,7 @@ use super::mobility::{Mobility, Runs};
 use super::run_map::RunMap;
 use super::table::Table;
 use super::units::{FrameNumber, Order};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 /// What is free, and in which sizes.
@@ -428,7 +428,9 @@ impl Lists {
     /// Adds the block to the held frames, if it lies in the run that is held.
     fn give_held(&mut self, head: FrameNumber, order: Order) -> bool {
         match &mut self.held {
-            Some(held) if head.align_down(Order::MAX) == held.run && !flaw::on(Flaw::HoldLeaks) => {
+            Some(held)
+                if head.align_down(Order::MAX) == held.run && !mutant::on(Mutant::HoldLeaks) =>
+            {
                 held.map.insert(head.0 - held.run.0, order);
                 true
             }

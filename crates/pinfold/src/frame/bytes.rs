@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 use super::units::PAGE_BYTES;
-use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 use crate::sync::{AtomicU64, Ordering, fence_before_racing_stores};
 
 /// A word for each frame of an arena.
@@ -47,7 +47,7 @@ pub(crate) fn fill(address: NonNull<u8>, value: u64) {
     let arena = arena();
     let word = arena.word(address.addr().get()).expect("an address in the arena");
     // As `Extent::store`, both.
-    fence_before_racing_stores(Flaw::StoreUnfenced);
+    fence_before_racing_stores(Mutant::StoreUnfenced);
     word.store(value, Ordering::Relaxed);
 }
 

@@ -67,7 +67,7 @@ use bitflags::bitflags;
 
 use super::count::{self, Count};
 use super::units::{FrameNumber, Order, PAGE_SHIFT};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_racing_stores};
 
 /// The mapping of a folio that belongs to no file.
@@ -201,11 +201,11 @@ impl Frame {
         // Acquire: pairs with the Release fence in `change_begin`, and with those in
         // `fence_before_racing_stores`. If any load before this fence saw a store made after one of
         // them, the load below sees the odd version or a later one.
-        if !flaw::on(Flaw::LastLookUnfenced) {
+        if !mutant::on(Mutant::LastLookUnfenced) {
             fence(Ordering::Acquire);
         }
         // Relaxed: the fence above orders it.
-        self.version.load(Ordering::Relaxed) != stamp.0 && !flaw::on(Flaw::NoLastLook)
+        self.version.load(Ordering::Relaxed) != stamp.0 && !mutant::on(Mutant::NoLastLook)
     }
 
     /// Begins a change of identity or bytes. One at a time: the caller has frozen the folio, or
@@ -235,7 +235,7 @@ impl Frame {
     pub(crate) fn change_end(&self) {
         // Relaxed: as in `change_begin`.
         let version = self.version.load(Ordering::Relaxed);
-        let version = if flaw::on(Flaw::FreezeStaysEven) { version | 1 } else { version };
+        let version = if mutant::on(Mutant::FreezeStaysEven) { version | 1 } else { version };
         assert!(version & 1 == 1, "no change of this folio to end (version {version})");
         // Release: pairs with the Acquire load in `read_begin`.
         self.version.store(version + 1, Ordering::Release);
@@ -355,7 +355,7 @@ impl Frame {
         assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
         self.assert_changing("folio handed out");
         // The version was made odd by another thread, maybe.
-        fence_before_racing_stores(Flaw::HandOutUnfenced);
+        fence_before_racing_stores(Mutant::HandOutUnfenced);
         // Relaxed, all four: `count.set` publishes them. Whoever gets a reference by a stale
         // number synchronizes with it, finds no mapping here, and leaves; had the old identity
         // stayed, a page that was evicted would be taken for the one now being filled.
@@ -404,7 +404,7 @@ impl Frame {
     fn settle_span(&self, flags: Flags) {
         let marked = flags.contains(Flags::READAHEAD);
         // Whoever lands the folio, or takes the mark away, need not be who was given the frame.
-        fence_before_racing_stores(Flaw::SpanUnfenced);
+        fence_before_racing_stores(Mutant::SpanUnfenced);
         // Relaxed, both: either the version orders it, or it is as good a moment later.
         let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);
@@ -507,7 +507,7 @@ impl Frame {
         // Relaxed: whoever may do this to the folio is the one who made the version odd, or got
         // the folio from them through the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
-        let changing = version & 1 == 1 || flaw::on(Flaw::FreezeStaysEven);
+        let changing = version & 1 == 1 || mutant::on(Mutant::FreezeStaysEven);
         assert!(changing, "{what} while readers believe it (version {version})");
     }
 }

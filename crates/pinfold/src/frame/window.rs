@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use super::{Frame, FrameNumber, Frames};
 #[cfg(not(loom))]
 use super::{PAGE_SHIFT, table::entry_at};
-use crate::flaw;
+use crate::mutant;
 
 /// Entries and bytes of an arena.
 #[cfg(not(loom))]
@@ -41,7 +41,7 @@ impl Window {
     /// for one comparison.
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
-        flaw::pause();
+        mutant::pause();
         if frame.0 >= self.frames {
             return None;
         }
@@ -73,7 +73,7 @@ impl Window {
     }
 
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
-        flaw::pause();
+        mutant::pause();
         // SAFETY: the promise made to `of`.
         let frames = unsafe { self.0.as_ref() };
         Some((frames.try_frame(frame)?, frames.address(frame)))

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use super::users::{self, InUse};
 use crate::core::Core;
-use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE};
 use crate::mapping::{Changing, Mapping};
+use crate::mutant::{self, Mutant};
 use crate::readers::LOOK_MAX;
 
 /// A folio that may be frozen, and what it was when it was chosen.
@@ -121,7 +121,7 @@ impl Batch {
 impl Batch {
     /// Step 2.
     fn change_all(&self) -> Vec<Changing<'_>> {
-        if flaw::on(Flaw::BatchUnordered)
+        if mutant::on(Mutant::BatchUnordered)
             && let (Some(first), Some(last)) = (self.folios.first(), self.mappings.last())
             && first.identity.mapping == last.id
         {
@@ -153,7 +153,7 @@ fn freeze_there(core: &Core, changing: &mut Changing<'_>, folio: Candidate) -> R
     if !there || frame.identity() != folio.identity || frame.is_changing() {
         return Err(InUse::Busy);
     }
-    if !changing.writer(&core.nodes).is_clean(page) && !flaw::on(Flaw::LoseDirty) {
+    if !changing.writer(&core.nodes).is_clean(page) && !mutant::on(Mutant::LoseDirty) {
         return Err(InUse::Dirty);
     }
     users::freeze(frame)

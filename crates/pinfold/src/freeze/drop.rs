@@ -16,10 +16,10 @@ use std::ops::Range;
 
 use super::users;
 use crate::core::Core;
-use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Order, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::mapping::{Changing, Mapping};
+use crate::mutant::{self, Mutant};
 use crate::readers::LOOK_MAX;
 
 /// Folios dropped in one go with the mutex held, and looked for at once.
@@ -35,10 +35,10 @@ enum Unclean {
 /// Drops every folio that has a page of `pages` and whose bytes the source has; gives the bytes
 /// dropped.
 pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
-    if flaw::on(Flaw::InvalidateNothing) {
+    if mutant::on(Mutant::InvalidateNothing) {
         return 0;
     }
-    let unclean = if flaw::on(Flaw::LoseDirty) { Unclean::Go } else { Unclean::Stay };
+    let unclean = if mutant::on(Mutant::LoseDirty) { Unclean::Go } else { Unclean::Stay };
     drop_range(core, mapping, pages, unclean, None)
 }
 
@@ -56,14 +56,14 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
 /// has seen the new length finds no byte of the old one.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
-    if flaw::on(Flaw::KeepOldEnd) {
+    if mutant::on(Mutant::KeepOldEnd) {
         return mapping.set_len_bytes(len_bytes);
     }
-    if !mapping.change().writer(&core.nodes).is_all_clean() && !flaw::on(Flaw::LoseDirty) {
+    if !mapping.change().writer(&core.nodes).is_all_clean() && !mutant::on(Mutant::LoseDirty) {
         return;
     }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
-    if flaw::on(Flaw::LengthFirst) {
+    if mutant::on(Mutant::LengthFirst) {
         mapping.set_len_bytes(len_bytes);
         discard(core, mapping, pages);
     } else if len_bytes != old_bytes {
@@ -124,7 +124,7 @@ fn drop_range(
 /// Steps 1 to 3.
 fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
     let frame = core.frames.frame(head);
-    if !frame.is_changing() && !flaw::on(Flaw::FreezeStaysEven) {
+    if !frame.is_changing() && !mutant::on(Mutant::FreezeStaysEven) {
         frame.change_begin();
     }
     core.residency.remove(&core.frames, head);

@@ -16,10 +16,10 @@
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
 use crate::counters::Event;
-use crate::flaw::{self, Flaw};
 use crate::frame::{Flags, FrameNumber, copy_racing};
 use crate::index::FolioAt;
 use crate::mapping::Changing;
+use crate::mutant::{self, Mutant};
 
 /// Steps 1 to 7 but for the freeing of the old frames, which is the caller's, without the mutex.
 ///
@@ -63,10 +63,10 @@ pub(crate) fn move_frozen(
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
     assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame), "moved another folio");
     core.residency.replace(&core.frames, folio.frame, new_head);
-    flaw::pause();
+    mutant::pause();
     new.change_end();
     // A reader may have got a reference to it since step 4, and wait for this.
-    if !flaw::on(Flaw::MoveWakesNobody) {
+    if !mutant::on(Mutant::MoveWakesNobody) {
         core.waiters.wake(new_head.0);
     }
     old.forget_identity();

@@ -13,10 +13,10 @@
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
 use crate::counters::Event;
-use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order};
 use crate::index::{FolioAt, NoNodes};
 use crate::mapping::Changing;
+use crate::mutant::{self, Mutant};
 
 /// Splits `folio`, which is in the index of the mapping that `changing` has locked, into pieces of
 /// `order`. `Ok(Err(..))`: somebody holds it.
@@ -50,7 +50,7 @@ pub(crate) fn split(
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
         // A reader may have got a reference to a piece since step 3, and wait for this.
-        if !flaw::on(Flaw::MoveWakesNobody) {
+        if !mutant::on(Mutant::MoveWakesNobody) {
             core.waiters.wake(piece(n).0);
         }
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::flaw::{self, Flaw};
 use crate::index::Mark;
+use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::Memory;
 use crate::{BUDGET_MIN_BYTES, Cache, Error, File, Hint, Options};
@@ -94,7 +94,7 @@ fn a_new_length_keeps_it() {
 /// Runs it as shipped, and with the mutant that loses what is dirty, which it has to catch.
 fn holds_and_catches(test: fn()) {
     test();
-    let caught = std::panic::catch_unwind(|| flaw::with(Some(Flaw::LoseDirty), test));
+    let caught = std::panic::catch_unwind(|| mutant::with(Some(Mutant::LoseDirty), test));
     assert!(caught.is_err(), "LoseDirty was not caught");
 }
 

@@ -15,8 +15,8 @@
 
 use crate::core::Core;
 use crate::counters::Event;
-use crate::flaw::{self, Flaw};
 use crate::frame::{Frame, FrameNumber};
+use crate::mutant::{self, Mutant};
 use crate::readers::Announced;
 
 /// Why a folio cannot be taken apart.
@@ -35,16 +35,16 @@ pub(crate) enum InUse {
 /// Freezes a folio that only the index has, and makes its version odd. From here on nobody gets a
 /// reference or a pin, and no read without one succeeds. Borrows that were there go on.
 pub(super) fn freeze(frame: &Frame) -> Result<(), InUse> {
-    let expected = if flaw::on(Flaw::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
-    if flaw::on(Flaw::FreezePinned) && frame.count.pins() > 0 {
+    let expected = if mutant::on(Mutant::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
+    if mutant::on(Mutant::FreezePinned) && frame.count.pins() > 0 {
         let _ = frame.count.unpin(frame.count.pins());
     }
     match frame.count.freeze(expected) {
         Ok(()) => {
-            if !flaw::on(Flaw::FreezeStaysEven) {
+            if !mutant::on(Mutant::FreezeStaysEven) {
                 frame.change_begin();
             }
-            flaw::pause();
+            mutant::pause();
             Ok(())
         }
         Err(word) if !word.is_frozen() && word.pins() > 0 => Err(InUse::Pinned),
@@ -91,10 +91,10 @@ pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     for (n, &head) in gone.iter().enumerate() {
         core.waiters.wake(head.0);
         let count = &core.frames.frame(head).count;
-        if flaw::on(Flaw::DropPins) && count.pins() > 0 {
+        if mutant::on(Mutant::DropPins) && count.pins() > 0 {
             let _ = count.unpin(count.pins());
         }
-        if announced.has(n) && !flaw::on(Flaw::GoneAtOnce) {
+        if announced.has(n) && !mutant::on(Mutant::GoneAtOnce) {
             core.counters.count(Event::Deferred);
             core.deferred.push(head);
         } else {

@@ -31,7 +31,7 @@ use super::Index;
 use super::entry::{Entry, FrameNumber, Kind};
 use super::memory::NodeMemory;
 use super::writer::{IndexWriter, slot_of};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sizes::DIRECTORY_BLOCKS_MAX;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -71,7 +71,7 @@ impl Directory {
             self.grow();
         }
         let (old, whole) = (Some(&self.first), self.whole.get());
-        let old = old.filter(|_| whole.is_none() || !flaw::on(Flaw::OldDirectoryStays));
+        let old = old.filter(|_| whole.is_none() || !mutant::on(Mutant::OldDirectoryStays));
         for word in [old, whole].into_iter().flatten().filter_map(|words| words.get(block as usize))
         {
             // Relaxed, both: the writer is alone, and readers take it for a hint. Most changes
@@ -88,7 +88,7 @@ impl Directory {
     fn grow(&self) {
         self.whole.get_or_init(|| {
             let whole = zeroed(DIRECTORY_BLOCKS_MAX as usize);
-            if flaw::on(Flaw::DirectoryGrowsEmpty) {
+            if mutant::on(Mutant::DirectoryGrowsEmpty) {
                 return whole;
             }
             for (word, first) in whole.iter().zip(&self.first) {
@@ -125,7 +125,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
     /// Brings the directory in step after a change of 2^`order` pages from `page` on. Block 0 goes
     /// with each: the root above it may have become a node, or been one.
     pub(super) fn enter_in_directory(&self, page: u64, order: u32) {
-        if flaw::on(Flaw::DirectoryStays) {
+        if mutant::on(Mutant::DirectoryStays) {
             return;
         }
         self.enter_block(0);

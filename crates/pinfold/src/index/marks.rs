@@ -13,7 +13,7 @@ use super::entry::Entry;
 use super::node::{Node, slot_mask};
 use super::writer::{IndexWriter, Seat};
 #[cfg(test)]
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if there
@@ -96,7 +96,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             let old = node.marks(mark);
             node.set_marks(mark, old | mask);
             let links = node.links();
-            if old != 0 || links.parent == 0 || flaw::on(Flaw::MarkStaysLow) {
+            if old != 0 || links.parent == 0 || mutant::on(Mutant::MarkStaysLow) {
                 return; // a node with a bit set is marked in its parent already
             }
             node = self.node(Entry(links.parent));

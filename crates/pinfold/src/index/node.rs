@@ -21,7 +21,7 @@
 use super::Mark;
 use super::entry::Entry;
 use super::memory::NodeMemory;
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const LINKS: usize = 3;
@@ -101,7 +101,7 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
 
     /// Stores what readers may see from now on.
     pub(super) fn publish(self, i: u32, entry: Entry) {
-        let order = if flaw::on(Flaw::PublishRelaxed) {
+        let order = if mutant::on(Mutant::PublishRelaxed) {
             Ordering::Relaxed // a deliberate mistake, tests only
         } else {
             // Release: pairs with the Acquire in `Index::walk`. A reader that finds a node here sees
@@ -120,7 +120,7 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
 
     /// Makes the node ready for use: every slot, every mark, the links.
     pub(super) fn fill(self, links: Links, entry: Entry) {
-        if !flaw::on(Flaw::KeepOldSlots) {
+        if !mutant::on(Mutant::KeepOldSlots) {
             for i in 0..Self::FANOUT {
                 self.prepare(i, entry);
             }

@@ -14,7 +14,7 @@ use super::entry::Entry;
 use super::memory::{NodeMemory, node_bytes};
 use super::node::Node;
 use super::{Index, IndexOwner};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::Mutex;
 use std::ops::Range;
 #[cfg(not(loom))]
@@ -236,7 +236,7 @@ impl<const BITS: u32> NodePool<BITS> {
 
     /// Gives back all of `stash`.
     pub(super) fn give_back(&self, stash: &mut Stash) {
-        if stash.len == 0 || flaw::on(Flaw::LeakNodes) {
+        if stash.len == 0 || mutant::on(Mutant::LeakNodes) {
             return;
         }
         let mut state = self.state.lock();

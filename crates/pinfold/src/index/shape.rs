@@ -13,7 +13,7 @@ use super::Mark;
 use super::entry::{Entry, Kind, Root};
 use super::node::{Links, Node, slot_mask};
 use super::writer::{IndexWriter, slot_of};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Lowest level whose node, as the root's, covers pages up to `last`.
@@ -105,7 +105,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         let links = Links { parent: 0, slot: 0, level, present: 1, shadows: 0 };
         let node = self.new_node(links, Entry::EMPTY);
         let root = Root { entry: node.entry(), bits: (level + 1) * BITS };
-        if flaw::on(Flaw::PublishBeforeFill) {
+        if mutant::on(Mutant::PublishBeforeFill) {
             self.set_root(root);
         }
         node.prepare(0, old.entry());
@@ -130,7 +130,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         let links = Links { parent: 0, slot: 0, level, present, shadows };
         let node = self.new_node(links, Entry::EMPTY);
         let new_root = Root { entry: node.entry(), bits: (level + 1) * BITS };
-        if flaw::on(Flaw::PublishBeforeFill) {
+        if mutant::on(Mutant::PublishBeforeFill) {
             self.set_root(new_root);
         }
         for i in 0..count {
@@ -243,7 +243,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             };
             self.owner.root_marks = 0;
             for mark in Mark::ALL {
-                if node.marks(mark) != 0 && !flaw::on(Flaw::ShrinkDropsMarks) {
+                if node.marks(mark) != 0 && !mutant::on(Mutant::ShrinkDropsMarks) {
                     self.owner.root_marks |= 1 << mark as u32;
                 }
             }

@@ -17,7 +17,7 @@ use super::node::{Links, Node, slot_mask};
 use super::pool::NoNodes;
 use super::writer::{IndexWriter, Seat};
 use super::{FolioAt, FrameNumber, Mark};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 
 /// Why a split changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,7 +94,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.push_root_down();
         let (_, seat) = self.find(page).expect("found before");
         let Seat::Slots { node, first, count } = seat else { unreachable!("was pushed down") };
-        if flaw::on(Flaw::SplitClearsFirst) {
+        if mutant::on(Mutant::SplitClearsFirst) {
             self.store(seat, Entry::EMPTY);
         }
         let mut pieces = Pieces { order: new_order, head, next: 0 };
@@ -140,7 +140,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         let level = parent.links().level - 1;
         let links = Links { parent: parent.entry().0, slot, level, present: all, shadows: 0 };
         let node = self.new_node(links, Entry::EMPTY);
-        if flaw::on(Flaw::PublishBeforeFill) {
+        if mutant::on(Mutant::PublishBeforeFill) {
             parent.publish(slot, node.entry());
         }
         for mark in Mark::ALL {

@@ -10,7 +10,7 @@ use super::entry::{Entry, Kind, Root};
 use super::node::{Node, slot_mask};
 use super::pool::{NoNodes, NodePool, Stash};
 use super::{FolioAt, FrameNumber, Index, IndexOwner, Mark, ORDER_MAX, PAGES_END, Slot};
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::Ordering;
 
 /// The one writer of an index; gives back what it reserved and did not use when dropped.
@@ -78,7 +78,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     }
 
     pub(super) fn set_root(&mut self, root: Root) {
-        let order = if flaw::on(Flaw::PublishRelaxed) {
+        let order = if mutant::on(Mutant::PublishRelaxed) {
             Ordering::Relaxed // a deliberate mistake, tests only
         } else {
             // Release: pairs with the Acquire in `Index::walk`, as `Node::publish` does.
@@ -173,7 +173,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         assert!(wanted >> order == page >> order, "page {wanted} is not in the folio at {page}");
         let end = page + (1 << order);
         if let Some(folio) = self.next_present(page..end)
-            && !flaw::on(Flaw::InsertBlindly)
+            && !mutant::on(Mutant::InsertBlindly)
         {
             return Err(InsertError::Occupied(folio));
         }
@@ -247,7 +247,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Returns the folio as it was, `None` if there is none.
     pub(crate) fn replace(&mut self, page: u64, new: FrameNumber) -> Option<FolioAt> {
         let (folio, seat) = self.find(page)?;
-        if flaw::on(Flaw::ReplaceClearsFirst) {
+        if mutant::on(Mutant::ReplaceClearsFirst) {
             self.store(seat, Entry::EMPTY);
         }
         match seat {

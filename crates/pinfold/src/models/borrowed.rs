@@ -8,9 +8,9 @@ use std::sync::Arc;
 use super::{Model, RACE, holds_and_catches, moved, race};
 use crate::borrow::Reader;
 use crate::counters::Counters;
-use crate::flaw::Flaw;
 use crate::frame::FrameNumber;
 use crate::freeze;
+use crate::mutant::Mutant;
 use crate::readers::{Barrier, Readers};
 use crate::sync::{AtomicU32, Ordering};
 
@@ -48,15 +48,15 @@ fn against_eviction() {
 
 #[test]
 fn what_is_borrowed_is_not_evicted() {
-    let flaws = [
-        (Flaw::AnnounceLate, RACE),
-        (Flaw::AnnounceUnfenced, RACE),
-        (Flaw::ScanUnfenced, RACE),
-        (Flaw::NoScan, RACE),
-        (Flaw::ClearRelaxed, RACE),
-        (Flaw::FreezeStaysEven, RACE),
+    let mutants = [
+        (Mutant::AnnounceLate, RACE),
+        (Mutant::AnnounceUnfenced, RACE),
+        (Mutant::ScanUnfenced, RACE),
+        (Mutant::NoScan, RACE),
+        (Mutant::ClearRelaxed, RACE),
+        (Mutant::FreezeStaysEven, RACE),
     ];
-    holds_and_catches(against_eviction, &flaws);
+    holds_and_catches(against_eviction, &mutants);
 }
 
 /// The same page twice: the second time the slot remembers it.
@@ -81,8 +81,8 @@ fn what_a_slot_remembers_is_borrowed_only_if_it_is_still_there() {
         };
         race(&Model::only(), evict_and_refill, borrow_again);
     };
-    let flaws = [(Flaw::RecallBlindly, "wrong bytes"), (Flaw::AnnounceUnfenced, RACE)];
-    holds_and_catches(against_eviction, &flaws);
+    let mutants = [(Mutant::RecallBlindly, "wrong bytes"), (Mutant::AnnounceUnfenced, RACE)];
+    holds_and_catches(against_eviction, &mutants);
 }
 
 /// The borrow as it is compiled into a program: in the first slot, without a fence of its own, and
@@ -103,14 +103,14 @@ fn shipped_against_eviction() {
 
 #[test]
 fn what_is_borrowed_without_a_fence_is_not_evicted() {
-    let flaws = [
-        (Flaw::AnnounceLate, RACE),
-        (Flaw::AnnounceUnfenced, RACE),
-        (Flaw::ScanUnfenced, RACE),
-        (Flaw::NoScan, RACE),
-        (Flaw::ClearRelaxed, RACE),
+    let mutants = [
+        (Mutant::AnnounceLate, RACE),
+        (Mutant::AnnounceUnfenced, RACE),
+        (Mutant::ScanUnfenced, RACE),
+        (Mutant::NoScan, RACE),
+        (Mutant::ClearRelaxed, RACE),
     ];
-    holds_and_catches(shipped_against_eviction, &flaws);
+    holds_and_catches(shipped_against_eviction, &mutants);
 }
 
 fn against_invalidation() {
@@ -119,14 +119,14 @@ fn against_invalidation() {
 
 #[test]
 fn what_is_borrowed_and_invalidated_is_freed_later() {
-    let flaws = [
-        (Flaw::GoneAtOnce, RACE),
-        (Flaw::AnnounceLate, RACE),
-        (Flaw::AnnounceUnfenced, RACE),
-        (Flaw::ScanUnfenced, RACE),
-        (Flaw::ClearRelaxed, RACE),
+    let mutants = [
+        (Mutant::GoneAtOnce, RACE),
+        (Mutant::AnnounceLate, RACE),
+        (Mutant::AnnounceUnfenced, RACE),
+        (Mutant::ScanUnfenced, RACE),
+        (Mutant::ClearRelaxed, RACE),
     ];
-    holds_and_catches(against_invalidation, &flaws);
+    holds_and_catches(against_invalidation, &mutants);
 }
 
 /// A folio of two pages is split, the second dropped, and its frame filled anew.
@@ -136,7 +136,7 @@ fn against_split() {
 
 #[test]
 fn what_is_borrowed_is_not_split() {
-    holds_and_catches(against_split, &[(Flaw::NoScan, RACE)]);
+    holds_and_catches(against_split, &[(Mutant::NoScan, RACE)]);
 }
 
 fn against_migration() {
@@ -145,7 +145,10 @@ fn against_migration() {
 
 #[test]
 fn what_is_borrowed_is_not_moved() {
-    holds_and_catches(against_migration, &[(Flaw::NoScan, RACE), (Flaw::AnnounceUnfenced, RACE)]);
+    holds_and_catches(
+        against_migration,
+        &[(Mutant::NoScan, RACE), (Mutant::AnnounceUnfenced, RACE)],
+    );
 }
 
 /// Borrows, upgrades, ends the borrow, and looks at the page under the reference.
@@ -168,12 +171,12 @@ fn upgrade_against_invalidation() {
 
 #[test]
 fn an_upgrade_is_not_too_late() {
-    holds_and_catches(upgrade_against_eviction, &[(Flaw::UpgradeUnannounced, "wrong bytes")]);
+    holds_and_catches(upgrade_against_eviction, &[(Mutant::UpgradeUnannounced, "wrong bytes")]);
 }
 
 #[test]
 fn an_upgrade_of_what_is_invalidated_is_not_too_late() {
-    holds_and_catches(upgrade_against_invalidation, &[(Flaw::UpgradeUnannounced, "wrong bytes")]);
+    holds_and_catches(upgrade_against_invalidation, &[(Mutant::UpgradeUnannounced, "wrong bytes")]);
 }
 
 /// A thread leaves the first record while it borrows by the second; a freezer makes the version odd and
@@ -204,12 +207,12 @@ fn leave_below() {
 
 #[test]
 fn a_reader_that_leaves_hides_no_other() {
-    let flaws = [
-        (Flaw::LeaveByNumber, "free, and borrowed"),
-        (Flaw::RegisterLate, "free, and borrowed"),
-        (Flaw::ScanUnfenced, "free, and borrowed"),
+    let mutants = [
+        (Mutant::LeaveByNumber, "free, and borrowed"),
+        (Mutant::RegisterLate, "free, and borrowed"),
+        (Mutant::ScanUnfenced, "free, and borrowed"),
     ];
-    holds_and_catches(leave_below, &flaws);
+    holds_and_catches(leave_below, &mutants);
 }
 
 /// A record is used, left and used again, the second time without a guard that clears its slot.
@@ -228,6 +231,7 @@ fn entering_against_eviction() {
 
 #[test]
 fn a_record_that_is_used_again_protects_its_new_thread() {
-    let flaws = [(Flaw::ClearRelaxed, RACE), (Flaw::LeaveRelaxed, RACE), (Flaw::NoScan, RACE)];
-    holds_and_catches(entering_against_eviction, &flaws);
+    let mutants =
+        [(Mutant::ClearRelaxed, RACE), (Mutant::LeaveRelaxed, RACE), (Mutant::NoScan, RACE)];
+    holds_and_catches(entering_against_eviction, &mutants);
 }

@@ -1,7 +1,7 @@
 //! The counted look-up: who gets a reference has the page that he asked for, and keeps it.
 
 use super::{Model, holds_and_catches, race};
-use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 
 /// A page is read under a reference while it is evicted and its frame, the only one, filled with a
 /// page of another file.
@@ -11,11 +11,11 @@ fn reclaim() {
 
 #[test]
 fn a_counted_reference_is_to_its_page_and_keeps_it() {
-    let flaws = [
-        (Flaw::CountedBlindly, "wrong bytes"),
-        (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
+    let mutants = [
+        (Mutant::CountedBlindly, "wrong bytes"),
+        (Mutant::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
     ];
-    holds_and_catches(reclaim, &flaws);
+    holds_and_catches(reclaim, &mutants);
 }
 
 /// The same by a guard, which asks what it got by the version.
@@ -30,10 +30,10 @@ fn reclaim_under_guard() {
 
 #[test]
 fn a_guard_is_of_its_page_and_keeps_it() {
-    let flaws = [
-        (Flaw::CountedBlindly, "wrong bytes"),
-        (Flaw::FreezeAnyCount, "Concurrent"),
-        (Flaw::FreezeStaysEven, "Causality violation: Concurrent"),
+    let mutants = [
+        (Mutant::CountedBlindly, "wrong bytes"),
+        (Mutant::FreezeAnyCount, "Concurrent"),
+        (Mutant::FreezeStaysEven, "Causality violation: Concurrent"),
     ];
-    holds_and_catches(reclaim_under_guard, &flaws);
+    holds_and_catches(reclaim_under_guard, &mutants);
 }

@@ -1,4 +1,4 @@
-//! The entry's protocols in every interleaving that loom can tell apart, each beside twins with
+//! The entry's protocols in every interleaving that loom can tell apart, each beside mutants with
 //! one step broken, which the same test has to catch.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib frame::model`
@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::entry::Stamp;
 use super::*;
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::{Ordering, fence};
 
 /// The arena of a model: a frame of table, and three others.
@@ -88,7 +88,7 @@ fn reading_while_it_changes() {
 
 #[test]
 #[should_panic(expected = "read half of one and half of another")]
-fn twin_without_the_release_fence() {
+fn mutant_without_the_release_fence() {
     a_reader_sees_one_lifetime(&Version {
         change_begin: |frame| {
             let version = frame.version().load(Ordering::Relaxed);
@@ -100,7 +100,7 @@ fn twin_without_the_release_fence() {
 
 #[test]
 #[should_panic(expected = "read half of one and half of another")]
-fn twin_without_the_acquire_fence() {
+fn mutant_without_the_acquire_fence() {
     a_reader_sees_one_lifetime(&Version {
         read_retry: |frame, stamp| frame.version().load(Ordering::Relaxed) != stamp.version(),
         ..SHIPPED
@@ -109,7 +109,7 @@ fn twin_without_the_acquire_fence() {
 
 #[test]
 #[should_panic(expected = "read half of one and half of another")]
-fn twin_that_begins_with_a_relaxed_load() {
+fn mutant_that_begins_with_a_relaxed_load() {
     a_reader_sees_one_lifetime(&Version {
         read_begin: |frame| {
             let version = frame.version().load(Ordering::Relaxed);
@@ -121,7 +121,7 @@ fn twin_that_begins_with_a_relaxed_load() {
 
 #[test]
 #[should_panic(expected = "read half of one and half of another")]
-fn twin_that_ends_with_a_relaxed_store() {
+fn mutant_that_ends_with_a_relaxed_store() {
     a_reader_sees_one_lifetime(&Version {
         change_end: |frame| {
             let version = frame.version().load(Ordering::Relaxed);
@@ -133,7 +133,7 @@ fn twin_that_ends_with_a_relaxed_store() {
 
 #[test]
 #[should_panic(expected = "read half of one and half of another")]
-fn twin_that_never_makes_the_version_odd() {
+fn mutant_that_never_makes_the_version_odd() {
     a_reader_sees_one_lifetime(&Version {
         change_begin: |_| fence(Ordering::Release),
         change_end: |frame| {
@@ -219,20 +219,20 @@ fn a_frame_that_changes_hands_keeps_its_version() {
 
 #[test]
 #[should_panic(expected = "the next lifetime under the old version")]
-fn twin_that_takes_a_frame_without_a_fence() {
-    flaw::with(Some(Flaw::HandOutUnfenced), || a_frame_changes_hands(Stored::Identity, false));
+fn mutant_that_takes_a_frame_without_a_fence() {
+    mutant::with(Some(Mutant::HandOutUnfenced), || a_frame_changes_hands(Stored::Identity, false));
 }
 
 #[test]
 #[should_panic(expected = "the next lifetime under the old version")]
-fn twin_that_stores_bytes_without_a_fence() {
-    flaw::with(Some(Flaw::StoreUnfenced), || a_frame_changes_hands(Stored::Bytes, true));
+fn mutant_that_stores_bytes_without_a_fence() {
+    mutant::with(Some(Mutant::StoreUnfenced), || a_frame_changes_hands(Stored::Bytes, true));
 }
 
 #[test]
 #[should_panic(expected = "the next lifetime under the old version")]
-fn twin_that_stores_the_span_without_a_fence() {
-    flaw::with(Some(Flaw::SpanUnfenced), || a_frame_changes_hands(Stored::Span, true));
+fn mutant_that_stores_the_span_without_a_fence() {
+    mutant::with(Some(Mutant::SpanUnfenced), || a_frame_changes_hands(Stored::Span, true));
 }
 
 // ---- a counted lookup with a stale number, against the next lifetime of the frame ----
@@ -294,34 +294,34 @@ fn a_stale_lookup_while_the_new_identity_is_given() {
 
 #[test]
 #[should_panic(expected = "found a page that is not there")]
-fn twin_that_keeps_the_old_identity() {
-    let twin = &Birth { hand_out: |frame| frame.count.set(1), ..SHIPPED_BIRTH };
-    a_stale_lookup_finds_nothing(twin, PAGE_7, PAGE_7);
+fn mutant_that_keeps_the_old_identity() {
+    let mutant = &Birth { hand_out: |frame| frame.count.set(1), ..SHIPPED_BIRTH };
+    a_stale_lookup_finds_nothing(mutant, PAGE_7, PAGE_7);
 }
 
 #[test]
 #[should_panic(expected = "found a page that is not there")]
-fn twin_that_counts_before_it_forgets() {
-    let twin = &Birth {
+fn mutant_that_counts_before_it_forgets() {
+    let mutant = &Birth {
         hand_out: |frame| {
             frame.count.set(1);
             frame.forget_identity();
         },
         ..SHIPPED_BIRTH
     };
-    a_stale_lookup_finds_nothing(twin, PAGE_7, PAGE_7);
+    a_stale_lookup_finds_nothing(mutant, PAGE_7, PAGE_7);
 }
 
 #[test]
 #[should_panic(expected = "found a page that is not there")]
-fn twin_that_gives_the_mapping_before_the_index() {
-    let twin = &Birth {
+fn mutant_that_gives_the_mapping_before_the_index() {
+    let mutant = &Birth {
         set_identity: |frame, identity| {
             frame.set_identity_relaxed(identity.mapping, identity.index);
         },
         ..SHIPPED_BIRTH
     };
-    a_stale_lookup_finds_nothing(twin, PAGE_0, OTHER_0);
+    a_stale_lookup_finds_nothing(mutant, PAGE_0, OTHER_0);
 }
 
 // ---- flags, changed by people who hold different locks ----
@@ -350,6 +350,6 @@ fn flags_lose_no_update() {
 
 #[test]
 #[should_panic(expected = "a flag is lost")]
-fn twin_that_loads_and_stores_flags() {
+fn mutant_that_loads_and_stores_flags() {
     flags_of_different_people(Frame::set_flags_by_store);
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::{Model, holds_and_catches, race, word};
 use crate::fill;
-use crate::flaw::Flaw;
 use crate::freeze;
+use crate::mutant::Mutant;
 
 fn same_page() {
     let model = Model::new(2, 0);
@@ -15,12 +15,12 @@ fn same_page() {
 
 #[test]
 fn two_fillers_of_a_page_agree() {
-    let flaws = [
-        (Flaw::InsertBlindly, "the range was checked"),
-        (Flaw::WakeFirst, "deadlock"),
-        (Flaw::WakeUnlocked, "deadlock"),
+    let mutants = [
+        (Mutant::InsertBlindly, "the range was checked"),
+        (Mutant::WakeFirst, "deadlock"),
+        (Mutant::WakeUnlocked, "deadlock"),
     ];
-    holds_and_catches(same_page, &flaws);
+    holds_and_catches(same_page, &mutants);
 }
 
 /// The first read of the source fails. Whoever gets the error has it from that fill; whoever comes
@@ -37,7 +37,10 @@ fn failing() {
 
 #[test]
 fn an_error_is_told_and_not_kept() {
-    holds_and_catches(failing, &[(Flaw::WakeFirst, "deadlock"), (Flaw::WakeUnlocked, "deadlock")]);
+    holds_and_catches(
+        failing,
+        &[(Mutant::WakeFirst, "deadlock"), (Mutant::WakeUnlocked, "deadlock")],
+    );
 }
 
 /// The page is dropped while it is on its way: its reader gets it all the same, from the source anew.
@@ -51,7 +54,7 @@ fn dropped() {
 
 #[test]
 fn a_fill_that_is_dropped_on_its_way_is_done_again() {
-    holds_and_catches(dropped, &[(Flaw::LandBlindly, "freed while readers believe it")]);
+    holds_and_catches(dropped, &[(Mutant::LandBlindly, "freed while readers believe it")]);
 }
 
 /// Page 0 lies in the first half of a pair, page 1 elsewhere. Page 0 is dropped, and whoever fills
@@ -88,5 +91,5 @@ fn in_the_way() {
 
 #[test]
 fn a_folio_that_finds_another_in_its_way_leaves_nobody_waiting() {
-    holds_and_catches(in_the_way, &[(Flaw::OccupiedWakesNobody, "deadlock")]);
+    holds_and_catches(in_the_way, &[(Mutant::OccupiedWakesNobody, "deadlock")]);
 }

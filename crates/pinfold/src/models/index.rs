@@ -2,10 +2,10 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p pinfold --release index`. The code is the shipped one; only
 //! the nodes are small: the fan-out is a parameter, and two or four slots make the same steps as 64.
-//! Each model runs with the sound order first, and then with each flaw it must catch.
+//! Each model runs with the sound order first, and then with each mutant it must catch.
 
-use crate::flaw::{self, Flaw};
 use crate::index::{FrameNumber, Index, IndexOwner, NodePool};
+use crate::mutant::{self, Mutant};
 use crate::sync::Mutex;
 use loom::sync::Arc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,16 +44,16 @@ impl<const BITS: u32> File<BITS> {
     }
 }
 
-/// The model holds, and each flaw breaks it.
-fn holds_and_catches(flaws: &[Flaw], model: fn()) {
-    let explore = |flaw| {
+/// The model holds, and each mutant breaks it.
+fn holds_and_catches(mutants: &[Mutant], model: fn()) {
+    let explore = |mutant| {
         catch_unwind(AssertUnwindSafe(|| {
-            loom::model(move || flaw::with(flaw, model));
+            loom::model(move || mutant::with(mutant, model));
         }))
     };
     assert!(explore(None).is_ok(), "the sound order fails");
-    for &flaw in flaws {
-        assert!(explore(Some(flaw)).is_err(), "{flaw:?} was not caught");
+    for &mutant in mutants {
+        assert!(explore(Some(mutant)).is_err(), "{mutant:?} was not caught");
     }
 }
 
@@ -71,7 +71,7 @@ fn growth() {
 
 #[test]
 fn growth_hides_no_page() {
-    holds_and_catches(&[Flaw::PublishRelaxed, Flaw::PublishBeforeFill], growth);
+    holds_and_catches(&[Mutant::PublishRelaxed, Mutant::PublishBeforeFill], growth);
 }
 
 /// One file's last page behind the first goes; its node is used by another file at once. The reader
@@ -98,7 +98,7 @@ fn reuse() {
 
 #[test]
 fn a_recycled_node_gives_no_foreign_page_to_its_new_file() {
-    holds_and_catches(&[Flaw::PublishRelaxed, Flaw::PublishBeforeFill], reuse);
+    holds_and_catches(&[Mutant::PublishRelaxed, Mutant::PublishBeforeFill], reuse);
 }
 
 /// A node that leaves with a folio still in its first two slots (the tree shrank and the folio moved
@@ -121,7 +121,7 @@ fn sparse_reuse() {
 
 #[test]
 fn a_recycled_node_is_emptied_before_it_is_linked() {
-    holds_and_catches(&[Flaw::KeepOldSlots, Flaw::PublishRelaxed], sparse_reuse);
+    holds_and_catches(&[Mutant::KeepOldSlots, Mutant::PublishRelaxed], sparse_reuse);
 }
 
 /// An entry of four pages becomes four (nodes are built) or two (slots are rewritten).
@@ -143,10 +143,10 @@ fn split_to<const BITS: u32>(new_order: u32) {
 
 #[test]
 fn a_split_hides_no_page() {
-    let flaws = [Flaw::SplitClearsFirst, Flaw::PublishRelaxed, Flaw::PublishBeforeFill];
-    holds_and_catches(&flaws, || split_to::<1>(0));
-    holds_and_catches(&flaws, || split_to::<2>(0));
-    holds_and_catches(&[Flaw::SplitClearsFirst], || split_to::<2>(1));
+    let mutants = [Mutant::SplitClearsFirst, Mutant::PublishRelaxed, Mutant::PublishBeforeFill];
+    holds_and_catches(&mutants, || split_to::<1>(0));
+    holds_and_catches(&mutants, || split_to::<2>(0));
+    holds_and_catches(&[Mutant::SplitClearsFirst], || split_to::<2>(1));
 }
 
 /// A folio of two pages, at the end of a node's slots, gets another head.
@@ -170,7 +170,7 @@ fn migration() {
 
 #[test]
 fn migration_hides_no_page() {
-    holds_and_catches(&[Flaw::ReplaceClearsFirst], migration);
+    holds_and_catches(&[Mutant::ReplaceClearsFirst], migration);
 }
 
 /// Two readers while the tree shrinks to its root and grows again out of the same node.

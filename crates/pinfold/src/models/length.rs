@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::flaw::Flaw;
 use crate::freeze;
+use crate::mutant::Mutant;
 
 /// What the source is from now on, as somebody else makes it.
 fn becomes(model: &Model, generation: u64, len_bytes: u64) {
@@ -47,9 +47,11 @@ fn cut() {
 
 #[test]
 fn a_short_read_of_a_file_that_is_cut() {
-    let flaws =
-        [(Flaw::LandUnclipped, "bytes behind the end"), (Flaw::LengthFirst, "more than there is")];
-    holds_and_catches(cut, &flaws);
+    let mutants = [
+        (Mutant::LandUnclipped, "bytes behind the end"),
+        (Mutant::LengthFirst, "more than there is"),
+    ];
+    holds_and_catches(cut, &mutants);
 }
 
 /// A file of a page and four bytes, the last of which is cached.
@@ -94,14 +96,14 @@ fn grown_counted() {
 
 #[test]
 fn a_short_read_of_a_file_that_grows() {
-    holds_and_catches(grown_short, &[(Flaw::LandUnclipped, "bytes behind the old end")]);
+    holds_and_catches(grown_short, &[(Mutant::LandUnclipped, "bytes behind the old end")]);
 }
 
 #[test]
 fn a_counted_read_of_a_file_that_grows() {
-    let flaws = [
-        (Flaw::LandUnclipped, "bytes behind the old end"),
-        (Flaw::LengthFirst, "less than there is"),
+    let mutants = [
+        (Mutant::LandUnclipped, "bytes behind the old end"),
+        (Mutant::LengthFirst, "less than there is"),
     ];
-    holds_and_catches(grown_counted, &flaws);
+    holds_and_catches(grown_counted, &mutants);
 }

@@ -2,7 +2,7 @@
 //! a whole cache but for its daemon, its engine and the front door.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib models`. Each model runs as
-//! shipped, and then with each flaw that it has to catch. Threads are preempted at most twice in a
+//! shipped, and then with each mutant that it has to catch. Threads are preempted at most twice in a
 //! run; `PINFOLD_LOOM_PREEMPTIONS=N` sets another bound.
 //!
 //! Here: the cache of a model, its files, what several models do to it, and what holds for all of
@@ -29,12 +29,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::flaw::{self, Flaw};
 use crate::fork::Owner;
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
+use crate::mutant::{self, Mutant};
 use crate::options::Options;
 use crate::pin::PinnedRange;
 use crate::pressure::Pressure;
@@ -55,18 +55,18 @@ std::thread_local! {
     static SWAPPED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The model holds, and each flaw breaks it, for the reason given (a part of the panic's message).
+/// The model holds, and each mutant breaks it, for the reason given (a part of the panic's message).
 ///
 /// Each is explored twice, from either side. loom remembers one last access of a word only, so that
 /// a thread's own load hides the load of another thread from its next store; explored from the
 /// other side (the storing thread first) the same two are seen in either order.
-fn holds_and_catches(model: fn(), flaws: &[(Flaw, &str)]) {
-    holds_and_catches_within(2, model, flaws);
+fn holds_and_catches(model: fn(), mutants: &[(Mutant, &str)]) {
+    holds_and_catches_within(2, model, mutants);
 }
 
-/// The same with so many preemptions in a run, where two do not show every flaw.
-fn holds_and_catches_within(preemptions: usize, model: fn(), flaws: &[(Flaw, &str)]) {
-    let explore = |flaw, swapped| {
+/// The same with so many preemptions in a run, where two do not show every mutant.
+fn holds_and_catches_within(preemptions: usize, model: fn(), mutants: &[(Mutant, &str)]) {
+    let explore = |mutant, swapped| {
         SWAPPED.set(swapped);
         let mut builder = loom::model::Builder::new();
         let bound = std::env::var("PINFOLD_LOOM_PREEMPTIONS").ok();
@@ -77,10 +77,10 @@ fn holds_and_catches_within(preemptions: usize, model: fn(), flaws: &[(Flaw, &st
         let result = catch_unwind(AssertUnwindSafe(|| {
             builder.check(move || {
                 counted.fetch_add(1, Ordering::Relaxed);
-                flaw::with(flaw, model);
+                mutant::with(mutant, model);
             });
         }));
-        println!("{flaw:?}, swapped {swapped}: {} runs", runs.load(Ordering::Relaxed));
+        println!("{mutant:?}, swapped {swapped}: {} runs", runs.load(Ordering::Relaxed));
         result.map_err(|panic| message(&*panic))
     };
     for swapped in [false, true] {
@@ -88,10 +88,10 @@ fn holds_and_catches_within(preemptions: usize, model: fn(), flaws: &[(Flaw, &st
             panic!("as shipped it fails: {why}");
         }
     }
-    for &(flaw, reason) in flaws {
-        let caught = explore(Some(flaw), false).and_then(|()| explore(Some(flaw), true));
-        let Err(why) = caught else { panic!("{flaw:?} was not caught") };
-        assert!(why.contains(reason), "{flaw:?} was caught for another reason: {why}");
+    for &(mutant, reason) in mutants {
+        let caught = explore(Some(mutant), false).and_then(|()| explore(Some(mutant), true));
+        let Err(why) = caught else { panic!("{mutant:?} was not caught") };
+        assert!(why.contains(reason), "{mutant:?} was caught for another reason: {why}");
     }
 }
 

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::flaw::Flaw;
 use crate::freeze;
+use crate::mutant::Mutant;
 use crate::reclaim;
 
 /// What a short read catches of a folio that changes its place or its size.
-pub(super) const SHORT_FLAWS: &[(Flaw, &str)] =
-    &[(Flaw::NoLastLook, "wrong bytes"), (Flaw::FreezeStaysEven, "wrong bytes")];
+pub(super) const SHORT_MUTANTS: &[(Mutant, &str)] =
+    &[(Mutant::NoLastLook, "wrong bytes"), (Mutant::FreezeStaysEven, "wrong bytes")];
 
 /// What a look-up under a reference catches of it.
-pub(super) const COUNTED_FLAWS: &[(Flaw, &str)] = &[
-    (Flaw::CountedBlindly, "the page is not in the folio"),
-    (Flaw::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
+pub(super) const COUNTED_MUTANTS: &[(Mutant, &str)] = &[
+    (Mutant::CountedBlindly, "the page is not in the folio"),
+    (Mutant::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
 ];
 
 /// A read that gets the page in the end, whatever happens.
@@ -65,17 +65,17 @@ fn split_waited() {
 
 #[test]
 fn a_short_read_of_a_folio_that_is_split() {
-    holds_and_catches(split_short, SHORT_FLAWS);
+    holds_and_catches(split_short, SHORT_MUTANTS);
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_is_split() {
-    holds_and_catches(split_counted, COUNTED_FLAWS);
+    holds_and_catches(split_counted, COUNTED_MUTANTS);
 }
 
 #[test]
 fn a_reader_who_finds_a_folio_being_split_gets_it() {
-    holds_and_catches(split_waited, &[(Flaw::MoveWakesNobody, "deadlock")]);
+    holds_and_catches(split_waited, &[(Mutant::MoveWakesNobody, "deadlock")]);
 }
 
 /// One page, and a free frame for it to move to.
@@ -107,15 +107,15 @@ fn migrate_waited() {
 
 #[test]
 fn a_short_read_of_a_folio_that_moves() {
-    holds_and_catches(migrate_short, SHORT_FLAWS);
+    holds_and_catches(migrate_short, SHORT_MUTANTS);
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_moves() {
-    holds_and_catches(migrate_counted, COUNTED_FLAWS);
+    holds_and_catches(migrate_counted, COUNTED_MUTANTS);
 }
 
 #[test]
 fn a_reader_who_finds_a_folio_that_moves_gets_it() {
-    holds_and_catches(migrate_waited, &[(Flaw::MoveWakesNobody, "deadlock")]);
+    holds_and_catches(migrate_waited, &[(Mutant::MoveWakesNobody, "deadlock")]);
 }

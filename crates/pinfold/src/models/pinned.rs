@@ -5,10 +5,10 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, moved, race, word};
-use crate::flaw::Flaw;
 use crate::frame::{FrameNumber, PAGE_BYTES, copy_still};
 use crate::freeze;
 use crate::index::PAGES_END;
+use crate::mutant::Mutant;
 use crate::pin::{self, PinnedRange, Step};
 
 /// Pins pages of the first file, whatever it takes.
@@ -61,11 +61,11 @@ fn reclaim() {
 
 #[test]
 fn a_pin_is_of_its_page_and_keeps_it() {
-    let flaws = [
-        (Flaw::PinBlindly, "wrong bytes"),
-        (Flaw::FreezePinned, "Concurrent atomic store and `unsync_load`"),
+    let mutants = [
+        (Mutant::PinBlindly, "wrong bytes"),
+        (Mutant::FreezePinned, "Concurrent atomic store and `unsync_load`"),
     ];
-    holds_and_catches(reclaim, &flaws);
+    holds_and_catches(reclaim, &mutants);
 }
 
 /// A pinned page is dropped from its file while it is unpinned: one of both frees it.
@@ -81,8 +81,8 @@ fn dropped() {
 
 #[test]
 fn a_pinned_page_that_is_dropped_from_its_file_is_freed_once_by_the_last() {
-    let flaws = [(Flaw::DropPins, "Concurrent atomic store and `unsync_load`")];
-    holds_and_catches(dropped, &flaws);
+    let mutants = [(Mutant::DropPins, "Concurrent atomic store and `unsync_load`")];
+    holds_and_catches(dropped, &mutants);
 }
 
 /// Two parts of a range, cut inside a page, of a file that is gone: given back at once.
@@ -106,7 +106,7 @@ fn unpin_part(model: &Model, part: usize) {
 
 #[test]
 fn parts_of_a_range_are_given_back_by_two_threads() {
-    holds_and_catches(parts, &[(Flaw::SplitSharesPin, "frames are lost")]);
+    holds_and_catches(parts, &[(Mutant::SplitSharesPin, "frames are lost")]);
 }
 
 /// The first file's second page, where no pin may stay, and a free frame for it.
@@ -152,20 +152,20 @@ fn moved_evicted() {
 
 #[test]
 fn a_short_read_of_a_folio_that_moves_to_be_pinned() {
-    holds_and_catches(moved_short, moved::SHORT_FLAWS);
+    holds_and_catches(moved_short, moved::SHORT_MUTANTS);
 }
 
 #[test]
 fn a_counted_read_of_a_folio_that_moves_to_be_pinned() {
-    holds_and_catches(moved_counted, moved::COUNTED_FLAWS);
+    holds_and_catches(moved_counted, moved::COUNTED_MUTANTS);
 }
 
 #[test]
 fn a_pin_of_a_folio_that_moves_to_be_pinned() {
-    holds_and_catches(moved_pinned, &[(Flaw::PinBlindly, "wrong bytes")]);
+    holds_and_catches(moved_pinned, &[(Mutant::PinBlindly, "wrong bytes")]);
 }
 
 #[test]
 fn a_folio_that_moved_to_be_pinned_cannot_be_evicted_before_it_is() {
-    holds_and_catches(moved_evicted, &[(Flaw::PinMovedLate, "a folio that lives")]);
+    holds_and_catches(moved_evicted, &[(Mutant::PinMovedLate, "a folio that lives")]);
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
-use crate::flaw::Flaw;
 use crate::freeze;
 use crate::handle::Handle;
+use crate::mutant::Mutant;
 use crate::source::{Backing, Identity, Key};
 
 fn open(model: &Model) -> Handle {
@@ -47,5 +47,5 @@ fn reopen() {
 
 #[test]
 fn a_file_that_is_opened_again_is_not_given_up() {
-    holds_and_catches(reopen, &[(Flaw::RetireByGuess, "an open file")]);
+    holds_and_catches(reopen, &[(Mutant::RetireByGuess, "an open file")]);
 }

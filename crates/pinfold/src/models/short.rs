@@ -1,7 +1,7 @@
 //! The short read: what it returns is bytes of the page that it was asked for, of one moment.
 
 use super::{Model, holds_and_catches, race, race_of_three};
-use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 
 /// A page is read while it is evicted and its frame filled with a page of another file. There is
 /// one frame, so that it must be the same.
@@ -11,13 +11,13 @@ fn reuse() {
 
 #[test]
 fn a_short_read_returns_bytes_of_its_page() {
-    let flaws = [
-        (Flaw::NoLastLook, "wrong bytes"),
-        (Flaw::LastLookUnfenced, "wrong bytes"),
-        (Flaw::AnyIdentity, "wrong bytes"),
-        (Flaw::FreezeStaysEven, "wrong bytes"),
+    let mutants = [
+        (Mutant::NoLastLook, "wrong bytes"),
+        (Mutant::LastLookUnfenced, "wrong bytes"),
+        (Mutant::AnyIdentity, "wrong bytes"),
+        (Mutant::FreezeStaysEven, "wrong bytes"),
     ];
-    holds_and_catches(reuse, &flaws);
+    holds_and_catches(reuse, &mutants);
 }
 
 /// The same by three threads: one evicts, another fills the frame, a third reads. The fence of the
@@ -28,6 +28,6 @@ fn reuse_by_another() {
 
 #[test]
 fn a_short_read_of_a_frame_that_another_thread_fills() {
-    let flaws = [(Flaw::RefillUnfenced, "wrong bytes"), (Flaw::NoLastLook, "wrong bytes")];
-    holds_and_catches(reuse_by_another, &flaws);
+    let mutants = [(Mutant::RefillUnfenced, "wrong bytes"), (Mutant::NoLastLook, "wrong bytes")];
+    holds_and_catches(reuse_by_another, &mutants);
 }

@@ -6,9 +6,9 @@
 use super::borrowed::reader;
 use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};
 use crate::core::Core;
-use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order, bytes};
 use crate::freeze;
+use crate::mutant::{self, Mutant};
 
 /// What a page says after it was written to.
 fn written(page: u64) -> u64 {
@@ -23,7 +23,7 @@ fn write(model: &Model, page: u64) {
     let mut changing = mapping.change();
     let folio = changing.writer(&core.nodes).folio(page).expect("nobody evicts it");
     let frame = core.frames.frame(folio.frame);
-    let alone = if flaw::on(Flaw::WriteUnderBorrow) {
+    let alone = if mutant::on(Mutant::WriteUnderBorrow) {
         freeze::freeze_blindly(frame).is_ok()
     } else {
         freeze::freeze_alone(core, folio.frame).is_ok()
@@ -42,7 +42,7 @@ fn write(model: &Model, page: u64) {
     let replaced = changing.writer(&core.nodes).replace(page, copy);
     assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame));
     core.residency.replace(&core.frames, folio.frame, copy);
-    let late = flaw::on(Flaw::OldGoesLate);
+    let late = mutant::on(Mutant::OldGoesLate);
     if late {
         new.change_end();
         // So that others may come in between.
@@ -126,24 +126,27 @@ fn replaced() {
 
 #[test]
 fn one_version_of_a_page_is_current() {
-    let flaws = [
-        (Flaw::OldGoesLate, "two that are current"),
-        (Flaw::CurrentBlindly, "two that are current"),
+    let mutants = [
+        (Mutant::OldGoesLate, "two that are current"),
+        (Mutant::CurrentBlindly, "two that are current"),
     ];
-    holds_and_catches_within(3, replaced, &flaws);
+    holds_and_catches_within(3, replaced, &mutants);
 }
 
 #[test]
 fn bytes_do_not_change_under_a_borrow() {
-    let flaws =
-        [(Flaw::WriteUnderBorrow, RACE), (Flaw::NoScan, RACE), (Flaw::AnnounceUnfenced, RACE)];
-    holds_and_catches(borrowed, &flaws);
+    let mutants = [
+        (Mutant::WriteUnderBorrow, RACE),
+        (Mutant::NoScan, RACE),
+        (Mutant::AnnounceUnfenced, RACE),
+    ];
+    holds_and_catches(borrowed, &mutants);
 }
 
 #[test]
 fn bytes_do_not_change_under_a_reference() {
-    let flaws = [(Flaw::FreezeAnyCount, RACE)];
-    holds_and_catches(held, &flaws);
+    let mutants = [(Mutant::FreezeAnyCount, RACE)];
+    holds_and_catches(held, &mutants);
 }
 
 /// The first page is written before the second. Whoever finds both guards current has not the old
@@ -181,10 +184,10 @@ fn coupled_stamps() {
 
 #[test]
 fn guards_that_are_current_are_of_one_moment() {
-    holds_and_catches(coupled_guards, &[(Flaw::CurrentBlindly, "not of one moment")]);
+    holds_and_catches(coupled_guards, &[(Mutant::CurrentBlindly, "not of one moment")]);
 }
 
 #[test]
 fn stamps_that_are_valid_are_of_one_moment() {
-    holds_and_catches(coupled_stamps, &[(Flaw::NoLastLook, "not of one moment")]);
+    holds_and_catches(coupled_stamps, &[(Mutant::NoLastLook, "not of one moment")]);
 }

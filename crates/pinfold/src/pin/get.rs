@@ -32,13 +32,13 @@ use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, PinRangeCause, Result};
 use crate::fill;
-use crate::flaw::{self, Flaw};
 use crate::found::{Found, Mark, PageOfFolio};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::index::FolioAt;
 use crate::mapping::Mapping;
+use crate::mutant::{self, Mutant};
 use crate::reclaim;
 
 use super::run::{Run, Runs};
@@ -244,7 +244,7 @@ fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     let left = (span - at) >> PAGE_SHIFT;
     let pages = if KIND == ANY { left.min(to - page) as u32 } else { 1 };
     frame.count.try_pin(pages).ok()?;
-    if frame.read_retry(stamp) && !flaw::on(Flaw::PinBlindly) {
+    if frame.read_retry(stamp) && !mutant::on(Mutant::PinBlindly) {
         handle.core.unpin(head, frame, pages);
         return None;
     }
@@ -387,7 +387,7 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     let frame = core.frames.frame(new);
     let skip = page - folio.page;
     let pages = (u64::from(order.frames()) - skip).min(to - page) as u32;
-    if flaw::on(Flaw::PinMovedLate) {
+    if mutant::on(Mutant::PinMovedLate) {
         drop(changing);
         frame.count.try_pin(pages).expect("a folio that lives, with few pins");
     } else {

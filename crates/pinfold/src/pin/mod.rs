@@ -28,8 +28,8 @@ use std::sync::Arc;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::flaw::{self, Flaw};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
+use crate::mutant::{self, Mutant};
 
 #[cfg(all(test, loom))]
 pub(crate) use get::try_pin;
@@ -178,7 +178,7 @@ impl PinnedRange {
     /// Pins the last page once more, for `rest`, which begins in it.
     fn share_last_page(&self, rest: &mut Runs, at: u64) -> Result<()> {
         let (head, skip) = self.runs.last_page(&self.core);
-        if !flaw::on(Flaw::SplitSharesPin) {
+        if !mutant::on(Mutant::SplitSharesPin) {
             let count = &self.core.frames.frame(head).count;
             // It has a pin already, so it cannot be frozen.
             count.try_pin(1).map_err(|_| too_many(at))?;

@@ -11,7 +11,7 @@
 //! Here: choosing the kind, and both halves. Not here: what is announced (`readers`). Called by
 //! `readers` (the heavy half) and by the borrowing door (the light half).
 
-use crate::flaw::{self, Flaw};
+use crate::mutant::{self, Mutant};
 use crate::sync::{Ordering, fence};
 
 /// How a borrowing reader and those who evict, move or split folios are kept apart.
@@ -37,7 +37,7 @@ impl Barrier {
     /// The reader's half: between the store of its announcement and the load of the version.
     #[inline(always)]
     pub(crate) fn light(self) {
-        if flaw::on(Flaw::AnnounceUnfenced) {
+        if mutant::on(Mutant::AnnounceUnfenced) {
             return;
         }
         if cfg!(not(loom)) && self == Barrier::Membarrier {
@@ -54,7 +54,7 @@ impl Barrier {
         if cfg!(not(loom)) && self == Barrier::Membarrier {
             return system::membarrier();
         }
-        if !flaw::on(Flaw::ScanUnfenced) {
+        if !mutant::on(Mutant::ScanUnfenced) {
             // SeqCst: pairs with the fence in `light`.
             fence(Ordering::SeqCst);
         }
@@ -109,14 +109,14 @@ mod system {
 /// What it does to the store buffers that a model under shuttle can have.
 #[cfg(shuttle)]
 mod system {
-    use crate::flaw::{self, Flaw};
+    use crate::mutant::{self, Mutant};
 
     pub(super) fn register() -> bool {
         true
     }
 
     pub(super) fn membarrier() -> bool {
-        if !flaw::on(Flaw::ScanUnfenced) {
+        if !mutant::on(Mutant::ScanUnfenced) {
             crate::sync::scheduled::empty_all_buffers();
         }
         true

@@ -54,9 +54,9 @@ pub(crate) use deferred::Deferred;
 
 use crate::counters::{Counters, Event};
 use crate::error::{Error, Result};
-use crate::flaw::{self, Flaw};
 use crate::fork::Birth;
 use crate::frame::FrameNumber;
+use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
 
 pub(crate) use crate::sizes::SLOTS;
@@ -194,7 +194,7 @@ impl Readers {
         let mut seats = self.seats();
         let number = seats.take().ok_or(Error::TooManyReaders { most: READERS_MAX })?;
         // Release: pairs with the acquire in `announced`.
-        if !flaw::on(Flaw::RegisterLate) {
+        if !mutant::on(Mutant::RegisterLate) {
             self.high.store(seats.end() as u32, Ordering::Release);
         }
         let barrier = self.barrier();
@@ -213,12 +213,12 @@ impl Readers {
     fn leave(&self, number: usize, barrier: Barrier) {
         for slot in &self.record(number).slots {
             // Release: pairs with the acquire in `look`, for a guard that was forgotten.
-            let relaxed = flaw::on(Flaw::LeaveRelaxed);
+            let relaxed = mutant::on(Mutant::LeaveRelaxed);
             slot.store(0, if relaxed { Ordering::Relaxed } else { Ordering::Release });
         }
         let mut seats = self.seats();
         seats.leave(number);
-        let end = if flaw::on(Flaw::LeaveByNumber) { number } else { seats.end() };
+        let end = if mutant::on(Mutant::LeaveByNumber) { number } else { seats.end() };
         // Release: pairs with the acquire in `announced`: a freezer that does not look at this
         // record any more comes after all that its thread has read in place.
         self.high.store(end as u32, Ordering::Release);
@@ -235,11 +235,12 @@ impl Readers {
     /// one fence.
     pub(crate) fn announced(&self, heads: &[FrameNumber], counters: &Counters) -> Announced {
         // SeqCst: pairs with the fence in `register`, for the look at `high`.
-        if !flaw::on(Flaw::ScanUnfenced) {
+        if !mutant::on(Mutant::ScanUnfenced) {
             fence(Ordering::SeqCst);
         }
         // Acquire: pairs with the release in `register` and `leave`.
-        if heads.is_empty() || self.high.load(Ordering::Acquire) == 0 || flaw::on(Flaw::NoScan) {
+        if heads.is_empty() || self.high.load(Ordering::Acquire) == 0 || mutant::on(Mutant::NoScan)
+        {
             return Announced::NONE;
         }
         if !self.heavy(counters) {
@@ -279,7 +280,7 @@ impl Readers {
         let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
         // Whoever was refused has said so before it put its folios where the caller found them.
         let refused = self.barrier() == Barrier::FullFence && unfenced();
-        if refused && !flaw::on(Flaw::CollectUnfenced) {
+        if refused && !mutant::on(Mutant::CollectUnfenced) {
             return Announced::ALL;
         }
         self.look(heads)

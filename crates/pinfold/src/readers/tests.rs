@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::{Barrier, LOOK_MAX, READERS_MAX, Readers};
 use crate::counters::{Counters, Event};
 use crate::error::Error;
-use crate::flaw::{self, Flaw};
 use crate::frame::FrameNumber;
+use crate::mutant::{self, Mutant};
 use crate::source::Memory;
 use crate::{Cache, Options};
 
@@ -103,7 +103,7 @@ fn what_is_dropped_while_the_membarrier_is_refused_waits_for_the_readers_without
         return; // the system refuses it from the start
     }
     assert_eq!(dropped_while_refused(), [1, 1, 0]);
-    flaw::with(Some(Flaw::CollectUnfenced), || {
-        assert_eq!(dropped_while_refused(), [0, 0, 0], "the flaw does nothing");
+    mutant::with(Some(Mutant::CollectUnfenced), || {
+        assert_eq!(dropped_while_refused(), [0, 0, 0], "the mutant does nothing");
     });
 }

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 // cannot do. No protocol hangs on them; order comes from the frame's version word.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 use crate::sync::fence_before_racing_stores;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -93,7 +93,7 @@ impl<'a> Extent<'a> {
     /// When it does not fit.
     pub fn store(&self, at: usize, from: &[u8]) {
         // Whoever reads for a source need not be who was given the frame.
-        fence_before_racing_stores(Flaw::StoreUnfenced);
+        fence_before_racing_stores(Mutant::StoreUnfenced);
         let to = self.at(at, from.len());
         let head = to.align_offset(WORD_BYTES).min(from.len());
         let (head, rest) = from.split_at(head);

@@ -8,5 +8,3 @@
 pub mod pattern;
 pub mod script;
 pub mod stress;
-#[cfg(all(feature = "flaws", not(test)))]
-pub mod twin;

@@ -1,9 +1,9 @@
-//! The broken twins, and the words that models put under a count.
+//! The mutants, and the words that models put under a count.
 
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part")]
 
+pub mod mutants;
 pub mod replay;
-pub mod twins;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ thread_local! {
 /// Runs a model that must fail, and gives the message it failed with.
 ///
 /// # Panics
-/// If the model holds: then it cannot tell the protocol from its broken twin.
+/// If the model holds: then it cannot tell the protocol from its mutant.
 pub fn caught(model: impl FnOnce()) -> String {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -31,7 +31,7 @@ pub fn caught(model: impl FnOnce()) -> String {
     EXPECTING.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(model));
     EXPECTING.set(false);
-    let Err(payload) = outcome else { panic!("the model holds for the broken twin too") };
+    let Err(payload) = outcome else { panic!("the model holds for the mutant too") };
     let text = payload
         .downcast_ref::<String>()
         .map(String::as_str)

@@ -2,11 +2,11 @@
 
 use super::arena::Arena;
 use super::audit::audit;
-use crate::flaw::{self, Flaw};
 use crate::index::{
     FolioAt, FrameNumber, InsertError, Lookup, Mark, ORDER_MAX, PAGES_END, Slot, SplitError,
     TrimWhere,
 };
+use crate::mutant::{self, Mutant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::collections::BTreeMap;
@@ -305,14 +305,14 @@ fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, early: &Lookup<BITS>, model
     }
 }
 
-fn check<const BITS: u32>(flaw: Option<Flaw>, cases: u32) -> Result<(), String> {
+fn check<const BITS: u32>(mutant: Option<Mutant>, cases: u32) -> Result<(), String> {
     let config =
         Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
     let mut runner = TestRunner::new(config);
     let ops = |tiny| prop::collection::vec(op(tiny), 1..120);
     let strategy = prop_oneof![2 => ops(false), 1 => ops(true)];
     let result = runner.run(&strategy, |ops| {
-        flaw::with(flaw, || run::<BITS>(&ops));
+        mutant::with(mutant, || run::<BITS>(&ops));
         Ok(())
     });
     result.map_err(|error| error.to_string())
@@ -331,19 +331,19 @@ fn index_agrees_with_a_map_with_small_nodes() {
 }
 
 #[test]
-fn the_map_catches_flaws() {
-    let flaws = [
-        Flaw::KeepOldSlots,
-        Flaw::MarkStaysLow,
-        Flaw::ShrinkDropsMarks,
-        Flaw::LeakNodes,
-        Flaw::DirectoryStays,
-        Flaw::DirectoryGrowsEmpty,
-        Flaw::OldDirectoryStays,
+fn the_map_catches_mutants() {
+    let mutants = [
+        Mutant::KeepOldSlots,
+        Mutant::MarkStaysLow,
+        Mutant::ShrinkDropsMarks,
+        Mutant::LeakNodes,
+        Mutant::DirectoryStays,
+        Mutant::DirectoryGrowsEmpty,
+        Mutant::OldDirectoryStays,
     ];
-    for flaw in flaws {
+    for mutant in mutants {
         // Ends with the first that is caught; some take thousands.
-        let caught = check::<6>(Some(flaw), 20_000);
-        assert!(caught.is_err(), "{flaw:?} was not caught");
+        let caught = check::<6>(Some(mutant), 20_000);
+        assert!(caught.is_err(), "{mutant:?} was not caught");
     }
 }

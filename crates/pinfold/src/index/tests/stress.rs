@@ -7,8 +7,8 @@
 
 use super::arena::Arena;
 use super::audit::audit;
-use crate::flaw::{self, Flaw};
 use crate::index::{FolioAt, FrameNumber, Index, IndexOwner, IndexWriter};
+use crate::mutant::{self, Mutant};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -231,7 +231,7 @@ fn set_up(world: &World, file: usize) -> Vec<u32> {
     stable
 }
 
-fn stress(time: Duration, flaw: Option<Flaw>) -> Seen {
+fn stress(time: Duration, mutant: Option<Mutant>) -> Seen {
     let world = World::new(2);
     let stop = AtomicBool::new(false);
     let mut total = Seen::default();
@@ -242,7 +242,7 @@ fn stress(time: Duration, flaw: Option<Flaw>) -> Seen {
             let mut stable = stable;
             scope.spawn(move || {
                 let mut random = Random(file as u64 + 99);
-                flaw::with(flaw, || {
+                mutant::with(mutant, || {
                     while !stop.load(Ordering::Relaxed) {
                         change(world, file, &mut random, &mut stable);
                     }
@@ -274,7 +274,7 @@ fn stress(time: Duration, flaw: Option<Flaw>) -> Seen {
     for (index, owner) in &world.files {
         let mut owner = owner.lock().unwrap();
         let writer = index.writer(&mut owner, &world.arena.pool);
-        if flaw.is_none() {
+        if mutant.is_none() {
             audit(&writer);
         }
     }
@@ -321,12 +321,12 @@ fn readers_against_writers() {
 
 #[test]
 fn readers_catch_writers_that_clear_first() {
-    for flaw in [Flaw::SplitClearsFirst, Flaw::ReplaceClearsFirst] {
+    for mutant in [Mutant::SplitClearsFirst, Mutant::ReplaceClearsFirst] {
         // Until it is caught: beside other tests the threads may not get to meet for a while.
         let since = std::time::Instant::now();
-        let caught = std::iter::repeat_with(|| stress(Duration::from_millis(500), Some(flaw)))
+        let caught = std::iter::repeat_with(|| stress(Duration::from_millis(500), Some(mutant)))
             .take_while(|_| since.elapsed() < Duration::from_secs(120))
             .any(|seen| seen.stable_missed > 0);
-        assert!(caught, "{flaw:?} was not caught in {:?}", since.elapsed());
+        assert!(caught, "{mutant:?} was not caught in {:?}", since.elapsed());
     }
 }

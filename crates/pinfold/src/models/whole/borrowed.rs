@@ -3,8 +3,8 @@
 
 use super::{House, PAGE_BYTES, Plan, SMALL, Stores, draw, holds_and_catches, race};
 use crate::borrow::Reader;
-use crate::flaw::Flaw;
 use crate::freeze;
+use crate::mutant::Mutant;
 use crate::readers::Barrier;
 use crate::reclaim;
 use crate::sync::scheduled;
@@ -52,13 +52,13 @@ fn evicted() {
 
 #[test]
 fn what_is_borrowed_without_a_fence_is_not_evicted() {
-    let flaws = [
-        (Flaw::AnnounceLate, "wrong bytes"),
-        (Flaw::NoScan, "wrong bytes"),
-        (Flaw::ScanUnfenced, "wrong bytes"),
-        (Flaw::RecallBlindly, ""),
+    let mutants = [
+        (Mutant::AnnounceLate, "wrong bytes"),
+        (Mutant::NoScan, "wrong bytes"),
+        (Mutant::ScanUnfenced, "wrong bytes"),
+        (Mutant::RecallBlindly, ""),
     ];
-    holds_and_catches(Stores::Buffered, evicted, &flaws);
+    holds_and_catches(Stores::Buffered, evicted, &mutants);
 }
 
 fn drop_some(house: &House) {
@@ -75,8 +75,8 @@ fn invalidated() {
 
 #[test]
 fn what_is_borrowed_without_a_fence_and_dropped_is_freed_later() {
-    let flaws = [(Flaw::GoneAtOnce, "wrong bytes"), (Flaw::ScanUnfenced, "wrong bytes")];
-    holds_and_catches(Stores::Buffered, invalidated, &flaws);
+    let mutants = [(Mutant::GoneAtOnce, "wrong bytes"), (Mutant::ScanUnfenced, "wrong bytes")];
+    holds_and_catches(Stores::Buffered, invalidated, &mutants);
 }
 
 /// With fences of the readers' own, where the system has no membarrier.
@@ -87,8 +87,8 @@ fn fenced() {
 
 #[test]
 fn what_is_borrowed_with_a_fence_is_not_evicted() {
-    let flaws = [(Flaw::AnnounceUnfenced, "wrong bytes"), (Flaw::NoScan, "wrong bytes")];
-    holds_and_catches(Stores::Buffered, fenced, &flaws);
+    let mutants = [(Mutant::AnnounceUnfenced, "wrong bytes"), (Mutant::NoScan, "wrong bytes")];
+    holds_and_catches(Stores::Buffered, fenced, &mutants);
 }
 
 /// The system takes the membarrier away while a page is borrowed: it is dropped, and freed when the
@@ -115,7 +115,7 @@ fn refused() {
 
 #[test]
 fn what_is_borrowed_when_the_membarrier_is_refused_stays() {
-    holds_and_catches(Stores::Buffered, refused, &[(Flaw::CollectUnfenced, "wrong bytes")]);
+    holds_and_catches(Stores::Buffered, refused, &[(Mutant::CollectUnfenced, "wrong bytes")]);
 }
 
 /// Against compaction and splits.
@@ -133,6 +133,6 @@ fn moved() {
 
 #[test]
 fn what_is_borrowed_without_a_fence_is_not_moved() {
-    let flaws = [(Flaw::NoScan, ""), (Flaw::ScanUnfenced, "")];
-    holds_and_catches(Stores::Buffered, moved, &flaws);
+    let mutants = [(Mutant::NoScan, ""), (Mutant::ScanUnfenced, "")];
+    holds_and_catches(Stores::Buffered, moved, &mutants);
 }

@@ -3,7 +3,7 @@
 
 use super::{House, Plan, SMALL, Stores, draw, holds_and_catches, race};
 use crate::fill;
-use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 
 fn read_some(house: &House) {
     for _ in 0..3 {
@@ -19,15 +19,15 @@ fn pressure() {
 
 #[test]
 fn readers_and_the_daemon_with_too_little_memory() {
-    let flaws = [
-        (Flaw::FreezeStaysEven, ""),
-        (Flaw::CountedBlindly, ""),
-        (Flaw::FreezeAnyCount, ""),
-        (Flaw::InsertBlindly, "the range was checked"),
-        (Flaw::WakeFirst, "deadlock"),
-        (Flaw::DirectoryStays, "the directory says"),
+    let mutants = [
+        (Mutant::FreezeStaysEven, ""),
+        (Mutant::CountedBlindly, ""),
+        (Mutant::FreezeAnyCount, ""),
+        (Mutant::InsertBlindly, "the range was checked"),
+        (Mutant::WakeFirst, "deadlock"),
+        (Mutant::DirectoryStays, "the directory says"),
     ];
-    holds_and_catches(Stores::AtOnce, pressure, &flaws);
+    holds_and_catches(Stores::AtOnce, pressure, &mutants);
 }
 
 /// What is being read, or was, is dropped: a reader gets its pages all the same.
@@ -42,9 +42,9 @@ fn dropping() {
 
 #[test]
 fn readers_of_what_is_dropped() {
-    let flaws =
-        [(Flaw::LandBlindly, ""), (Flaw::CountedBlindly, ""), (Flaw::WakeFirst, "deadlock")];
-    holds_and_catches(Stores::AtOnce, dropping, &flaws);
+    let mutants =
+        [(Mutant::LandBlindly, ""), (Mutant::CountedBlindly, ""), (Mutant::WakeFirst, "deadlock")];
+    holds_and_catches(Stores::AtOnce, dropping, &mutants);
 }
 
 /// Folios of up to four pages, read ahead by requests that the source's own thread carries out, of
@@ -76,12 +76,12 @@ fn ahead() {
 
 #[test]
 fn what_is_read_ahead_arrives_or_ends() {
-    let flaws = [
-        (Flaw::ForgetUnsubmitted, ""),
-        (Flaw::WakeFirst, "deadlock"),
-        (Flaw::InsertBlindly, "the range was checked"),
+    let mutants = [
+        (Mutant::ForgetUnsubmitted, ""),
+        (Mutant::WakeFirst, "deadlock"),
+        (Mutant::InsertBlindly, "the range was checked"),
     ];
-    holds_and_catches(Stores::AtOnce, ahead, &flaws);
+    holds_and_catches(Stores::AtOnce, ahead, &mutants);
 }
 
 /// The same with one read in three failing, and pages dropped: whoever gets the error has it from
@@ -103,6 +103,6 @@ fn ahead_failing() {
 
 #[test]
 fn reads_ahead_that_fail_end_for_all_who_wait() {
-    let flaws = [(Flaw::ForgetUnsubmitted, ""), (Flaw::WakeFirst, "deadlock")];
-    holds_and_catches(Stores::AtOnce, ahead_failing, &flaws);
+    let mutants = [(Mutant::ForgetUnsubmitted, ""), (Mutant::WakeFirst, "deadlock")];
+    holds_and_catches(Stores::AtOnce, ahead_failing, &mutants);
 }

@@ -1,7 +1,7 @@
 //! Waiting for memory.
 
 use super::{House, Plan, SMALL, Stores, holds_and_catches, race};
-use crate::flaw::Flaw;
+use crate::mutant::Mutant;
 
 /// A frame for nodes and two for data, four readers: what others fill and hold is all there is.
 fn all_on_their_way() {
@@ -13,8 +13,8 @@ fn all_on_their_way() {
 
 #[test]
 fn who_waits_for_what_is_on_its_way_gets_memory() {
-    let flaws = [(Flaw::SleepUntilTold, "deadlock"), (Flaw::FreezeAnyCount, "")];
-    holds_and_catches(Stores::AtOnce, all_on_their_way, &flaws);
+    let mutants = [(Mutant::SleepUntilTold, "deadlock"), (Mutant::FreezeAnyCount, "")];
+    holds_and_catches(Stores::AtOnce, all_on_their_way, &mutants);
 }
 
 /// All frames are held; whoever lets go tells nobody, and whoever waits looks again by itself.
@@ -36,7 +36,7 @@ fn all_held() {
 
 #[test]
 fn who_waits_for_what_is_held_looks_again() {
-    holds_and_catches(Stores::AtOnce, all_held, &[(Flaw::SleepUntilTold, "deadlock")]);
+    holds_and_catches(Stores::AtOnce, all_held, &[(Mutant::SleepUntilTold, "deadlock")]);
 }
 
 /// The daemon keeps some frames free beside readers that take them.
@@ -52,6 +52,6 @@ fn by_the_daemon() {
 
 #[test]
 fn the_daemon_beside_readers() {
-    let flaws = [(Flaw::FreezeAnyCount, ""), (Flaw::NoLastLook, "wrong bytes")];
-    holds_and_catches(Stores::AtOnce, by_the_daemon, &flaws);
+    let mutants = [(Mutant::FreezeAnyCount, ""), (Mutant::NoLastLook, "wrong bytes")];
+    holds_and_catches(Stores::AtOnce, by_the_daemon, &mutants);
 }

@@ -2,7 +2,7 @@
 //! complete on another thread, batches, compaction, waiting for memory.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p pinfold --lib models::`. Each model runs as shipped,
-//! and once with each flaw that it has to catch. A schedule is drawn from a seed, and a failure
+//! and once with each mutant that it has to catch. A schedule is drawn from a seed, and a failure
 //! names it: `PINFOLD_SHUTTLE_SEED=<seed>` runs that one again. `PINFOLD_SHUTTLE_RUNS=<n>` runs n
 //! schedules of each model as shipped instead of what fits into the ordinary tests.
 //!
@@ -27,11 +27,11 @@ use shuttle::{FailurePersistence, Runner};
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::flaw::{self, Flaw};
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
+use crate::mutant::{self, Mutant};
 use crate::options::Options;
 use crate::pressure::Pressure;
 use crate::readers::Barrier;
@@ -44,9 +44,9 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Schedules drawn from one seed.
 const RUNS_OF_A_SEED: usize = 100;
 
-/// Seeds of each model as shipped, and the most until a flaw has to be caught.
+/// Seeds of each model as shipped, and the most until a mutant has to be caught.
 const SEEDS: usize = 10;
-const SEEDS_FOR_A_FLAW: usize = 100;
+const SEEDS_FOR_A_MUTANT: usize = 100;
 
 /// The step at which a run is taken for one that does not end.
 const STEPS_MAX: usize = 200_000;
@@ -60,8 +60,8 @@ enum Stores {
     Buffered,
 }
 
-/// The model holds, and each flaw breaks it, for the reason given (a part of the panic's message).
-fn holds_and_catches(stores: Stores, model: fn(), flaws: &[(Flaw, &str)]) {
+/// The model holds, and each mutant breaks it, for the reason given (a part of the panic's message).
+fn holds_and_catches(stores: Stores, model: fn(), mutants: &[(Mutant, &str)]) {
     let number = |name| std::env::var(name).ok().and_then(|n| n.parse::<usize>().ok());
     if let Some(seed) = number("PINFOLD_SHUTTLE_SEED") {
         let result = explore(stores, model, None, seed as u64, RUNS_OF_A_SEED);
@@ -76,18 +76,18 @@ fn holds_and_catches(stores: Stores, model: fn(), flaws: &[(Flaw, &str)]) {
     }
     println!("as shipped: {} runs, {:?}", seeds * RUNS_OF_A_SEED, since.elapsed());
     let mut wrong = Vec::new();
-    for &(flaw, reason) in flaws {
+    for &(mutant, reason) in mutants {
         let since = std::time::Instant::now();
-        let caught = (0..SEEDS_FOR_A_FLAW).find_map(|seed| {
-            let caught = explore(stores, model, Some(flaw), seed as u64, RUNS_OF_A_SEED).err();
+        let caught = (0..SEEDS_FOR_A_MUTANT).find_map(|seed| {
+            let caught = explore(stores, model, Some(mutant), seed as u64, RUNS_OF_A_SEED).err();
             caught.map(|why| (seed, why))
         });
         match caught {
-            None => wrong.push(format!("{flaw:?} was not caught")),
+            None => wrong.push(format!("{mutant:?} was not caught")),
             Some((seed, why)) => {
-                println!("{flaw:?}: seed {seed}, {:?}: {why}", since.elapsed());
+                println!("{mutant:?}: seed {seed}, {:?}: {why}", since.elapsed());
                 if !why.contains(reason) {
-                    wrong.push(format!("{flaw:?} was caught for another reason: {why}"));
+                    wrong.push(format!("{mutant:?} was caught for another reason: {why}"));
                 }
             }
         }
@@ -100,7 +100,7 @@ fn holds_and_catches(stores: Stores, model: fn(), flaws: &[(Flaw, &str)]) {
 fn explore(
     stores: Stores,
     model: fn(),
-    flaw: Option<Flaw>,
+    mutant: Option<Mutant>,
     seed: u64,
     runs: usize,
 ) -> std::result::Result<(), String> {
@@ -115,7 +115,7 @@ fn explore(
         scheduled::empty_own_buffer();
     };
     let mut result = Ok(());
-    flaw::with(flaw, || {
+    mutant::with(mutant, || {
         result = catch_unwind(AssertUnwindSafe(|| {
             if seed % 2 == 0 {
                 Runner::new(RandomScheduler::new_from_seed(seed, runs), config).run(body);

@@ -1,8 +1,8 @@
 //! Batches over several files, and runs that are emptied.
 
 use super::{House, Plan, SMALL, Stores, holds_and_catches, race, spawn};
-use crate::flaw::Flaw;
 use crate::frame::Order;
+use crate::mutant::Mutant;
 use crate::reclaim;
 
 /// Three runs of eight frames, the first of which has the table and the index nodes.
@@ -30,7 +30,7 @@ fn batches() {
 
 #[test]
 fn batches_over_several_files_take_their_mutexes_in_one_order() {
-    holds_and_catches(Stores::AtOnce, batches, &[(Flaw::BatchUnordered, "deadlock")]);
+    holds_and_catches(Stores::AtOnce, batches, &[(Mutant::BatchUnordered, "deadlock")]);
 }
 
 fn compact(house: &House) {
@@ -70,10 +70,10 @@ fn runs() {
 
 #[test]
 fn runs_are_emptied_beside_readers() {
-    let flaws = [
-        (Flaw::HoldLeaks, "no run can be emptied"),
-        (Flaw::FreezeAnyCount, ""),
-        (Flaw::MoveWakesNobody, "deadlock"),
+    let mutants = [
+        (Mutant::HoldLeaks, "no run can be emptied"),
+        (Mutant::FreezeAnyCount, ""),
+        (Mutant::MoveWakesNobody, "deadlock"),
     ];
-    holds_and_catches(Stores::AtOnce, runs, &flaws);
+    holds_and_catches(Stores::AtOnce, runs, &mutants);
 }

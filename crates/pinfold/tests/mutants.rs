@@ -1,15 +1,15 @@
-//! The stress's broken twins: the shipped code with one flaw on, which the stress has to notice.
+//! The stress's mutants: the shipped code with one mutant on, which the stress has to notice.
 //!
-//! Each runs in a process of its own, since a flaw is on in all of it and may end it in any way; it
+//! Each runs in a process of its own, since a mutant is on in all of it and may end it in any way; it
 //! runs until it is caught, in runs of some seconds, for a minute at most. Threads are held up now
-//! and then between the steps of the protocols (`flaw::pause`), with a flaw or without.
-//! `cargo test -p pinfold --features flaws --test twins`.
+//! and then between the steps of the protocols (`mutant::pause`), with a mutant or without.
+//! `cargo test -p pinfold --features mutants --test mutants`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use pinfold::mutants::Named;
 use pinfold::testing::stress::{Options, Schedule, run};
-use pinfold::testing::twin::Twin;
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// Bytes of something else, or not as many as there are.
@@ -21,7 +21,7 @@ const CONFUSED: &[&str] = &["wrong byte at", "and got", "panicked"];
 /// Those who read in place see bytes change that they hold, or cannot count what they borrow.
 const HELD: &[&str] = &["wrong byte at", "and got", "changed", "should not have", "panicked"];
 
-/// Each flaw that the stress sees, in which schedule, and what it says of it.
+/// Each mutant that the stress sees, in which schedule, and what it says of it.
 const CAUGHT: &[(&str, Schedule, &[&str])] = &[
     ("land-unclipped", Schedule::Resizing, WRONG),
     ("any-identity", Schedule::Resizing, WRONG),
@@ -95,16 +95,16 @@ const UNSEEN: &[(&str, &str)] = &[
 #[ignore = "one process of the other tests"]
 fn child() {
     let number = |name| std::env::var(name).map_or(0, |text| text.parse().expect("a number"));
-    let (_, schedule, _) = CAUGHT[number("PINFOLD_TWIN_SCHEDULE") as usize];
-    let twin = std::env::var("PINFOLD_TWIN").ok();
-    let broken = twin.is_some();
-    Twin::switch_on(twin.map(|name| Twin::named(&name).expect("a twin's name")));
+    let (_, schedule, _) = CAUGHT[number("PINFOLD_STRESS_MUTANT_SCHEDULE") as usize];
+    let mutant = std::env::var("PINFOLD_STRESS_MUTANT").ok();
+    let broken = mutant.is_some();
+    Named::switch_on(mutant.map(|name| Named::named(&name).expect("a mutant's name")));
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (since, limit) = (Instant::now(), Duration::from_secs(number("PINFOLD_TWIN_SECONDS")));
+    let (since, limit) = (Instant::now(), Duration::from_secs(number("PINFOLD_STRESS_MUTANT_SECONDS")));
     let mut options = Options::new(dir.path());
     options.schedule = schedule;
     options.time = Duration::from_secs(3);
-    // Of a twin a hang is what is looked for. Without one, a machine that has other things to do
+    // Of a mutant a hang is what is looked for. Without one, a machine that has other things to do
     // must not look like one.
     options.hang = Duration::from_secs(if broken { 4 } else { 60 });
     let code = loop {
@@ -125,16 +125,16 @@ fn child() {
     std::process::exit(code);
 }
 
-/// What a process says in which `twin` is on; an error if it ends well.
-fn stress(twin: Option<&str>, schedule: usize, limit: Duration) -> (bool, String) {
+/// What a process says in which `mutant` is on; an error if it ends well.
+fn stress(mutant: Option<&str>, schedule: usize, limit: Duration) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--ignored", "--exact", "child", "--nocapture"])
-        .env("PINFOLD_TWIN_SCHEDULE", schedule.to_string())
-        .env("PINFOLD_TWIN_SECONDS", limit.as_secs().to_string())
+        .env("PINFOLD_STRESS_MUTANT_SCHEDULE", schedule.to_string())
+        .env("PINFOLD_STRESS_MUTANT_SECONDS", limit.as_secs().to_string())
         .env("RUST_BACKTRACE", "0");
-    if let Some(twin) = twin {
-        command.env("PINFOLD_TWIN", twin);
+    if let Some(mutant) = mutant {
+        command.env("PINFOLD_STRESS_MUTANT", mutant);
     }
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].concat();
@@ -142,7 +142,7 @@ fn stress(twin: Option<&str>, schedule: usize, limit: Duration) -> (bool, String
 }
 
 #[test]
-fn without_a_flaw_all_holds() {
+fn without_a_mutant_all_holds() {
     let mut seen: Vec<Schedule> = Vec::new();
     for (n, (_, schedule, _)) in CAUGHT.iter().enumerate() {
         if !seen.contains(schedule) {
@@ -154,7 +154,7 @@ fn without_a_flaw_all_holds() {
 }
 
 #[test]
-fn every_flaw_is_caught() {
+fn every_mutant_is_caught() {
     for (n, (name, schedule, reasons)) in CAUGHT.iter().enumerate() {
         let (well, said) = stress(Some(name), n, LIMIT);
         assert!(!well, "{name} was not caught ({schedule:?}): {said}");
@@ -166,12 +166,16 @@ fn every_flaw_is_caught() {
 }
 
 #[test]
-fn no_flaw_is_forgotten() {
+fn no_mutant_is_forgotten() {
     let listed = |name: &str| {
         CAUGHT.iter().any(|(caught, ..)| *caught == name)
             || UNSEEN.iter().any(|(unseen, _)| *unseen == name)
     };
-    let forgotten: Vec<_> = Twin::all().map(Twin::name).filter(|name| !listed(name)).collect();
+    let forgotten: Vec<_> = Named::all().map(Named::name).filter(|name| !listed(name)).collect();
     assert!(forgotten.is_empty(), "caught by the stress or not? {forgotten:?}");
-    assert_eq!(Twin::all().count(), CAUGHT.len() + UNSEEN.len(), "one is listed twice, or is gone");
+    assert_eq!(
+        Named::all().count(),
+        CAUGHT.len() + UNSEEN.len(),
+        "one is listed twice, or is gone"
+    );
 }

@@ -2,16 +2,16 @@
 //!
 //! Here: the list, the question "is this one switched on?", and the points at which a thread may be
 //! held up. Who calls it: the few places whose order or ordering is what keeps readers safe, and the
-//! tests that switch a flaw on.
+//! tests that switch a mutant on.
 //!
 //! | build | the answer |
 //! |---|---|
 //! | any other | the constant `false`, and nobody is held up |
-//! | this crate's own tests and models | a flaw may be on for one thread |
-//! | feature `flaws` | a flaw may be on for the process: the stress's twins (`testing::twin`), and any test with `PINFOLD_FLAW=NoLastLook` |
+//! | this crate's own tests and models | a mutant may be on for one thread |
+//! | feature `mutants` | a mutant may be on for the process: the stress's mutants (`mutants`), and any test with `PINFOLD_MUTANT=NoLastLook` |
 
 /// Makes the list, and from it the names.
-macro_rules! flaws {
+macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// One deliberate mistake.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +19,17 @@ macro_rules! flaws {
             not(all(test, any(loom, shuttle))),
             allow(dead_code, reason = "named where they would act, switched on by tests")
         )]
-        pub(crate) enum Flaw {
+        pub(crate) enum Mutant {
             $($(#[$doc])* $name,)*
         }
 
         /// All of them.
-        #[cfg(all(feature = "flaws", not(test)))]
-        pub(crate) const ALL: &[(Flaw, &str)] = &[$((Flaw::$name, stringify!($name)),)*];
+        #[cfg(all(feature = "mutants", not(test)))]
+        pub(crate) const ALL: &[(Mutant, &str)] = &[$((Mutant::$name, stringify!($name)),)*];
     };
 }
 
-flaws! {
+mutants! {
     // ---- of the index ----
     /// Entries of nodes are stored with `Relaxed`.
     PublishRelaxed,
@@ -163,32 +163,32 @@ flaws! {
     OccupiedWakesNobody,
 }
 
-#[cfg(all(feature = "flaws", not(test)))]
+#[cfg(all(feature = "mutants", not(test)))]
 pub(crate) use everywhere::{on, pause, switch_on};
-#[cfg(not(any(test, feature = "flaws")))]
+#[cfg(not(any(test, feature = "mutants")))]
 pub(crate) use nowhere::{on, pause};
 #[cfg(test)]
 pub(crate) use one_thread::{on, pause, with};
 
-#[cfg(all(feature = "flaws", not(test)))]
+#[cfg(all(feature = "mutants", not(test)))]
 mod everywhere {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU8, Ordering};
     use std::time::Duration;
 
-    use super::{ALL, Flaw};
+    use super::{ALL, Mutant};
 
     /// Nobody has asked the environment yet.
     const UNKNOWN: u8 = 255;
-    /// No pauses. 1: pauses; from 2 on, pauses and a flaw.
+    /// No pauses. 1: pauses; from 2 on, pauses and a mutant.
     const OFF: u8 = 0;
 
     static ON: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-    /// From now on, in the whole process, threads are held up, and `flaw` is on.
-    pub(crate) fn switch_on(flaw: Option<Flaw>) {
+    /// From now on, in the whole process, threads are held up, and `mutant` is on.
+    pub(crate) fn switch_on(mutant: Option<Mutant>) {
         // Relaxed, here and below: it is there before the threads that ask.
-        ON.store(flaw.map_or(OFF + 1, |flaw| flaw as u8 + 2), Ordering::Relaxed);
+        ON.store(mutant.map_or(OFF + 1, |mutant| mutant as u8 + 2), Ordering::Relaxed);
     }
 
     fn state() -> u8 {
@@ -200,11 +200,11 @@ mod everywhere {
 
     #[cold]
     fn from_environment() -> u8 {
-        match std::env::var("PINFOLD_FLAW") {
+        match std::env::var("PINFOLD_MUTANT") {
             Ok(wanted) => {
                 let found = ALL.iter().find(|(_, name)| *name == wanted);
                 switch_on(Some(
-                    found.unwrap_or_else(|| panic!("PINFOLD_FLAW={wanted}: no such flaw")).0,
+                    found.unwrap_or_else(|| panic!("PINFOLD_MUTANT={wanted}: no such mutant")).0,
                 ));
             }
             Err(_) => ON.store(OFF, Ordering::Relaxed),
@@ -212,8 +212,8 @@ mod everywhere {
         ON.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn on(flaw: Flaw) -> bool {
-        state() == flaw as u8 + 2
+    pub(crate) fn on(mutant: Mutant) -> bool {
+        state() == mutant as u8 + 2
     }
 
     /// One pause in so many is a short one; one in so many of these a long one.
@@ -252,12 +252,12 @@ mod everywhere {
     }
 }
 
-#[cfg(not(any(test, feature = "flaws")))]
+#[cfg(not(any(test, feature = "mutants")))]
 mod nowhere {
-    use super::Flaw;
+    use super::Mutant;
 
     #[inline(always)]
-    pub(crate) const fn on(_flaw: Flaw) -> bool {
+    pub(crate) const fn on(_mutant: Mutant) -> bool {
         false
     }
 
@@ -267,14 +267,14 @@ mod nowhere {
 
 #[cfg(test)]
 mod one_thread {
-    use super::Flaw;
+    use super::Mutant;
 
     std::thread_local! {
-        static ON: std::cell::Cell<Option<Flaw>> = const { std::cell::Cell::new(None) };
+        static ON: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
     }
 
-    /// Switches `flaw` on for this thread while `body` runs.
-    pub(crate) fn with(flaw: Option<Flaw>, body: impl FnOnce()) {
+    /// Switches `mutant` on for this thread while `body` runs.
+    pub(crate) fn with(mutant: Option<Mutant>, body: impl FnOnce()) {
         struct Off;
         impl Drop for Off {
             fn drop(&mut self) {
@@ -282,12 +282,12 @@ mod one_thread {
             }
         }
         let _off = Off;
-        ON.with(|on| on.set(flaw));
+        ON.with(|on| on.set(mutant));
         body();
     }
 
-    pub(crate) fn on(flaw: Flaw) -> bool {
-        ON.with(|on| on.get() == Some(flaw))
+    pub(crate) fn on(mutant: Mutant) -> bool {
+        ON.with(|on| on.get() == Some(mutant))
     }
 
     pub(crate) fn pause() {}

@@ -1,6 +1,6 @@
-//! Broken twins of the shipped protocol: each differs from it in one thing.
+//! Mutants of the shipped protocol: each differs from it in one thing.
 //!
-//! Where the thing is a width or an ordering, the twin is a [`Protocol`] with one constant
+//! Where the thing is a width or an ordering, the mutant is a [`Protocol`] with one constant
 //! changed; where it is a step, a word that does the step wrong. Either way the code that runs is
 //! the shipped one.
 
@@ -19,7 +19,7 @@ impl<const G: u32, const P: u32, const R: u32> Protocol for Narrow<G, P, R> {
     const REFS_BITS: u32 = R;
 }
 
-macro_rules! twins {
+macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident { $($constant:ident: $type:ty = $value:expr),* })*) => {$(
         $(#[$doc])*
         pub enum $name {}
@@ -32,7 +32,7 @@ macro_rules! twins {
     )*};
 }
 
-twins! {
+mutants! {
     /// Dead is zero, and nothing else.
     NoFrozenBit { FROZEN_BITS: u32 = 0 }
     RelaxedPut { PUT: Ordering = Ordering::Relaxed }
@@ -140,8 +140,8 @@ impl<A: AtomicWord<u64>> AtomicWord<u64> for TornSub<A> {
 }
 
 macro_rules! wrapped {
-    ($($twin:ident<A $(, $p:ident)?> = $make:expr;)*) => {$(
-        impl<$($p)?> From<super::replay::ReplayWord> for $twin<super::replay::ReplayWord $(, $p)?> {
+    ($($mutant:ident<A $(, $p:ident)?> = $make:expr;)*) => {$(
+        impl<$($p)?> From<super::replay::ReplayWord> for $mutant<super::replay::ReplayWord $(, $p)?> {
             fn from(word: super::replay::ReplayWord) -> Self {
                 let make: fn(super::replay::ReplayWord) -> Self = $make;
                 make(word)

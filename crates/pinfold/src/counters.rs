@@ -197,10 +197,10 @@ struct Leaving;
 impl Drop for Leaving {
     fn drop(&mut self) {
         let seat = SEAT.replace(SHARDS);
-        if seat < SHARDS {
-            if let Some(mut free) = free_seats() {
-                free.push(seat);
-            }
+        if seat < SHARDS
+            && let Some(mut free) = free_seats()
+        {
+            free.push(seat);
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, BATCH_MAX, Outcome};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
+use crate::source;
 use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use census::Census;
 
@@ -40,9 +41,6 @@ const EFFORT_MAX: u32 = 4096;
 
 /// Pages that a reader who finds nothing free evicts for itself at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
-
-/// How long a reader waits for others to let go of something before it gets an error.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets go
 /// of a folio wakes nobody (a look at who waits would be part of every put), so it looks again by
@@ -195,8 +193,10 @@ pub(crate) fn allocate(
     core.reclaim.daemon.kick();
     core.counters.count(Event::DirectReclaim);
     let mut last = evict(core, wish.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
-    let (since, mut nap) = (Instant::now(), NAP_MIN);
-    // Ends: when memory comes, or patience does.
+    let (mut since, mut nap) = (Instant::now(), NAP_MIN);
+    // Ends: when memory comes, or patience is at an end. That is for what others hold: as long as a
+    // source is at work, what is on its way will be memory again. Not for whoever is in a source's
+    // call itself: all that is on its way may wait for this one.
     loop {
         let seen = *core.reclaim.moved.lock();
         if let Some(got) = core.frames.alloc_at_most(wish) {
@@ -205,7 +205,10 @@ pub(crate) fn allocate(
         if !needed {
             return Ok(None);
         }
-        if since.elapsed() > PATIENCE {
+        if core.engine.is_moving() && !source::in_a_source() {
+            since = Instant::now();
+        }
+        if since.elapsed() > core.options.patience {
             return Err(no_memory(core, wish, &last));
         }
         last = evict(core, core.reclaim.direct_pages, EFFORT_MAX);

@@ -58,7 +58,7 @@ pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
-pub use open::{Access, OpenError, Preference};
+pub use open::{Access, OpenError, Preference, open_file};
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 pub(crate) use under_way::in_a_source;
 

@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod kernel;
+mod modules;
 mod packages;
 mod pin_counts;
 mod probes;
@@ -20,8 +21,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that has to pass: format, lints, tests, models, documentation, tracepoints, kernels
+    /// Everything that has to pass: format, modules, lints, tests, models, documentation, tracepoints, kernels
     Test,
+    Modules(modules::ModulesArgs),
     /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
@@ -51,6 +53,7 @@ fn main() -> Result<()> {
     sh.change_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     match command {
         Command::Test => test(&sh),
+        Command::Modules(args) => modules::run(&sh.current_dir(), &args),
         Command::Kernel(args) => kernel::run(&sh, &args.rest),
         Command::Litmus(args) => kernel::pass_on(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
@@ -60,10 +63,17 @@ fn main() -> Result<()> {
     }
 }
 
-/// The cache's protocols under loom: a build of its own, in a folder of its own.
+/// The cache's protocols under loom, and whole caches under shuttle: builds of their own, in folders of
+/// their own. docs/models.md says what is in which, and how to go deeper.
 fn models(sh: &Shell) -> Result<()> {
-    let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
-    cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
+    {
+        let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
+        cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
+    }
+    let _shuttle = sh.push_env("RUSTFLAGS", "--cfg shuttle");
+    // What the caught flaws print is long, and means nothing.
+    let _short = sh.push_env("RUST_BACKTRACE", "0");
+    cmd!(sh, "cargo test -p pinfold --lib --target-dir target/shuttle models::").run()?;
     Ok(())
 }
 
@@ -89,6 +99,7 @@ fn peers(sh: &Shell) -> Result<()> {
 /// Quick and strict things first.
 fn test(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
+    modules::run(&sh.current_dir(), &modules::ModulesArgs::default())?;
     cmd!(sh, "cargo clippy --workspace --all-targets -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
     lint_peers(sh)?;

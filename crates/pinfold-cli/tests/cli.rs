@@ -86,8 +86,8 @@ fn engines_of(result: &Value, metric: &str) -> BTreeSet<String> {
     rows_of(result, metric).iter().map(|row| row["engine"].as_str().unwrap().to_owned()).collect()
 }
 
-const READ_ENGINES: [&str; 6] =
-    ["memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
+const READ_ENGINES: [&str; 7] =
+    ["empty", "memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
 
 fn read_shape(workers: &str) {
     let dir = tempfile::tempdir().unwrap();
@@ -151,7 +151,8 @@ fn bench_read_refuses_what_makes_no_sense() {
 
 /// The engines of this build.
 fn get_engines() -> BTreeSet<String> {
-    let ours = ["memcpy", "pinfold-borrow", "pinfold-borrow-2M", "pinfold-get", "pinfold-cas"];
+    let ours =
+        ["empty", "memcpy", "pinfold-borrow", "pinfold-borrow-2M", "pinfold-get", "pinfold-cas"];
     let peers = ["moka", "quick_cache", "foyer", "hyperclock"];
     let there = ours.iter().chain(peers.iter().filter(|_| cfg!(feature = "peers")));
     there.map(|&name| name.to_owned()).collect()
@@ -166,7 +167,7 @@ fn bench_get_gives_a_row_for_everything() {
     assert_eq!(result["params"]["skew"], 0.9);
     assert_eq!(engines_of(&result, "ops_per_s"), get_engines());
     let left_out = result["params"]["not_in_this_build"].as_array().unwrap().len();
-    assert_eq!(left_out + get_engines().len(), 5 + 4);
+    assert_eq!(left_out + get_engines().len(), 6 + 4);
     let rows = result["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 * 2 * get_engines().len());
     let keys = BTreeSet::from([

@@ -82,7 +82,13 @@ pub(crate) fn send(path: &Path, socket: TcpStream) -> Result<Sent, Box<dyn Error
     while sent.bytes < file.len() {
         // Read into the cache, by direct I/O where the file system can, and kept there.
         let pinned = file.pin(sent.bytes..(sent.bytes + PART_BYTES).min(file.len()))?;
-        let iovecs = pinned.iovecs();
+        let iovecs: Vec<libc::iovec> = pinned
+            .extents()
+            .map(|part| libc::iovec {
+                iov_base: part.address().cast_mut().cast(),
+                iov_len: part.len(),
+            })
+            .collect();
         sent.buffers += iovecs.len();
         // SAFETY: the memory is pinned, and stays so until the buffers are unregistered, when the
         // kernel is done with them.

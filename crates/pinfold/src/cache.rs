@@ -5,21 +5,18 @@ use std::sync::Arc;
 
 use crate::borrow::Reader;
 use crate::core::Core;
-use crate::counters::{Counters, Event};
+use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::file::File;
-use crate::fill::Failures;
-use crate::fork::Owner;
 use crate::frame::{self, Frames, PAGE_BYTES};
+use crate::holders::PinHolder;
 use crate::index::NodePool;
-use crate::mapping::Mappings;
+use crate::mapping::ask_len;
 use crate::options::{FileOptions, Options};
-use crate::pin::{Holders, PinHolder};
-use crate::readers::{Deferred, Readers};
-use crate::reclaim::{self, Reclaim};
-use crate::source::{self, Access, Backing, Engine, EngineOptions, Source};
+use crate::pressure::Pressure;
+use crate::reclaim;
+use crate::source::{self, Access, Backing, EngineOptions, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
-use crate::wait::Waiters;
 
 /// The smallest budget, in bytes: 1 MiB, with room for the frame table, some index nodes, and the
 /// folios of a few readers at a time.
@@ -65,9 +62,21 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// open(2) warns of forking while direct I/O to private memory is on its way. Linux from 6.3 on
 /// gives the child copies of such memory; on older kernels a program that forks without exec at once
 /// should open files with [`Preference::Buffered`](crate::source::Preference::Buffered).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Cache {
     core: Arc<Core>,
+}
+
+impl std::fmt::Debug for Cache {
+    /// A line: [`Cache::stats`] tells the rest.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let frames = &self.core.frames;
+        f.debug_struct("Cache")
+            .field("budget_bytes", &(u64::from(frames.frames()) * PAGE_BYTES as u64))
+            .field("free_bytes", &(u64::from(frames.free_frames()) * PAGE_BYTES as u64))
+            .field("files", &self.core.mappings.count())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cache {
@@ -97,23 +106,11 @@ impl Cache {
         if !options.io_uring {
             engine.ring_depth = 0;
         }
-        let core = Arc::new(Core {
-            owner: Owner::here().map_err(reserve)?,
-            counters: Counters::new(),
-            mappings: Mappings::new(),
-            reclaim: Reclaim::new(frames.frames(), frames.free_frames()),
-            waiters: Waiters::new(),
-            readers: Arc::new(Readers::new(options.barrier)),
-            deferred: Deferred::new(),
-            failures: Failures::new(),
-            holders: Holders::new(options.track_pins),
-            engine: Arc::new(Engine::new(engine)),
-            options,
-            nodes,
-            frames,
-        });
+        let pressure = Pressure::new(frames.frames());
+        let core = Core::new(options, frames, nodes, pressure, engine).map_err(reserve)?;
+        let core = Arc::new(core);
         core.owner.keep(&core);
-        core.reclaim.daemon.start(Arc::downgrade(&core)).map_err(reserve)?;
+        reclaim::daemon::start(&core).map_err(reserve)?;
         Ok(Cache { core })
     }
 
@@ -123,7 +120,8 @@ impl Cache {
     /// where the file system can, else through the kernel's cache; [`Stats::sources`] tells.
     ///
     /// # Errors
-    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had.
+    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had;
+    /// [`Error::TooLong`] if that is above 2^63 - 4096.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -150,10 +148,14 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::SourceChanged`] if the object is open in another version;
-    /// [`Error::Length`] if the source cannot tell its length.
+    /// [`Error::BadSource`] if the source panics when it is asked who it is, or the cache cannot keep
+    /// its alignment; [`Error::Length`] if it cannot tell its length; [`Error::TooLong`] if that is
+    /// above 2^63 - 4096.
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
-        let identity = source.identity().map(Into::into);
-        self.file(PathBuf::from(name), identity, source)
+        let path = PathBuf::from(name);
+        let identity = source::guarded("identity", || Ok(source.identity()));
+        let identity = identity.map_err(bad_source(&path))?.map(Into::into);
+        self.file(path, identity, source)
     }
 
     fn file(
@@ -164,9 +166,8 @@ impl Cache {
     ) -> Result<File> {
         self.core.owner.check()?;
         let backing = Backing::new(source, self.core.engine.clone());
-        let len_bytes = backing
-            .len_bytes()
-            .map_err(|cause| Error::Length { path: path.clone(), cause: Arc::new(cause) })?;
+        backing.check().map_err(bad_source(&path))?;
+        let len_bytes = ask_len(&backing, &path)?;
         let known = identity.is_some();
         let opened = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
         let (mapping, outdated) = opened?;
@@ -299,8 +300,13 @@ impl Cache {
     }
 }
 
+/// What to say of a source that the cache cannot work with.
+fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    |cause| Error::BadSource { path: path.to_owned(), cause: Arc::new(cause) }
+}
+
 fn borrow_stats(core: &Core) -> BorrowStats {
-    let (deferred_folios, deferred_pages) = core.deferred.outstanding(core);
+    let (deferred_folios, deferred_pages) = core.deferred.outstanding(&core.frames);
     BorrowStats {
         barrier: core.readers.barrier(),
         readers: core.readers.registered(),

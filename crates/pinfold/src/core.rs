@@ -3,20 +3,22 @@
 //!
 //! Belongs here: nothing that has a room of its own. Called by all of them.
 
+use std::io;
 use std::sync::Arc;
 
 use crate::counters::Counters;
-use crate::fill::Failures;
+use crate::failures::Failures;
 use crate::flaw::{self, Flaw};
 use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
+use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
 use crate::options::{Options, Reference};
-use crate::pin::Holders;
+use crate::pressure::Pressure;
 use crate::readers::{Deferred, Readers};
-use crate::reclaim::Reclaim;
-use crate::source::Engine;
+use crate::residency::Residency;
+use crate::source::{Engine, EngineOptions};
 use crate::wait::Waiters;
 
 /// One cache's shared state.
@@ -27,7 +29,8 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) options: Options,
     pub(crate) mappings: Mappings,
-    pub(crate) reclaim: Reclaim,
+    pub(crate) residency: Residency,
+    pub(crate) pressure: Pressure,
     pub(crate) waiters: Waiters,
     /// Shared with those who borrow: a reader does not keep the cache.
     pub(crate) readers: Arc<Readers>,
@@ -41,6 +44,36 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// Puts a cache together: all of `frames` free, no file known.
+    ///
+    /// # Errors
+    /// As of [`Owner::here`].
+    pub(crate) fn new(
+        options: Options,
+        frames: Frames,
+        nodes: NodePool,
+        pressure: Pressure,
+        engine: EngineOptions,
+    ) -> io::Result<Self> {
+        let pages = frames.free_frames() - pressure.high_frames;
+        Ok(Core {
+            owner: Owner::here()?,
+            counters: Counters::new(),
+            mappings: Mappings::new(),
+            residency: Residency::new(pages),
+            pressure,
+            waiters: Waiters::new(),
+            readers: Arc::new(Readers::new(options.barrier)),
+            deferred: Deferred::new(),
+            failures: Failures::new(),
+            holders: Holders::new(options.track_pins),
+            engine: Arc::new(Engine::new(engine)),
+            options,
+            nodes,
+            frames,
+        })
+    }
+
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
     /// still be on its way from the source.
     #[inline(always)]
@@ -60,10 +93,7 @@ impl Core {
     /// A reference to whatever is at `frame`, if it is not frozen.
     #[inline(always)]
     pub(crate) fn take_one(&self, frame: &Frame) -> bool {
-        match self.options.reference {
-            Reference::Add => frame.count.try_get(1).is_ok(),
-            Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
-        }
+        take_one(self.options.reference, frame)
     }
 
     /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
@@ -110,7 +140,16 @@ impl Core {
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());
-        self.reclaim.progress();
+        self.pressure.progress();
+    }
+}
+
+/// A reference to whatever is at `frame`, if it is not frozen; taken that way.
+#[inline(always)]
+pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
+    match reference {
+        Reference::Add => frame.count.try_get(1).is_ok(),
+        Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
     }
 }
 
@@ -162,8 +201,7 @@ impl<'a> Held<'a> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         if self.frame.count.put(1) {

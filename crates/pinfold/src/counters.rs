@@ -11,14 +11,9 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::fork;
-use crate::stats::READ_SIZE_BUCKETS;
 
 /// Threads that have a shard of their own; the others share the one behind these.
-#[cfg(not(loom))]
-const SHARDS: usize = 64;
-/// The checker's threads have small stacks, on which a cache is put together.
-#[cfg(loom)]
-const SHARDS: usize = 1;
+const SHARDS: usize = crate::sizes::COUNTER_SHARDS;
 
 /// What is counted, beside the sizes of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +49,9 @@ pub(crate) enum Event {
     UnpinnedPages,
     Migration,
 }
+
+/// How many sizes of reads are told apart: powers of two.
+pub const READ_SIZE_BUCKETS: usize = 32;
 
 /// Sizes that a read can have, in powers of two. A slice has at most 2^63 - 1 bytes, but those of
 /// 2^31 and more are counted as one.
@@ -121,10 +119,18 @@ impl Counters {
     /// The calling thread's shard.
     #[inline(always)]
     pub(crate) fn shard(&self) -> &Shard {
-        match self.shards.get(SEAT.get()) {
-            Some(shard) => shard,
-            None => &self.shards[take_seat()],
+        let at = SHARD_AT.get();
+        if at >= size_of_val(&self.shards) {
+            return &self.shards[take_seat()];
         }
+        // SAFETY: below the end of the shards, and a multiple of their size: see `SHARD_AT`.
+        unsafe { &*self.shards.as_ptr().byte_add(at) }
+    }
+
+    /// Counts one more of the event of that number.
+    pub(crate) fn count_numbered<const EVENT: usize>(&self) {
+        const { assert!(EVENT < EVENTS, "no such event") }
+        add(&self.shard().events[EVENT], 1);
     }
 
     /// Counts one more of `event`.
@@ -169,9 +175,10 @@ impl Counters {
 }
 
 thread_local! {
-    /// Which shard, in every cache; `usize::MAX` before the first count. Without a destructor, so
-    /// that it can be used at any time in a thread's life.
-    static SEAT: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Which shard, in every cache: the byte of `Counters::shards` that it begins with; `usize::MAX`
+    /// before the first count. Without a destructor, so that it can be used at any time in a thread's
+    /// life.
+    static SHARD_AT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Gives the seat back when the thread ends.
     static LEAVING: Leaving = const { Leaving };
 }
@@ -196,7 +203,7 @@ struct Leaving;
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        let seat = SEAT.replace(SHARDS);
+        let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
         if seat < SHARDS
             && let Some(mut free) = free_seats()
         {
@@ -215,6 +222,6 @@ fn take_seat() -> usize {
     } else {
         free.unwrap_or_else(|| SEATS.fetch_add(1, Ordering::Relaxed)).min(SHARDS)
     };
-    SEAT.set(seat);
+    SHARD_AT.set(seat * size_of::<Shard>());
     seat
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::pin::PinHolder;
+use crate::holders::PinHolder;
 use crate::source::{OpenError, Truncated};
 
 /// Why a call failed. Whatever it is, the cache lives on.
@@ -32,6 +32,14 @@ pub enum Error {
     /// A file could not be opened.
     #[error(transparent)]
     Open(#[from] Arc<OpenError>),
+    /// There are as many files in the cache as it can number.
+    #[error("cannot open {}: {most} files are cached, and can be no more", path.display())]
+    TooManyFiles {
+        /// What was to be opened.
+        path: PathBuf,
+        /// How many there can be at once.
+        most: u32,
+    },
     /// A range ends beyond the largest file offset, 2^63 - 1.
     #[error("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")]
     Range {
@@ -80,7 +88,7 @@ pub enum Error {
         /// The number of the process that made the cache.
         owner: u32,
     },
-    /// The source failed.
+    /// The source failed, or panicked.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {
         /// Which file.
@@ -99,6 +107,27 @@ pub enum Error {
         path: PathBuf,
         /// The source's own error.
         cause: Arc<io::Error>,
+    },
+    /// The source is none that the cache can work with.
+    #[error("cannot use the source of {}: {cause}", path.display())]
+    BadSource {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: Arc<io::Error>,
+    },
+    /// The file is longer than the cache can number its bytes.
+    #[error(
+        "{} has {len_bytes} bytes: a file can have {most_bytes} at most, the largest file offset \
+         rounded down to a page", path.display()
+    )]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+        /// The length that its source told.
+        len_bytes: u64,
+        /// The longest that works: 2^63 - 4096.
+        most_bytes: u64,
     },
     /// A source of an object that is open in another version.
     #[error(
@@ -222,6 +251,46 @@ pub enum Error {
         /// [`Options::track_pins`](crate::Options::track_pins)).
         holders: Vec<PinHolder>,
     },
+}
+
+impl Error {
+    /// What went wrong, in a word for programs, logs and other languages: the variant's name in small
+    /// letters with hyphens, `no-memory` for [`Error::NoMemory`]. A code means the same in all
+    /// versions: there may be new ones, but none is renamed or used for something else. Messages
+    /// may change.
+    ///
+    /// ```
+    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
+    /// assert_eq!(cache.open("/no/such/file").unwrap_err().code(), "open");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Budget { .. } => "budget",
+            Error::Reserve { .. } => "reserve",
+            Error::Open(_) => "open",
+            Error::TooManyFiles { .. } => "too-many-files",
+            Error::Range { .. } => "range",
+            Error::BeyondEnd { .. } => "beyond-end",
+            Error::TooManyReferences { .. } => "too-many-references",
+            Error::TooManyReaders { .. } => "too-many-readers",
+            Error::ForeignReader { .. } => "foreign-reader",
+            Error::Forked { .. } => "forked",
+            Error::Read { .. } => "read",
+            Error::Length { .. } => "length",
+            Error::BadSource { .. } => "bad-source",
+            Error::TooLong { .. } => "too-long",
+            Error::SourceChanged { .. } => "source-changed",
+            Error::Truncated { .. } => "truncated",
+            Error::NoMemory { .. } => "no-memory",
+            Error::PinRange { .. } => "pin-range",
+            Error::PinTooLarge { .. } => "pin-too-large",
+            Error::PinHeld { .. } => "pin-held",
+            Error::TooManyPins { .. } => "too-many-pins",
+            Error::OutsidePin { .. } => "outside-pin",
+            Error::StillPinned { .. } => "still-pinned",
+        }
+    }
 }
 
 /// What is wrong with a range that was to be pinned.

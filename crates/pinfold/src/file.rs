@@ -11,17 +11,27 @@ use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
+use crate::reclaim;
 use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own on the same pages: it has its own run of sequential reading and
 /// its own hints. When the last handle goes the pages stay cached, until their room is needed.
-#[derive(Debug)]
 pub struct File {
     handle: Handle,
+}
+
+impl std::fmt::Debug for File {
+    /// A line: which file, and how long it is.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("path", &self.handle.mapping.path)
+            .field("len_bytes", &self.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl File {
@@ -126,8 +136,8 @@ impl File {
     /// # let cache = Cache::new(Options::new(8 << 20))?;
     /// let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
     /// let mut pinned = file.pin(5_000..9_000)?;
-    /// let iovecs = pinned.iovecs(); // for writev(2), or a ring's fixed buffers
-    /// assert_eq!(iovecs.iter().map(|iovec| iovec.iov_len).sum::<usize>(), 4_000);
+    /// let bytes = pinned.extents().map(|extent| extent.len()); // for writev(2), or a ring's buffers
+    /// assert_eq!(bytes.sum::<usize>(), 4_000);
     /// pinned.unpin_front(1_000)?; // so much has been sent
     /// assert_eq!(pinned.range(), 6_000..9_000);
     /// # Ok::<(), pinfold::Error>(())
@@ -184,7 +194,7 @@ impl File {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
             Hint::WillNeed => fill::will_need(&self.handle, pages),
             Hint::DontNeed => {
-                freeze::invalidate(&self.handle.core, &self.handle.mapping, pages);
+                freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages);
             }
         }
         // Nothing depends on the source's taking a hint.
@@ -198,11 +208,11 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Length`] if the source cannot tell
-    /// its length.
+    /// its length, [`Error::TooLong`] if that is above 2^63 - 4096: nothing was dropped then.
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
         self.refresh_len()?;
-        Ok(freeze::invalidate(&self.handle.core, &self.handle.mapping, pages))
+        Ok(freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages))
     }
 
     /// Asks the source for its length, and acts on it if it has changed.
@@ -211,10 +221,7 @@ impl File {
         let mapping = &self.handle.mapping;
         // Across both: of two answers, the later must be the one that stays.
         let _resizing = mapping.resizing.lock();
-        let len_bytes = mapping.backing.len_bytes().map_err(|cause| Error::Length {
-            path: mapping.path.clone(),
-            cause: Arc::new(cause),
-        })?;
+        let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
         freeze::resize(&self.handle.core, mapping, len_bytes);
         Ok(())
     }
@@ -225,7 +232,7 @@ impl File {
     pub fn split(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
         let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
-        freeze::split_range(&self.handle.core, &self.handle.mapping, pages)
+        reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// Moves the folios of `range` to other frames where nobody holds them; gives how many were
@@ -234,7 +241,7 @@ impl File {
     pub fn migrate(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
         let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
-        freeze::migrate_range(&self.handle.core, &self.handle.mapping, pages)
+        reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// The pages that have a byte of `range`, up to the file's last.
@@ -265,7 +272,7 @@ impl Drop for File {
             return;
         }
         if self.handle.core.mappings.drop_handle(&self.handle.mapping) {
-            freeze::invalidate(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
+            freeze::drop_clean(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
         }
         self.handle.core.retire(&self.handle.mapping);
     }

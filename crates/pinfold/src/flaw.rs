@@ -16,7 +16,7 @@ macro_rules! flaws {
         /// One deliberate mistake.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(
-            not(all(test, loom)),
+            not(all(test, any(loom, shuttle))),
             allow(dead_code, reason = "named where they would act, switched on by tests")
         )]
         pub(crate) enum Flaw {
@@ -49,6 +49,10 @@ flaws! {
     LeakNodes,
     /// The directory is not told of changes.
     DirectoryStays,
+    /// A directory that grows starts empty.
+    DirectoryGrowsEmpty,
+    /// Handles that know the smaller directory only are not told of changes once there is a larger.
+    OldDirectoryStays,
     /// An insert does not look whether a folio is there already.
     InsertBlindly,
 
@@ -57,12 +61,23 @@ flaws! {
     NoLastLook,
     /// The version is compared at the end, without the fence before it.
     LastLookUnfenced,
+    /// Whoever is given a frame stores its new identity without a fence before.
+    HandOutUnfenced,
+    /// How many bytes may be read is stored without a fence before.
+    SpanUnfenced,
+    /// A folio's bytes are stored without a fence before.
+    StoreUnfenced,
+    /// None of these three fences is there.
+    RefillUnfenced,
     /// A folio of another file will do.
     AnyIdentity,
     /// A folio lands without being told where the file ends.
     LandUnclipped,
     /// A file gets its new length before the folios with its old end are dropped.
     LengthFirst,
+
+    /// What is to be written is dropped and evicted like anything else.
+    LoseDirty,
 
     // ---- of counted references and freezing ----
     /// A counted look-up does not check what it got a reference to.
@@ -101,6 +116,8 @@ flaws! {
     OldGoesLate,
     /// What is announced when it leaves its file is freed like the rest.
     GoneAtOnce,
+    /// What waits for a borrow to end is looked for although no fence could be had.
+    CollectUnfenced,
 
     /// A page is readable from the moment it is in the index.
     EvenBeforeRead,
@@ -122,6 +139,8 @@ flaws! {
 
     /// A fill does not look whether its folio was dropped meanwhile.
     LandBlindly,
+    /// Folios on their way that nobody reads any more stay on their way.
+    BatchForgotten,
     /// A file without folios is given up by the first look at its handles.
     RetireByGuess,
 
@@ -130,8 +149,18 @@ flaws! {
     WakeFirst,
     /// Waking does not wait for those between their look and their sleep.
     WakeUnlocked,
+    /// Whoever waits for memory does not look again by itself.
+    SleepUntilTold,
+    /// Reads that the source has no room for are forgotten.
+    ForgetUnsubmitted,
+    /// A batch takes its mutexes in the order of its folios.
+    BatchUnordered,
+    /// Frames that are freed in a run that is being emptied go back to everybody.
+    HoldLeaks,
     /// Split and migration wake nobody.
     MoveWakesNobody,
+    /// A filler that finds another folio in its way wakes nobody.
+    OccupiedWakesNobody,
 }
 
 #[cfg(all(feature = "flaws", not(test)))]

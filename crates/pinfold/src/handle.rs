@@ -1,27 +1,133 @@
 //! One open of a file: what every door needs to serve it.
 //!
-//! Here: the three things together, and nothing else. `file.rs` is what the program sees of it.
+//! Here: the cache, the file and the pattern it is read in, together; and what a hit needs of the first
+//! two, which lies behind their pointers otherwise: three loads one after the other, before the first
+//! that is about the page. `file.rs` is what the program sees of it.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::fill::Stream;
+use crate::counters::Counters;
+use crate::frame::{FrameNumber, Window};
+use crate::index::Lookup;
 use crate::mapping::Mapping;
+use crate::options::Reference;
+use crate::stream::Stream;
 
 /// Whose bytes, through which cache, and read in which pattern.
+///
+/// # Invariants
+///
+/// `lookup` is of `mapping`'s index, `window` of `core`'s frames, and `counters` are `core`'s.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Handle {
+    // One cache line, in the order in which a hit needs it.
+    lookup: Lookup,
+    pub(crate) window: Window,
+    /// The mapping's number.
+    pub(crate) id: u32,
+    /// The longest read that tries to do without a reference.
+    pub(crate) short_max_bytes: u32,
+    counters: NonNull<Counters>,
+    // And the next.
     pub(crate) core: Arc<Core>,
     pub(crate) mapping: Arc<Mapping>,
-    pub(crate) stream: Stream,
     /// The address of the core's, to be compared with a reader's: a borrow is paid by the instruction.
     pub(crate) readers_address: usize,
+    pub(crate) reference: Reference,
+    pub(crate) stream: Stream,
 }
+
+// SAFETY: the counters that it points to are shared by all threads, and `core`'s, which can be sent.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+#[cfg(not(loom))]
+const _: () =
+    assert!(std::mem::offset_of!(Handle, core) == 64, "what a hit needs is one cache line");
 
 impl Handle {
     /// Takes over a mapping that was counted as open. Reads ahead by so many bytes at most.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
-        let readers_address = Arc::as_ptr(&core.readers).addr();
-        Handle { core, mapping, stream: Stream::new(window_max_bytes), readers_address }
+        let short_max_bytes = core.options.short_read_max_bytes;
+        Handle {
+            // SAFETY: the mapping, which the handle has, keeps its index.
+            lookup: unsafe { Lookup::of(&mapping.index) },
+            // SAFETY: the core, which the handle has, keeps its frames.
+            window: unsafe { Window::of(&core.frames) },
+            id: mapping.id,
+            short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
+            counters: NonNull::from(&core.counters),
+            readers_address: Arc::as_ptr(&core.readers).addr(),
+            reference: core.options.reference,
+            stream: Stream::new(window_max_bytes),
+            core,
+            mapping,
+        }
+    }
+
+    /// The head of the folio that has `page`: a hint, as [`Index::lookup_hint`](crate::index::Index).
+    #[inline(always)]
+    pub(crate) fn hint(&self, page: u64) -> FrameNumber {
+        match self.lookup.hint(page) {
+            Some(head) => head,
+            None => self.hint_behind(page),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hint_behind(&self, page: u64) -> FrameNumber {
+        self.lookup.hint_behind(&self.mapping.index, page)
+    }
+
+    /// The cache's counters.
+    #[inline(always)]
+    pub(crate) fn counters(&self) -> &Counters {
+        // SAFETY: they are the core's, which the handle keeps; an `Arc` does not move what it has.
+        unsafe { self.counters.as_ref() }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::Write;
+
+    use crate::{Cache, Options};
+
+    #[test]
+    fn what_a_file_has_grown_by_is_found_by_the_directory() {
+        const MIB: usize = 1 << 20;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![1; MIB]).unwrap();
+        let cache = Cache::new(Options::new(32 << 20)).unwrap();
+        let old = cache.open(file.path()).unwrap();
+        let mut block = [0; 64];
+        old.read_at(&mut block, 0).unwrap();
+        file.write_all(&vec![2; 4 * MIB]).unwrap();
+        old.invalidate(0..0).unwrap();
+        assert_eq!(old.len(), 5 * MIB as u64);
+        let young = cache.open(file.path()).unwrap();
+        for at in (0..5 * MIB).step_by(4096) {
+            assert_eq!(old.read_at(&mut block, at as u64).unwrap(), 64);
+            let page = (at / 4096) as u64;
+            let head = old.handle().mapping.index.lookup(page);
+            assert_eq!(old.handle().lookup.hint(page), head, "page {page}");
+        }
+        // A handle that was there before looks behind its end once, the others never.
+        let last = (5 * MIB / 4096) as u64 - 1;
+        assert_eq!(young.handle().lookup.hint(last), None);
+        assert_eq!(young.read_at(&mut block, last * 4096).unwrap(), 64);
+        let head = old.handle().mapping.index.lookup(last);
+        assert!(head.is_some());
+        assert_eq!(young.handle().lookup.hint(last), head);
+        assert_eq!(young.clone().handle().lookup.hint(last), head);
+        // Both arrays are told of changes.
+        old.invalidate(0..8192).unwrap();
+        assert_eq!(old.handle().lookup.hint(0), young.handle().lookup.hint(0));
+        assert_ne!(old.handle().lookup.hint(last), old.handle().lookup.hint(0));
     }
 }

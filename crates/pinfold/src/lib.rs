@@ -1,7 +1,7 @@
 //! A page cache that a program links.
 
-// The model checker runs the rooms, not the house: without the front door much of them is unused.
-#![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]
+// The model checkers run the rooms, not the house: without the front door much of them is unused.
+#![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
 
 /// The README's program compiles.
 #[cfg(doctest)]
@@ -14,25 +14,35 @@ mod cache;
 mod core;
 mod counters;
 mod error;
+mod failures;
 #[cfg(not(loom))]
 mod file;
 mod fill;
 mod flaw;
 mod fork;
+mod found;
 mod frame;
 mod freeze;
 mod handle;
+mod holders;
 mod index;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
+#[cfg(all(test, shuttle))]
+#[path = "models/whole/mod.rs"]
+mod models;
 mod options;
 mod pin;
+mod pressure;
 mod read;
 mod readers;
 mod reclaim;
+mod residency;
+mod sizes;
 pub mod source;
 mod stats;
+mod stream;
 mod sync;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
@@ -45,10 +55,11 @@ pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
+pub use holders::PinHolder;
 #[doc(hidden)]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
-pub use pin::{PinHolder, PinnedExtent, PinnedRange};
+pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

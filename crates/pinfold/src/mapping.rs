@@ -19,10 +19,27 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
-use crate::frame::{FrameNumber, PAGE_BYTES};
+use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::source::{Backing, Identity, Key, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// The longest that a file may be. Its last page is read whole, and that has to end at 2^63 - 1 at most.
+pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
+
+/// The length that the source of the file `path` has now.
+///
+/// # Errors
+/// The source cannot tell it, or it is above [`LEN_MAX_BYTES`].
+pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
+    match backing.len_bytes() {
+        Ok(len_bytes) if len_bytes <= LEN_MAX_BYTES => Ok(len_bytes),
+        Ok(len_bytes) => {
+            Err(Error::TooLong { path: path.to_owned(), len_bytes, most_bytes: LEN_MAX_BYTES })
+        }
+        Err(cause) => Err(Error::Length { path: path.to_owned(), cause: Arc::new(cause) }),
+    }
+}
 
 /// One file.
 #[derive(Debug)]
@@ -123,16 +140,22 @@ pub(crate) struct Mappings {
     table: Mutex<Table>,
 }
 
-#[derive(Debug, Default)]
+/// A number is given again once its mapping is given up, which takes that no folio says it any more:
+/// each forgets it, with an odd version, under the mutex under which the index loses the folio. So
+/// whatever an old hint leads to, the number in an entry that is valid now is the listed mapping's.
+#[derive(Debug)]
 struct Table {
     by_id: Vec<Option<Arc<Mapping>>>,
     free_ids: Vec<u32>,
     by_key: HashMap<Key, u32>,
+    /// Numbers are below it.
+    ids_end: u32,
 }
 
 impl Mappings {
     pub(crate) fn new() -> Self {
-        Mappings { table: Mutex::new(Table::default()) }
+        let (by_id, free_ids, by_key) = (Vec::new(), Vec::new(), HashMap::new());
+        Mappings { table: Mutex::new(Table { by_id, free_ids, by_key, ids_end: MAPPING_NONE }) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -149,12 +172,18 @@ impl Mappings {
         self.table().by_id.iter().flatten().cloned().collect()
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        let table = self.table();
+        table.by_id.len() - table.free_ids.len()
+    }
+
     /// The mapping of the file `identity`, made of `backing` if it is new, with one more handle. If
     /// nobody had it open, it goes on with the new source. Second, a mapping that is outdated since,
     /// with a handle to be dropped: of the same object in another version.
     ///
     /// # Errors
-    /// Somebody has another version of it open.
+    /// Somebody has another version of it open, or there are as many as can be numbered.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
@@ -186,10 +215,19 @@ impl Mappings {
             }
             outdated = Some(mapping);
         }
-        let id = table.free_ids.pop().unwrap_or_else(|| {
-            table.by_id.push(None);
-            table.by_id.len() as u32 - 1
-        });
+        let id = match table.free_ids.pop() {
+            Some(id) => id,
+            None if table.by_id.len() < table.ids_end as usize => {
+                table.by_id.push(None);
+                table.by_id.len() as u32 - 1
+            }
+            None => {
+                if let Some(outdated) = outdated {
+                    outdated.handles.fetch_sub(1, Ordering::Relaxed);
+                }
+                return Err(Error::TooManyFiles { path, most: table.ids_end });
+            }
+        };
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
             index,
@@ -271,4 +309,50 @@ fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Optio
         open: open.clone(),
         attached: attached.clone(),
     })
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::source::Memory;
+    use crate::{Cache, Error, File, Options, Result};
+
+    fn attach(cache: &Cache, byte: u8) -> Result<File> {
+        cache.attach("file", Arc::new(Memory::new(vec![byte; 64 << 10])))
+    }
+
+    fn check(file: &File, byte: u8) {
+        let mut buf = vec![0; 64 << 10];
+        assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
+        assert!(buf.iter().all(|&read| read == byte));
+    }
+
+    /// A cache may have had any number of files in its life; numbers that are free are given again.
+    #[test]
+    fn a_cache_that_had_four_billion_files_opens_another() {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let first = attach(&cache, 1).unwrap();
+        first.handle().core.nodes.age(u64::from(u32::MAX) - 2);
+        for byte in 2..6 {
+            let file = attach(&cache, byte).unwrap();
+            check(&file, byte);
+            assert_eq!(file.handle().mapping.id, 1, "a number that is free is given again");
+        }
+        check(&first, 1);
+    }
+
+    #[test]
+    fn more_files_at_once_than_can_be_numbered_are_an_error() {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let first = attach(&cache, 1).unwrap();
+        first.handle().core.mappings.table().ids_end = 2;
+        let second = attach(&cache, 2).unwrap();
+        let error = attach(&cache, 3).unwrap_err();
+        assert!(matches!(error, Error::TooManyFiles { most: 2, .. }), "{error:?}");
+        assert_eq!(error.to_string(), "cannot open file: 2 files are cached, and can be no more");
+        drop(second);
+        check(&attach(&cache, 3).unwrap(), 3);
+        check(&first, 1);
+    }
 }

@@ -43,7 +43,7 @@ impl Options {
             io_uring: true,
             track_pins: false,
             pin_in_place: false,
-            patience: Duration::from_secs(2),
+            patience: crate::sizes::PATIENCE,
         }
     }
 

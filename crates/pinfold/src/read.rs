@@ -10,10 +10,7 @@
 //!
 //! # The short way, step by step
 //!
-//! 1. look the page up: a hint, whatever it says;
-//! 2. load the folio's version, acquire; odd: not up to date, or being changed;
-//! 3. load its identity, and how many of its bytes are the file's; not what we want: another folio by
-//!    now, or the end of the file;
+//! 1. to 3. the look (`found.rs`): a folio that is up to date, and has all that is wanted;
 //! 4. copy, by loads that may race;
 //! 5. fence, load the version again: unchanged means that 3 and 4 saw one thing.
 //!
@@ -24,64 +21,71 @@
 
 use std::num::NonZero;
 
-use crate::core::{Core, Held};
+use crate::core::Held;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::flaw::{self, Flaw};
+use crate::found::{Found, Mark, Want};
 use crate::frame::{
     Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, guessed,
 };
 use crate::handle::Handle;
-use crate::mapping::Mapping;
+
+/// So many bytes, of one folio.
+#[derive(Clone, Copy)]
+struct Bytes(u64);
+
+impl Want for Bytes {
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span && self.0 <= span - at
+    }
+
+    #[inline(always)]
+    fn absent<const WHY: usize>(self, handle: &Handle) {
+        not_shortly::<WHY>(handle);
+    }
+
+    #[inline(always)]
+    fn misfit(self, handle: &Handle, frame: &Frame, at: u64) {
+        not_in(handle, frame, at, self.0);
+    }
+}
 
 impl Handle {
     /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        // Both looked up here, once: for all the compiler knows, a count may change them.
-        let (core, mapping) = (&*self.core, &*self.mapping);
         if let Some(bytes) = NonZero::new(buf.len()) {
-            core.counters.shard().count_read(bytes);
-            if Self::short(core, mapping, buf, offset) {
+            self.counters().shard().count_read(bytes);
+            if self.short(buf, offset) {
                 return Ok(buf.len());
             }
             return self.long(buf, offset);
         }
-        core.counters.count(Event::EmptyRead);
+        self.counters().count(Event::EmptyRead);
         self.long(buf, offset)
     }
 
     /// All of `buf`, without a reference; or nothing, why not is counted, and `buf` holds garbage.
-    /// Compiled into the program's own loops: each instruction here is one that other reads' memory
-    /// waits behind (docs/cache.md, "What a short read costs").
     #[inline(always)]
-    pub(crate) fn short(core: &Core, mapping: &Mapping, buf: &mut [u8], offset: u64) -> bool {
-        if buf.len() > core.options.short_read_max_bytes {
-            return not_shortly(core, Event::LongRead);
+    pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
+        if buf.len() > self.short_max_bytes as usize {
+            not_shortly::<{ Event::LongRead as usize }>(self);
+            return false;
         }
-        let head = mapping.index.lookup_hint(offset >> PAGE_SHIFT);
-        let Some((frame, from)) = core.frames.try_both(head) else {
-            return not_shortly(core, Event::Absent);
-        };
-        let Some(stamp) = frame.read_begin() else { return not_shortly(core, Event::Changing) };
-        let (id, start, span) = frame.readable();
-        let (at, bytes) = (offset.wrapping_sub(start), buf.len() as u64);
-        if id != mapping.id && !flaw::on(Flaw::AnyIdentity) {
-            return not_shortly(core, Event::Identity);
-        }
-        if at >= u64::from(span) || bytes > u64::from(span) - at {
-            return not_in(core, frame, at, bytes);
-        }
+        let found = self.found(offset >> PAGE_SHIFT, offset, Bytes(buf.len() as u64));
+        let Some(Found { frame, head, from, stamp, at, .. }) = found else { return false };
         let from = guessed(from, at as usize, offset as usize & (PAGE_BYTES - 1));
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
         // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
         if frame.read_retry(stamp) {
-            return not_shortly(core, Event::Changed);
+            not_shortly::<{ Event::Changed as usize }>(self);
+            return false;
         }
         if !frame.is_used_most() {
-            note_use(core, frame, head);
+            note_use(self, frame, head);
         }
         true
     }
@@ -112,20 +116,14 @@ impl Handle {
             return Ok(0);
         }
         let page = offset >> PAGE_SHIFT;
-        let held = self.core.hold(&self.mapping, page);
-        // Given back before the fill, which may have to make room: hence no guard in the match.
-        let held = match held.filter(|held| !held.frame().is_changing()) {
-            Some(held) => {
-                self.core.counters.count(Event::CountedHit);
-                held
-            }
-            // From the start of the page: else a read across two pages looks like two in a row.
-            None => fill::get(self, page, (offset as usize & (PAGE_BYTES - 1)) + buf.len())?,
-        };
-        if held.frame().flags().contains(Flags::READAHEAD) {
-            fill::read_further(self, &held);
-        }
-        Ok(self.copy_held(&held, buf, offset))
+        // From the start of the page: else a read across two pages looks like two in a row.
+        let wanted = (offset as usize & (PAGE_BYTES - 1)) + buf.len();
+        self.held(
+            page,
+            (Mark::Meet, true),
+            || fill::get(self, page, wanted),
+            |held| Ok(Some(self.copy_held(&held, buf, offset))),
+        )
     }
 
     /// Copies from a folio that is held, has the page and was up to date; gives how much.
@@ -137,7 +135,7 @@ impl Handle {
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
         let bytes = buf.len().min(held.frame().file_bytes().saturating_sub(at));
-        if !held.frame().is_used_most() && self.core.counters.shard().comes_to(held.head().0) {
+        if !held.frame().is_used_most() && self.counters().shard().comes_to(held.head().0) {
             held.frame().note_use();
         }
         // SAFETY: inside the folio, which the reference keeps; nobody changes the bytes of a
@@ -154,25 +152,24 @@ impl Handle {
 /// all the time does not get here.
 #[cold]
 #[inline(never)]
-fn note_use(core: &Core, frame: &Frame, head: FrameNumber) {
-    if core.counters.shard().comes_to(head.0) {
+fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber) {
+    if handle.counters().shard().comes_to(head.0) {
         frame.note_use();
     }
 }
 
-/// Counts why a read was not done shortly. Out of line, and called from each place by itself: a
-/// reason that is returned would be in a register of the way that is taken.
+/// Counts why a read was not done shortly. Out of line, and a function for each reason: one that is
+/// returned, or an argument, is put into a register on the way that is taken.
 #[cold]
 #[inline(never)]
-fn not_shortly(core: &Core, why: Event) -> bool {
-    core.counters.count(why);
-    false
+fn not_shortly<const WHY: usize>(handle: &Handle) {
+    handle.counters().count_numbered::<WHY>();
 }
 
 /// The same for so many bytes from `at` of the folio on.
 #[cold]
 #[inline(never)]
-fn not_in(core: &Core, frame: &Frame, at: u64, bytes: u64) -> bool {
+fn not_in(handle: &Handle, frame: &Frame, at: u64, bytes: u64) {
     let (order_bytes, file_bytes) = (frame.order().bytes() as u64, frame.file_bytes() as u64);
     let why = if at >= order_bytes {
         Event::Identity
@@ -183,5 +180,5 @@ fn not_in(core: &Core, frame: &Frame, at: u64, bytes: u64) -> bool {
     } else {
         Event::Crosses
     };
-    not_shortly(core, why)
+    handle.counters().count(why);
 }

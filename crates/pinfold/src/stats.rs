@@ -5,8 +5,7 @@
 use crate::readers::Barrier;
 use crate::source::SourceStats;
 
-/// How many sizes of reads are told apart: powers of two.
-pub const READ_SIZE_BUCKETS: usize = 32;
+pub use crate::counters::READ_SIZE_BUCKETS;
 
 /// A cache's counters, as they stood while they were being added up.
 #[derive(Debug, Clone, Default)]

@@ -1,16 +1,57 @@
 //! The one place that swaps std for the model checker.
 //!
 //! Everything in this crate that threads share is built from the names here. Under `--cfg loom`
-//! they are loom's, and the same code runs in every interleaving that loom can tell apart.
+//! they are loom's, and the same code runs in every interleaving that loom can tell apart. Under
+//! `--cfg shuttle` they are std's with points in between at which shuttle lets another thread go on
+//! (`sync/scheduled.rs`): whole caches run, in schedules that are drawn. docs/models.md says which
+//! model runs what.
 
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+pub(crate) mod scheduled;
+
+use crate::flaw::{self, Flaw};
+
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-#[cfg(all(feature = "testing", not(loom)))]
+#[cfg(all(feature = "testing", not(any(loom, shuttle))))]
 pub(crate) use std::sync::atomic::AtomicBool;
+
+#[cfg(shuttle)]
+pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thread};
+
+#[cfg(all(feature = "testing", shuttle))]
+pub(crate) use scheduled::AtomicBool;
+
+#[cfg(not(shuttle))]
+pub(crate) use std::thread;
+
+/// Whether this thread unwinds from a model that failed: its atomics are gone then, or its state is
+/// what no destructor expects.
+#[inline(always)]
+pub(crate) fn model_failed() -> bool {
+    cfg!(any(loom, shuttle)) && std::thread::panicking()
+}
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+/// The fence of whoever stores to words of a frame that readers without a reference load: identity,
+/// span, bytes. Each *thread* that stores them needs one after it came to the frame and before its
+/// first store: the fence of the thread that made the version odd orders that thread's own stores
+/// and nobody else's. `without` is the flaw that leaves this one out.
+#[inline(always)]
+pub(crate) fn fence_before_racing_stores(without: Flaw) {
+    // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
+    // something stored after this fence sees, behind its own, the odd version that the thread here
+    // came after (through the allocator's mutex, a queue's, or a reference).
+    if !flaw::on(without) && !flaw::on(Flaw::RefillUnfenced) {
+        fence(Ordering::Release);
+    }
+    // What is stored next goes past the buffers (`Extent::store`, and machine instructions).
+    #[cfg(shuttle)]
+    scheduled::empty_own_buffer();
+}
 
 #[cfg(loom)]
 mod locks {
@@ -29,6 +70,7 @@ mod locks {
     /// Time does not pass in a model: without a wake-up this is a deadlock.
     pub(super) fn wait_timeout<'a, T>(
         on: &RawCondvar,
+        _: &'a RawMutex<T>,
         guard: MutexGuard<'a, T>,
         _: std::time::Duration,
     ) -> MutexGuard<'a, T> {
@@ -36,8 +78,14 @@ mod locks {
     }
 }
 
+#[cfg(shuttle)]
+mod locks {
+    pub(crate) use super::scheduled::MutexGuard;
+    pub(super) use super::scheduled::{RawCondvar, RawMutex, lock, wait, wait_timeout};
+}
+
 // Not std's: its condition variables make a system call for each notification, waiters or not.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod locks {
     pub(super) type RawMutex<T> = parking_lot::Mutex<T>;
     pub(super) type RawCondvar = parking_lot::Condvar;
@@ -54,6 +102,7 @@ mod locks {
 
     pub(super) fn wait_timeout<'a, T>(
         on: &RawCondvar,
+        _: &'a RawMutex<T>,
         mut guard: MutexGuard<'a, T>,
         timeout: std::time::Duration,
     ) -> MutexGuard<'a, T> {
@@ -93,13 +142,14 @@ impl Condvar {
         locks::wait(&self.0, guard)
     }
 
-    /// Sleeps until woken, or for no reason, or for as long as `timeout`.
+    /// Sleeps until woken, or for no reason, or for as long as `timeout`. `guard` is of `mutex`.
     pub(crate) fn wait_timeout<'a, T>(
         &self,
+        mutex: &'a Mutex<T>,
         guard: MutexGuard<'a, T>,
         timeout: std::time::Duration,
     ) -> MutexGuard<'a, T> {
-        locks::wait_timeout(&self.0, guard, timeout)
+        locks::wait_timeout(&self.0, &mutex.0, guard, timeout)
     }
 
     pub(crate) fn notify_all(&self) {

@@ -3,6 +3,7 @@
 //! Called by `fill`: those who find a folio on its way wait here, its filler wakes them.
 
 use crate::flaw::{self, Flaw};
+use crate::sizes::WAIT_STRIPES as STRIPES;
 use crate::sync::{Condvar, Mutex};
 
 /// Sleeping places, shared by all folios of a cache.
@@ -13,14 +14,6 @@ use crate::sync::{Condvar, Mutex};
 pub(crate) struct Waiters {
     stripes: Box<[(Mutex<()>, Condvar)]>,
 }
-
-#[cfg(not(any(loom, feature = "flaws")))]
-const STRIPES: usize = 64;
-/// In the stress's twins nobody is woken by chance, because of another folio.
-#[cfg(all(not(loom), feature = "flaws"))]
-const STRIPES: usize = 1 << 16;
-#[cfg(loom)]
-const STRIPES: usize = 2;
 
 impl Waiters {
     pub(crate) fn new() -> Self {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
@@ -259,6 +259,163 @@ fn reads_at_the_end_are_short_and_those_behind_it_empty() {
             }
         }
     }
+}
+
+// ---- lengths ----
+
+/// The longest that a file may be.
+const LEN_MAX: u64 = (1 << 63) - 4096;
+
+/// Sevens, as long as it says at the moment.
+#[derive(Debug)]
+struct Sevens(AtomicU64);
+
+impl Source for Sevens {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.len_bytes()?.saturating_sub(offset);
+        let bytes = buf.len().min(usize::try_from(left).unwrap());
+        buf[..bytes].fill(7);
+        Ok(bytes)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.load(Ordering::Relaxed))
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "sevens".into()
+    }
+}
+
+fn sevens(len_bytes: u64) -> Arc<Sevens> {
+    Arc::new(Sevens(AtomicU64::new(len_bytes)))
+}
+
+#[test]
+fn a_file_longer_than_offsets_reach_is_refused_when_it_is_opened_and_when_it_has_grown() {
+    let cache = cache();
+    for len_bytes in [LEN_MAX + 1, i64::MAX as u64, 1 << 63, u64::MAX] {
+        let refused = format!(
+            "long has {len_bytes} bytes: a file can have 9223372036854771712 at most, the largest \
+             file offset rounded down to a page"
+        );
+        assert_eq!(cache.attach("long", sevens(len_bytes)).unwrap_err().to_string(), refused);
+        let source = sevens(LEN_MAX);
+        let file = cache.attach("long", source.clone()).unwrap();
+        source.0.store(len_bytes, Ordering::Relaxed);
+        assert_eq!(file.invalidate(0..1).unwrap_err().to_string(), refused);
+        assert_eq!(file.len(), LEN_MAX, "it keeps the length that it had");
+        let mut buf = [0; 64];
+        assert_eq!(file.read_at(&mut buf, LEN_MAX - 64).unwrap(), 64);
+        assert_eq!(buf, [7; 64]);
+    }
+    lives_on(&cache);
+}
+
+/// A failed `unwrap` of a test or a program prints them.
+#[test]
+fn a_cache_and_a_file_are_debugged_in_a_line() {
+    let (cache, file, _) = file_of(10_000);
+    file.read_at(&mut [0; 8], 0).unwrap();
+    let free_bytes = cache.stats().free_bytes;
+    assert_eq!(
+        format!("{cache:?}"),
+        format!("Cache {{ budget_bytes: 8388608, free_bytes: {free_bytes}, files: 1, .. }}")
+    );
+    assert_eq!(format!("{file:?}"), "File { path: \"file\", len_bytes: 10000, .. }");
+}
+
+/// Programs know errors by these: one that changes here breaks them.
+#[test]
+fn errors_have_codes_that_stay() {
+    let (cache, file, _) = file_of(10_000);
+    let reader = Cache::new(Options::new(MIB)).unwrap().reader().unwrap();
+    let errors = [
+        (Cache::new(Options::new(1)).unwrap_err(), "budget"),
+        (cache.open("/no/such/file").unwrap_err(), "open"),
+        (cache.attach("long", sevens(1 << 63)).unwrap_err(), "too-long"),
+        (file.read_at(&mut [0; 8], u64::MAX).unwrap_err(), "range"),
+        (file.get(9).unwrap_err(), "beyond-end"),
+        (file.borrow(0, &reader).unwrap_err(), "foreign-reader"),
+        (file.pin(5..5).unwrap_err(), "pin-range"),
+        (file.pin(0..4096).unwrap().copy_to(&mut [0; 8], 4095).unwrap_err(), "outside-pin"),
+    ];
+    for (error, code) in errors {
+        assert_eq!(error.code(), code, "{error}");
+    }
+}
+
+/// Whatever page or offset a program names: an error or the bytes, in files of any length; and no
+/// frame is lost.
+#[test]
+fn any_page_and_any_offset_is_an_error_or_the_bytes() {
+    let cache = cache();
+    let reader = cache.reader().unwrap();
+    for len_bytes in [LEN_MAX, LEN_MAX - 1, LEN_MAX - 4096, 1 << 62, 9_000, 0] {
+        let file = cache.attach("long", sevens(len_bytes)).unwrap();
+        let pages = len_bytes.div_ceil(4096);
+        let near = |at: u64| (0..3).flat_map(move |n| [at.wrapping_add(n), at.wrapping_sub(n)]);
+        for page in [0, pages, 1 << 51, 1 << 52, 1 << 63, u64::MAX].into_iter().flat_map(near) {
+            let bytes = len_bytes.saturating_sub(page.saturating_mul(4096)).min(4096) as usize;
+            let wanted = (page < pages).then(|| vec![7; bytes]);
+            let found = |got: pinfold::Result<Vec<u8>>| match got {
+                Ok(got) => assert_eq!(Some(got), wanted, "page {page} of {len_bytes} bytes"),
+                Err(error) => {
+                    let Error::BeyondEnd { page: told, len_bytes: of, .. } = error else {
+                        panic!("{error:?}")
+                    };
+                    assert_eq!((told, of, &wanted), (page, len_bytes, &None));
+                }
+            };
+            found(file.get(page).map(|page| page.to_vec()));
+            found(file.borrow(page, &reader).map(|page| page.to_vec()));
+            found(file.optimistic(page).map(|page| {
+                let mut bytes = vec![0; page.len()];
+                page.read(0, &mut bytes);
+                bytes
+            }));
+        }
+        let offsets = [0, len_bytes, 1 << 62, LEN_MAX, 1 << 63, u64::MAX];
+        let offsets: Vec<u64> = offsets.into_iter().flat_map(near).collect();
+        for &start in &offsets {
+            let mut buf = vec![0; 70_000];
+            // One after the other: the last of them read ahead into the end.
+            for at in (0..4).map(|n| start.saturating_add(n * 70_000)) {
+                match file.read_at(&mut buf, at) {
+                    Ok(got) => {
+                        assert_eq!(got as u64, len_bytes.saturating_sub(at).min(70_000));
+                        assert!(buf[..got].iter().all(|&byte| byte == 7));
+                    }
+                    Err(error) => {
+                        assert!(matches!(error, Error::Range { .. }), "{error:?}");
+                        assert!(at > i64::MAX as u64 - 70_000);
+                    }
+                }
+            }
+            for end in offsets.iter().copied().chain([start.saturating_add(9_000)]) {
+                let range = start..end;
+                let right = start <= end && i64::try_from(end).is_ok();
+                for hint in [Hint::Sequential, Hint::WillNeed, Hint::DontNeed] {
+                    assert_eq!(file.advise(range.clone(), hint).is_ok(), right, "{range:?}");
+                }
+                assert_eq!(file.invalidate(range.clone()).is_ok(), right, "{range:?}");
+                match file.pin(range.clone()) {
+                    Ok(pinned) => assert!(pinned.range() == range && end <= len_bytes),
+                    Err(Error::PinRange { .. }) => assert!(start >= end || end > len_bytes),
+                    Err(Error::PinTooLarge { asked_bytes, .. }) => {
+                        assert!(end <= len_bytes && asked_bytes >= end - start);
+                    }
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+        }
+        file.invalidate(0..i64::MAX as u64).unwrap();
+    }
+    // Ends: a read ahead takes no time.
+    while cache.stats().fills_in_flight > 0 {
+        std::thread::yield_now();
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.resident_bytes, stats.pinned_bytes), (0, 0), "frames are lost");
+    lives_on(&cache);
 }
 
 // ---- sources that fail ----

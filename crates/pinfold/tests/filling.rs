@@ -6,13 +6,12 @@ use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use pinfold::source::{Memory, Source};
+use pinfold::source::{Memory, Request, Source, Start};
 use pinfold::{Cache, Hint, Options};
 
 const PAGE: u64 = 4096;
@@ -63,7 +62,8 @@ fn a_source_that_panics_leaves_nobody_waiting() {
         let file = cache().attach("panics", source.clone()).unwrap();
         let (other, mut buf) = (file.clone(), [0; 8]);
         let panicking = std::thread::spawn(move || {
-            catch_unwind(AssertUnwindSafe(|| other.read_at(&mut [0; 8], 0))).unwrap_err();
+            let error = other.read_at(&mut [0; 8], 0).unwrap_err();
+            assert!(error.to_string().contains("panicked in a read: as the test wants it"));
         });
         source.go.wait();
         let waited = file.read_at(&mut buf, 0);
@@ -73,6 +73,124 @@ fn a_source_that_panics_leaves_nobody_waiting() {
         assert_eq!(file.read_at(&mut buf, 0).unwrap(), 8);
         assert_eq!(buf, [7; 8]);
     });
+}
+
+/// Sevens; whatever is named panics.
+#[derive(Debug, Default)]
+struct PanicsIn {
+    what: &'static str,
+    len_bytes: u64,
+    alignment: usize,
+    /// Panics only once this is set.
+    now: AtomicBool,
+}
+
+impl PanicsIn {
+    fn new(what: &'static str, now: bool) -> Arc<Self> {
+        Arc::new(PanicsIn { what, len_bytes: 1 << 20, alignment: 1, now: now.into() })
+    }
+
+    fn may_panic(&self, what: &str) {
+        let now = self.what == what && self.now.load(Ordering::Relaxed);
+        assert!(!now, "as the test wants it");
+    }
+}
+
+impl Source for PanicsIn {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.may_panic("read_at");
+        buf.fill(7);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.may_panic("len_bytes");
+        Ok(self.len_bytes)
+    }
+    fn alignment(&self) -> usize {
+        self.may_panic("alignment");
+        self.alignment
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        self.may_panic("kind");
+        "panics".into()
+    }
+    fn advise(&self, _: Range<u64>, _: Hint) -> io::Result<()> {
+        self.may_panic("advise");
+        Ok(())
+    }
+    fn start(&self, _: &mut Vec<Request>) -> Start {
+        self.may_panic("start");
+        Start::Unsupported
+    }
+}
+
+/// The reader that starts to read ahead gets its own bytes, and whoever comes to what was not read
+/// ahead reads for itself.
+#[test]
+fn a_source_that_panics_when_it_starts_reads_leaves_nobody_waiting() {
+    in_time(|| {
+        let cache = cache();
+        let file = cache.attach("panics", PanicsIn::new("start", true)).unwrap();
+        file.advise(0..1 << 20, Hint::Sequential).unwrap();
+        let mut buf = [0; 4096];
+        for offset in (0..1 << 20).step_by(4096) {
+            assert_eq!(file.read_at(&mut buf, offset).unwrap(), 4096);
+            assert_eq!(buf, [7; 4096]);
+        }
+        file.advise(0..1 << 20, Hint::DontNeed).unwrap();
+        file.advise(0..1 << 20, Hint::WillNeed).unwrap();
+        assert_eq!(cache.stats().fills_in_flight, 0);
+        assert_eq!(file.read_at(&mut buf, 8192).unwrap(), 4096);
+    });
+}
+
+#[test]
+fn a_panic_of_a_source_is_an_error_that_names_it() {
+    let cache = cache();
+    let told = |what: &str| format!("the source panicked in {what}: as the test wants it");
+    for (what, text) in [
+        ("len_bytes", "cannot tell the length of panics: "),
+        ("alignment", "cannot use the source of panics: "),
+    ] {
+        let error = cache.attach("panics", PanicsIn::new(what, true)).unwrap_err();
+        assert_eq!(error.to_string(), text.to_owned() + &told(what));
+    }
+    for (what, text) in [
+        ("read_at", "cannot read panics at 4096 (4096 bytes wanted): "),
+        ("len_bytes", "cannot tell the length of panics: "),
+    ] {
+        let source = PanicsIn::new(what, false);
+        let file = cache.attach("panics", source.clone()).unwrap();
+        source.now.store(true, Ordering::Relaxed);
+        let result = match what {
+            "read_at" => file.read_at(&mut [0; 8], 4096).map(drop),
+            _ => file.invalidate(0..1).map(drop),
+        };
+        let what = if what == "read_at" { "a read" } else { what };
+        assert_eq!(result.unwrap_err().to_string(), text.to_owned() + &told(what));
+        source.now.store(false, Ordering::Relaxed);
+        assert_eq!(file.read_at(&mut [0; 8], 4096).unwrap(), 8, "it is not kept");
+    }
+    let file = cache.attach("panics", PanicsIn::new("advise", true)).unwrap();
+    file.advise(0..4096, Hint::WillNeed).unwrap();
+    let file = cache.attach("panics", PanicsIn::new("kind", true)).unwrap();
+    assert_eq!(file.read_at(&mut [0; 8], 0).unwrap(), 8);
+    let kinds = cache.stats().sources.into_iter().map(|(_, source)| source.kind);
+    assert!(kinds.into_iter().any(|kind| kind == "unknown (it panicked when it was asked)"));
+}
+
+#[test]
+fn an_alignment_that_the_cache_cannot_keep_is_an_error_that_names_the_source() {
+    for alignment in [0, 3, 8192, usize::MAX] {
+        let source = PanicsIn { len_bytes: 5000, alignment, ..PanicsIn::default() };
+        assert_eq!(
+            cache().attach("odd", Arc::new(source)).unwrap_err().to_string(),
+            format!(
+                "cannot use the source of odd: a source of kind panics has an alignment of \
+                 {alignment} bytes, which must be a power of two up to 4096"
+            )
+        );
+    }
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn pages_side_by_side_are_one_extent_whatever_folios_they_are_of() {
     let whole = file.pin(0..8 * MIB).unwrap();
     assert!(whole.extents().count() <= 4, "folios of 2 MiB: {whole:?}");
     check(&whole, pattern, 0..8 * MIB);
-    assert_eq!(whole.iovecs().iter().map(|iovec| iovec.iov_len as u64).sum::<u64>(), 8 * MIB);
+    assert_eq!(whole.extents().map(|extent| extent.len() as u64).sum::<u64>(), 8 * MIB);
     drop(whole);
     file.split(0..2 * MIB);
     let pages = file.pin(100..64 * PAGE).unwrap();
@@ -140,7 +140,7 @@ fn a_range_is_given_back_from_the_front_as_it_is_sent() {
     }
     pinned.unpin_front(end - at).unwrap();
     assert!(pinned.is_empty());
-    assert_eq!((pinned_bytes(&cache), pinned.iovecs().len()), (0, 0));
+    assert_eq!((pinned_bytes(&cache), pinned.extents().count()), (0, 0));
 }
 
 #[test]

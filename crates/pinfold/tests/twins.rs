@@ -57,10 +57,18 @@ const UNSEEN: &[(&str, &str)] = &[
     ("shrink-drops-marks", "nothing is dirty yet"),
     ("leak-nodes", "it takes more nodes than a short run has"),
     ("directory-stays", "readers find by the tree what the directory does not know"),
+    ("directory-grows-empty", "readers find by the tree what the directory does not know"),
+    ("old-directory-stays", "readers find by the tree what the directory does not know"),
     ("length-first", "nobody here knows which of two lengths a reader had seen before"),
     ("announce-late", "the window is a few instructions wide, and the models see it"),
     ("announce-unfenced", "membarrier(2) is the fence"),
     ("clear-relaxed", "x86-64 reorders no stores"),
+    ("batch-forgotten", "nobody here gives a read up; the tests of `fill` see it"),
+    ("collect-unfenced", "nobody takes membarrier(2) away; the registry's tests see it"),
+    (
+        "occupied-wakes-nobody",
+        "a reader would have to sleep through an eviction; the models see it",
+    ),
     ("upgrade-unannounced", "met in one run of two only, and always in the models"),
     ("scan-unfenced", "membarrier(2) is the fence"),
     ("leave-relaxed", "x86-64 reorders no stores"),
@@ -72,6 +80,14 @@ const UNSEEN: &[(&str, &str)] = &[
     ("pin-blindly", "it was not tried; the models see it"),
     ("split-shares-pin", "nobody here cuts a range inside a page"),
     ("pin-moved-late", "it was not tried; the models see it"),
+    ("hand-out-unfenced", "x86-64 reorders no stores"),
+    ("span-unfenced", "x86-64 reorders no stores"),
+    ("store-unfenced", "x86-64 reorders no stores"),
+    ("refill-unfenced", "x86-64 reorders no stores"),
+    ("sleep-until-told", "somebody always frees something; the models see it"),
+    ("forget-unsubmitted", "it was not tried; the models see it"),
+    ("batch-unordered", "it was not tried; the models see it"),
+    ("hold-leaks", "a run that is not made whole is no error; the models see it"),
 ];
 
 /// Runs in the child: until it is caught, or the limit; then the exit code is 0.

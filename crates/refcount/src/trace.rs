@@ -2,17 +2,17 @@
 //!
 //! Each is a static probe (`SystemTap` format, as `bpftrace`, `perf` and `gdb` find them) of the
 //! provider `pinfold_refcount`, present only with the feature `usdt`: one `nop` where it stands.
-//! Arguments: the address of the word, the word, then as named below.
+//! Arguments: the address of the count, its word, then as named below.
 
-use crate::{AtomicWord, Protocol, RefCount, Word};
+use crate::{Protocol, Word};
 
 macro_rules! tracepoints {
     ($($(#[$doc:meta])* $function:ident = $probe:ident ($($name:ident: $type:ty),*);)*) => {$(
         $(#[$doc])*
         #[inline(always)]
         #[allow(clippy::used_underscore_binding, reason = "unused without the feature")]
-        pub(crate) fn $function<P: Protocol, A: AtomicWord<u64>>(
-            _at: &RefCount<P, A>,
+        pub(crate) fn $function<P: Protocol, C>(
+            _at: &C,
             _word: Word<P>,
             $($name: $type),*
         ) {

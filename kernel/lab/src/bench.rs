@@ -2,9 +2,10 @@
 //! one nanosecond for each instruction, so what its programs print as a time is
 //! a count, and all but the same in every boot. Where KVM works, also the thread table.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
-use crate::{Config, Tree, build, guest, kept, prepare, threads};
+use crate::{build, guest, kept, prepare, threads};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;

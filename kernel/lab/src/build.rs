@@ -1,7 +1,8 @@
 //! Configuring and building one kernel out of tree.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{Config, Tree, cc, git, prepare, proc};
+use crate::{cc, git, prepare, proc};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,6 +10,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
+/// The one commit under everything in a tree; `git am` goes on top.
+pub(crate) const BASE_TAG: &str = "lab-base";
+
 /// Runs git in this tree.
 ///
 /// # Errors

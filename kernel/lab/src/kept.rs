@@ -1,8 +1,9 @@
 //! Results that are kept from one command to another, each with what it is of: a table of
 //! another series, source, configuration, or compiler is not shown as this one's.
 
+use crate::build;
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{Config, Tree, build};
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,9 @@
 //! A test counts only beside a broken twin (`NAME+twin.litmus`) that the same
 //! question catches: one says Never where the other says Sometimes.
 
+use crate::kernels::Tree;
 use crate::paths::Paths;
-use crate::{Tree, prepare, proc};
+use crate::{prepare, proc};
 use anyhow::{Context, Result, bail};
 use std::fmt::Write as _;
 use std::fs;

@@ -11,6 +11,7 @@ mod coverage;
 mod git;
 mod guest;
 mod kept;
+mod kernels;
 mod litmus;
 mod lock;
 mod paths;
@@ -18,16 +19,19 @@ mod prepare;
 mod proc;
 mod qemu;
 mod race;
+mod race_proof;
 mod report;
 mod selftests;
 mod series;
+mod smoke;
 mod splat;
 mod stress;
 mod suite;
 mod threads;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use kernels::{Config, Tree};
 use paths::Paths;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -127,44 +131,6 @@ struct Which {
     series: bool,
     #[arg(long, value_enum, default_value_t = Config::Fast)]
     config: Config,
-}
-
-/// Which of the two source trees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Tree {
-    Plain,
-    Series,
-}
-
-impl Tree {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Tree::Plain => "plain",
-            Tree::Series => "series",
-        }
-    }
-}
-
-/// Which configuration; `Tiny` builds in a minute or two and has no disk, `Debug` is
-/// KASAN with lockdep, `Kcsan` stands alone because the two sanitizers exclude
-/// each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Config {
-    Tiny,
-    Fast,
-    Debug,
-    Kcsan,
-}
-
-impl Config {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Config::Tiny => "tiny",
-            Config::Fast => "fast",
-            Config::Debug => "debug",
-            Config::Kcsan => "kcsan",
-        }
-    }
 }
 
 impl Which {

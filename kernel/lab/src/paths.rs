@@ -1,7 +1,7 @@
 //! Where things are: the repository's `kernel/`, and the cache outside of it in
 //! which sources are unpacked and kernels are built. Nothing else invents paths.
 
-use crate::{Config, Tree};
+use crate::kernels::{Config, Tree};
 use anyhow::{Context, Result, bail};
 use std::env;
 use std::ffi::OsString;

@@ -1,9 +1,10 @@
 //! Kernel sources: Debian's package unpacked once, as a git repository with one
 //! commit, and a second work tree of it that carries the series.
 
-use crate::git::{self, git};
+use crate::git::{self, BASE_TAG, git};
+use crate::kernels::Tree;
 use crate::paths::Paths;
-use crate::{Tree, guest, proc, series};
+use crate::{guest, proc, series};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::io::ErrorKind;
@@ -38,9 +39,6 @@ const FILES: &[(&str, &str)] = &[
     ("/usr/include/numa.h", "libnuma-dev"),
     ("/usr/include/sys/capability.h", "libcap-dev"),
 ];
-
-/// The one commit under everything; `git am` goes on top.
-pub(crate) const BASE_TAG: &str = "lab-base";
 
 /// Makes both source trees ready; a second call finds them so.
 ///
@@ -208,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let paths = paths_in(dir.path());
         unpack(&paths, &tarball(dir.path(), "VERSION = 6\n")).unwrap();
-        let object = paths.objects(Tree::Plain, crate::Config::Fast).join("a.o");
+        let object = paths.objects(Tree::Plain, crate::kernels::Config::Fast).join("a.o");
         fs::create_dir_all(object.parent().unwrap()).unwrap();
         fs::write(&object, "").unwrap();
         unpack(&paths, &dir.path().join("linux.tar.xz")).unwrap();

@@ -249,6 +249,14 @@ fn incomplete(console: &str) -> Option<&'static str> {
     console.contains("printk messages dropped").then_some("has lost messages")
 }
 
+/// What to boot tests with: KVM where it works, emulation where not.
+///
+/// # Errors
+/// Those of [`kvm_works`].
+pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
+    Ok(if kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
+}
+
 /// Whether KVM boots this kernel here. The device file says nothing: a host may
 /// offer a variant that starts no stock kernel. Asked once for each host kernel and
 /// emulator.

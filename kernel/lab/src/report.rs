@@ -1,8 +1,9 @@
 //! `kernel report`: one Markdown page with plain beside patched, from what the
 //! tests and the counts have left in the cache. It measures nothing itself.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{Config, Tree, bench, build, kept, prepare, selftests, series};
+use crate::{bench, build, kept, prepare, selftests, series};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::fmt::Write as _;

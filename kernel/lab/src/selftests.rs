@@ -1,9 +1,10 @@
 //! The kernel's own mm selftests, from the same source, and one of ours, on plain and
 //! patched: each has to end on both as it is known to, which is by passing but for a few.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
-use crate::{Config, Tree, build, cc, guest, kept, prepare, suite};
+use crate::{build, cc, guest, kept, prepare};
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -291,7 +292,7 @@ fn run_on(
 ) -> Result<Vec<(String, String)>> {
     let image = build::image(paths, tree, Config::Fast);
     let root = guest::root(paths, programs)?;
-    let accel = suite::accel(paths, &image, &root)?;
+    let accel = qemu::accel(paths, &image, &root)?;
     let name = format!("{name}-{}", tree.name());
     let outcome = qemu::boot(
         paths,

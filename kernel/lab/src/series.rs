@@ -1,10 +1,10 @@
 //! The patches of `kernel/series`: applying them in order with `git am`, and
 //! telling whether the tree in the cache still carries these very patches.
 
-use crate::git::{self, git};
+use crate::git::{self, BASE_TAG, git};
+use crate::kernels::Tree;
 use crate::paths::Paths;
-use crate::prepare::BASE_TAG;
-use crate::{Tree, proc};
+use crate::proc;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,10 +3,11 @@
 //! complaint that plain makes as well is not the series' doing, any other fails.
 //! Wrong data fails in any case.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
 use crate::splat::Splat;
-use crate::{Config, Tree, build, coverage, guest, proc, race, suite};
+use crate::{build, coverage, guest, proc, race_proof, smoke};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -152,10 +153,10 @@ fn not_in(found: &Found, other: &Found) -> Vec<String> {
 fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
     let Load { seconds, idle } = load;
     let image = build::build(paths, tree, config)?;
-    suite::smoke(paths, tree, config)?;
-    let accel = suite::accel(paths, &image, &guest::root(paths, &[])?)?;
+    smoke::smoke(paths, tree, config)?;
+    let accel = qemu::accel(paths, &image, &guest::root(paths, &[])?)?;
     if config == Config::Kcsan {
-        race::prove(paths, tree, &image, accel)?;
+        race_proof::prove(paths, tree, &image, accel)?;
     }
     let name = format!("stress-{}-{}", tree.name(), config.name());
     let command = format!(

@@ -2,11 +2,11 @@
 //! the selftests, its `--full` the debug kernels and the stress, its `--each`
 //! every patch by itself.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::qemu::{self, Accel, Boot};
-use crate::{Config, Tree, bench, build, guest, prepare, selftests, series, stress};
+use crate::qemu::{self, Boot};
+use crate::{bench, build, guest, prepare, selftests, series, smoke, stress};
 use anyhow::{Context, Result, bail};
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Those of the boot, and the command's own failure.
 pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u64) -> Result<()> {
     let root = guest::root(paths, &[])?;
-    let accel = accel(paths, image, &root)?;
+    let accel = qemu::accel(paths, image, &root)?;
     let outcome = qemu::boot(
         paths,
         &Boot {
@@ -35,96 +35,6 @@ pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u
     if outcome.status != 0 {
         bail!("the command failed with status {}", outcome.status);
     }
-    Ok(())
-}
-
-/// What to boot tests with: KVM where it works, emulation where not.
-pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
-    Ok(if qemu::kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
-}
-
-/// The `KUnit` results in a kernel's log, of the suite whose source is `suite`: each of
-/// its cases has to pass.
-fn kunit(console: &str, suite: &str) -> Result<String> {
-    let name = suite
-        .lines()
-        .find_map(|l| l.trim().strip_prefix(".name = \"")?.split('"').next())
-        .context("a KUnit suite without a name")?;
-    let line = console
-        .lines()
-        .find(|l| l.contains(&format!("# {name}: pass:")))
-        .with_context(|| format!("the kernel's log has no KUnit results of {name}"))?;
-    let failed = console
-        .lines()
-        .filter(|l| l.trim_start().starts_with("not ok"))
-        .collect::<Vec<_>>()
-        .join("\n");
-    let cases = suite.lines().filter(|l| l.trim_start().starts_with("KUNIT_CASE")).count();
-    let wanted = format!("{name}: pass:{cases} fail:0 skip:0 total:{cases}");
-    if !failed.is_empty() || cases == 0 || !line.ends_with(&wanted) {
-        bail!("KUnit: {line}, of {cases} cases\n{failed}");
-    }
-    Ok(wanted)
-}
-
-/// Readers of tmpfs, and of ext4 where there is a disk.
-const READ: &str = "set -e
-for f in /tmp/x /mnt/x; do
-pread_bench -t 2 -s 0.3 $f; pread_bench -p 2 -s 0.3 $f
-done";
-
-/// Without ACPI a kernel finds the CPUs that the firmware's MP table has: one a socket.
-/// The others stay with one socket, across which it would not trust the TSC.
-const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
-
-/// Boots once to see that the kernel is sound: `KUnit` runs, and its file systems
-/// are read by two threads and two processes.
-///
-/// # Errors
-/// A boot that fails, a splat, a failing test, a series without tests.
-pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
-    if tree == Tree::Series && !build::has_tests(paths, tree) {
-        bail!("the series lacks KUnit tests, of {:?}", build::tests(paths, tree));
-    }
-    smoke_part(paths, tree, config)
-}
-
-/// The same of a part of the series, which may not have the tests yet.
-fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
-    let image = build::image(paths, tree, config);
-    let root = guest::root(paths, &[])?;
-    let accel = accel(paths, &image, &root)?;
-    let name = format!("boot-{}-{}", tree.name(), config.name());
-    let outcome = qemu::boot(
-        paths,
-        &Boot {
-            name: &name,
-            image: &image,
-            root: &root,
-            command: READ,
-            append: "",
-            accel,
-            limit: Duration::from_secs(match config {
-                Config::Tiny | Config::Fast => 120,
-                Config::Debug | Config::Kcsan => 600,
-            }),
-            mem_mib: 2048,
-            args: if config == Config::Tiny { TWO_SOCKETS } else { &[] },
-        },
-    )?;
-    if outcome.status != 0 {
-        bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
-    }
-    let tests = if build::has_tests(paths, tree) {
-        let mut passed = Vec::new();
-        for suite in build::tests(paths, tree) {
-            passed.push(kunit(&outcome.console, &fs::read_to_string(suite)?)?);
-        }
-        passed.join(", ")
-    } else {
-        String::from("boots and reads")
-    };
-    println!("{name} ({}): {tests}", accel.name());
     Ok(())
 }
 
@@ -147,7 +57,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
         [(Tree::Series, Config::Tiny), (Tree::Plain, Config::Fast), (Tree::Series, Config::Fast)]
     {
         build::build(paths, tree, config)?;
-        smoke(paths, tree, config)?;
+        smoke::smoke(paths, tree, config)?;
     }
     bench::bench(paths)?;
     println!("kernel check: passed");
@@ -181,42 +91,10 @@ fn each_patch(paths: &Paths) -> Result<()> {
         series::apply_one(&tree, patch)?;
         let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
         build::build(paths, Tree::Series, Config::Tiny)
-            .and_then(|_| smoke_part(paths, Tree::Series, Config::Tiny))
+            .and_then(|_| smoke::smoke_part(paths, Tree::Series, Config::Tiny))
             .with_context(|| format!("after {name}"))?;
         println!("{name}: builds and boots");
     }
     before.restore(&tree)?;
     series::record(paths)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SUITE: &str = "\tKUNIT_CASE(page_ref_test_freeze),\n\tKUNIT_CASE_SLOW(page_ref_test_stress),\n\
-                         \t.name = \"page_ref\",\n";
-
-    #[test]
-    fn kunit_results_are_judged() {
-        let judged = |summary: &str| kunit(&format!("x\n{summary}\nok 1 page_ref\n"), SUITE);
-        let error = |summary: &str| judged(summary).unwrap_err().to_string();
-        assert_eq!(
-            judged("# page_ref: pass:2 fail:0 skip:0 total:2").unwrap(),
-            "page_ref: pass:2 fail:0 skip:0 total:2"
-        );
-        assert!(
-            error("    not ok 2 y\n# page_ref: pass:1 fail:1 skip:0 total:2")
-                .contains("not ok 2 y")
-        );
-        assert!(error("# page_ref: pass:1 fail:0 skip:1 total:2").contains("skip:1"));
-        assert!(error("# page_ref: pass:0 fail:0 skip:2 total:2").contains("skip:2"));
-        assert!(error("# page_ref: pass:1 fail:0 skip:0 total:1").contains("of 2 cases"));
-        assert!(error("nothing").contains("no KUnit"));
-    }
-
-    #[test]
-    fn no_cases_are_not_passed() {
-        let none = ".name = \"page_ref\",\n";
-        kunit("# page_ref: pass:0 fail:0 skip:0 total:0\n", none).unwrap_err();
-    }
 }

@@ -1,9 +1,10 @@
 //! Readers of one file on real cores, plain beside patched, where KVM boots the kernels.
 //! The host does other things, too: the kernels take turns, and the medians are compared.
 
+use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
-use crate::{Config, Tree, build, guest};
+use crate::{build, guest};
 use anyhow::{Context, Result, bail};
 use std::fmt::Write as _;
 use std::thread;

@@ -3,8 +3,8 @@
 //! Called by the benchmarks, with the rows of one case and one metric. Not here: how a table is
 //! drawn and made to fit (`report.rs`).
 
-use super::Crew;
 use super::report::{self, Row, rate};
+use super::workers::Crew;
 
 /// Such a table, growing downwards.
 #[derive(Debug)]

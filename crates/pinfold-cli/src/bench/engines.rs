@@ -5,8 +5,8 @@
 //! `miss_child.rs`, with the same [`Reader`]s.
 //!
 //! The loop is compiled once for each engine, with common block sizes as constants, as a program
-//! would have them. Beside the read it costs a counter and, for random reads, one step of a
-//! generator: below a nanosecond.
+//! would have them. What it costs beside the read (a counter and, for random reads, one step of a
+//! generator) is shown as an engine of its own, `empty`; the clock is looked at between batches.
 
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
@@ -16,13 +16,14 @@ use anyhow::{Context, Result, ensure};
 use memmap2::{Advice, Mmap, MmapMut};
 use pinfold::{Cache, Options};
 
+use super::opaque::{looked_at, unknown};
 use super::place::open_plain;
 use super::shared::Board;
 use super::workers::{self, BATCH};
 
-/// Engines that read what is in memory, the limit first.
-pub const NAMES: [&str; 6] =
-    ["memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
+/// Engines that read what is in memory: the loop itself and the limit first.
+pub const NAMES: [&str; 7] =
+    ["empty", "memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
 
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -53,6 +54,32 @@ impl Reader for Bytes<'_> {
     }
 }
 
+/// No bytes at all: what the loop costs.
+#[derive(Debug)]
+pub struct Nothing;
+
+impl Reader for Nothing {
+    #[inline(always)]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        unknown(offset);
+        Ok(buf.len())
+    }
+}
+
+/// The limit: a bare copy, of blocks that the memory is known to have.
+struct Bare<'a>(&'a [u8]);
+
+impl Reader for Bare<'_> {
+    #[inline(always)]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        debug_assert!(offset as usize + buf.len() <= self.0.len(), "no such block");
+        let from = self.0.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: `Blocks::read_within` has made sure that all blocks lie inside.
+        unsafe { std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len()) };
+        Ok(buf.len())
+    }
+}
+
 impl Reader for std::fs::File {
     #[inline(always)]
     fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
@@ -70,6 +97,8 @@ impl Reader for pinfold::File {
 /// An engine with its files.
 #[derive(Debug)]
 pub enum Opened {
+    /// Nothing: the loop alone.
+    Empty,
     /// Copies of the files in private memory.
     Memcpy(Vec<MmapMut>),
     /// System calls, every worker on a descriptor of its own.
@@ -84,6 +113,7 @@ impl Opened {
     /// Opens `paths` with the engine of that name, all their bytes in memory.
     pub fn resident(engine: &str, paths: &[PathBuf]) -> Result<Self> {
         let opened = match engine {
+            "empty" => Opened::Empty,
             "memcpy" => {
                 Opened::Memcpy(paths.iter().map(|path| copy_of(path)).collect::<Result<_>>()?)
             }
@@ -122,6 +152,7 @@ impl Opened {
     /// Reads a file once, up to `end`.
     pub fn warm(&self, file: usize, end: u64) -> Result<()> {
         match self {
+            Opened::Empty => Ok(()),
             Opened::Memcpy(copies) => warm(&Bytes(&copies[file]), end),
             Opened::Pread(paths) => warm(&open_plain(&paths[file])?, end),
             Opened::Mmap(maps) => warm(&Bytes(&maps[file]), end),
@@ -138,7 +169,8 @@ impl Opened {
         worker: usize,
     ) -> Result<()> {
         match self {
-            Opened::Memcpy(copies) => blocks.read(&Bytes(&copies[file]), board, worker),
+            Opened::Empty => blocks.read(&Nothing, board, worker),
+            Opened::Memcpy(copies) => blocks.read_within(&copies[file], board, worker),
             Opened::Pread(paths) => blocks.read(&open_plain(&paths[file])?, board, worker),
             Opened::Mmap(maps) => blocks.read(&Bytes(&maps[file]), board, worker),
             Opened::Pinfold(_, files) => blocks.read(&files[file].clone(), board, worker),
@@ -214,6 +246,17 @@ pub struct Blocks {
 }
 
 impl Blocks {
+    /// With the limit.
+    fn read_within(self, bytes: &[u8], board: &Board, worker: usize) -> Result<()> {
+        let end = self.random_below.unwrap_or(self.block_bytes as u64);
+        ensure!(
+            end <= bytes.len() as u64,
+            "blocks up to {end} are wanted of {} bytes",
+            bytes.len()
+        );
+        self.read(&Bare(bytes), board, worker)
+    }
+
     fn read<R: Reader>(self, reader: &R, board: &Board, worker: usize) -> Result<()> {
         match self.block_bytes {
             1 => self.read_sized::<R, 1>(reader, board, worker),
@@ -234,45 +277,72 @@ impl Blocks {
         board: &Board,
         worker: usize,
     ) -> Result<()> {
-        let block_bytes = if BYTES == 0 { self.block_bytes } else { BYTES };
+        let mut room = super::place::Aligned::zeroed(self.block_bytes);
+        let buf = &mut room.bytes_mut()[..self.block_bytes];
         match self.random_below {
-            None => turn(reader, block_bytes, board, worker, || black_box(0)),
+            None => workers::work(board, worker, BATCH, || batch_of_first::<R, BYTES>(reader, buf)),
             Some(below) => {
-                let count = below / block_bytes as u64;
+                let count = below / self.block_bytes as u64;
                 ensure!(count < 1 << 32, "{count} blocks are more than can be told apart here");
                 let mut state = worker as u64;
-                turn(reader, block_bytes, board, worker, || {
-                    // Its upper half is random enough to spread reads. A better generator would
-                    // cost as much as a read: what waits for memory is paid by the instruction.
-                    state = state.wrapping_mul(LCG_FACTOR).wrapping_add(LCG_TERM);
-                    (((state >> 32) * count) >> 32) * block_bytes as u64
+                workers::work(board, worker, BATCH, || {
+                    state = batch_at_random::<R, BYTES>(reader, buf, state, count)?;
+                    Ok(())
                 })
             }
         }
     }
 }
 
-#[inline(always)]
-fn turn<R: Reader>(
+/// Reads the block at 0, over and over. In a function of its own: how the loop is compiled does not
+/// hang on what surrounds it.
+#[inline(never)]
+fn batch_of_first<R: Reader, const BYTES: usize>(reader: &R, buf: &mut [u8]) -> Result<()> {
+    let buf = sized::<BYTES>(buf);
+    for _ in 0..BATCH {
+        once(reader, buf, unknown(0))?;
+    }
+    Ok(())
+}
+
+/// Reads blocks at random, of so many; gives the generator's next state.
+#[inline(never)]
+fn batch_at_random<R: Reader, const BYTES: usize>(
     reader: &R,
-    block_bytes: usize,
-    board: &Board,
-    worker: usize,
-    mut offset: impl FnMut() -> u64,
-) -> Result<()> {
-    let mut room = super::place::Aligned::zeroed(block_bytes);
-    let buf = &mut room.bytes_mut()[..block_bytes];
-    workers::work(board, worker, BATCH, || {
-        let mut got = 0;
-        for _ in 0..BATCH {
-            got += reader.read(buf, offset())?;
-            // The compiler must take it that somebody looks at the bytes.
-            black_box(buf.as_mut_ptr());
-        }
-        let wanted = block_bytes * BATCH as usize;
-        ensure!(got == wanted, "{BATCH} reads of {block_bytes} bytes gave {got} of {wanted}");
-        Ok(())
-    })
+    buf: &mut [u8],
+    mut state: u64,
+    count: u64,
+) -> Result<u64> {
+    let buf = sized::<BYTES>(buf);
+    for _ in 0..BATCH {
+        // Its upper half is random enough to spread reads. A better generator would cost as much as
+        // a read: what waits for memory is paid by the instruction.
+        state = state.wrapping_mul(LCG_FACTOR).wrapping_add(LCG_TERM);
+        once(reader, buf, (((state >> 32) * count) >> 32) * buf.len() as u64)?;
+    }
+    Ok(state)
+}
+
+/// The buffer with its length as a constant, if it is one.
+#[inline(always)]
+fn sized<const BYTES: usize>(buf: &mut [u8]) -> &mut [u8] {
+    if BYTES == 0 { buf } else { &mut buf[..BYTES] }
+}
+
+#[inline(always)]
+fn once<R: Reader>(reader: &R, buf: &mut [u8], offset: u64) -> Result<()> {
+    let got = reader.read(buf, offset)?;
+    if got != buf.len() {
+        return Err(too_short(got, buf.len(), offset));
+    }
+    looked_at(buf);
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn too_short(got: usize, wanted: usize, offset: u64) -> anyhow::Error {
+    anyhow::anyhow!("a read of {wanted} bytes at {offset} gave {got}")
 }
 
 #[cfg(test)]

@@ -14,8 +14,9 @@ use pinfold::{Cache, File, Hint, Options};
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
+use super::common::Common;
 use super::report::{self, Object, Row, rate};
-use super::{Common, Crew};
+use super::workers::Crew;
 use crate::size::Size;
 
 /// The engines, what the others are compared with first.

@@ -13,13 +13,14 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
 use super::by_engine::{ByEngine, distinct};
+use super::common::{Common, chosen};
+use super::engines;
 use super::get_engines::{self, BLOCK_BYTES, Opened, Origin, PAGE_BYTES, PEERS, Spot, Walk};
 use super::place::{self, Scratch};
 use super::ranks::{Ranks, check_skew};
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
-use super::{Common, chosen, engines};
 use crate::size::Size;
 
 const CASES: [&str; 2] = ["same-page", "zipf"];
@@ -44,6 +45,7 @@ Cases:
              the measured part
 
 Engines:
+  empty           no page at all: what the loop costs that is measured with each of the others
   memcpy          a bare copy of the same 64 bytes out of private memory: the limit
   pinfold-borrow  the cache; the page is announced in the worker's own slot, nothing shared is written
   pinfold-borrow-2M

@@ -12,12 +12,12 @@ use clap::Args;
 
 use super::by_engine::{ByEngine, distinct};
 use super::cgroup::Group;
+use super::common::{Common, chosen};
 use super::miss_child::{Job, Order, Outcome};
 use super::place::{self, Scratch};
 use super::ranks::check_skew;
 use super::report::{self, Object, Row};
 use super::workers::{self, Crew};
-use super::{Common, chosen};
 use crate::size::Size;
 
 const ENGINES: [&str; 5] = ["direct-deep", "pread-direct", "pread", "mmap", "pinfold"];

@@ -17,10 +17,10 @@ use io_uring::IoUring;
 use pinfold::source::Source;
 use pinfold::{Cache, Options, PinnedRange};
 
+use super::common::{Common, chosen};
 use super::engines::resident_budget_bytes;
 use super::report::{self, Object, Row};
 use super::workers::{Crew, cpus, pin_to_cpu};
-use super::{Common, chosen};
 use crate::size::Size;
 
 const PAGE_BYTES: u64 = 4096;
@@ -204,7 +204,11 @@ fn pass_pinned<const BY_PAGE: bool>(bed: &Bed) -> Result<Halves> {
 fn pass_registered(bed: &Bed, pins: &[PinnedRange]) -> Result<Halves> {
     let ring = IoUring::new(1)
         .context("no io_uring: it may be switched off (kernel.io_uring_disabled)")?;
-    let iovecs: Vec<libc::iovec> = pins.iter().flat_map(PinnedRange::iovecs).collect();
+    let iovecs: Vec<libc::iovec> = pins
+        .iter()
+        .flat_map(PinnedRange::extents)
+        .map(|part| libc::iovec { iov_base: part.address().cast_mut().cast(), iov_len: part.len() })
+        .collect();
     ensure!(
         iovecs.len() <= RING_BUFFERS_MAX,
         "{} pieces of memory: a ring takes {RING_BUFFERS_MAX} buffers; choose larger --pages or fewer --bytes",

@@ -11,12 +11,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use super::common::{Common, chosen};
 use super::engines::{self, Blocks, Opened};
 use super::place::{self, Scratch};
+use super::read_tables::{self, Cell};
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
-use super::{Common, chosen, read_tables};
 use crate::size::Size;
 
 const CASES: [&str; 3] = ["same-file", "diff-files", "random"];
@@ -31,6 +32,7 @@ Cases:
   random      blocks at random multiples of their length, in one large file (--random-file-bytes)
 
 Engines:
+  empty            no read at all: what the loop costs that is measured with each of the others
   memcpy           a bare copy of the same bytes out of private memory: the limit
   pread, mmap      the kernel's page cache
   pinfold          the cache: short reads write nothing shared
@@ -78,21 +80,6 @@ pub struct ReadArgs {
     seed_tables: bool,
 }
 
-/// One thing that is measured.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cell {
-    /// Who reads.
-    pub crew: Crew,
-    /// How.
-    pub case: &'static str,
-    /// What.
-    pub file_bytes: u64,
-    /// How much at once.
-    pub block_bytes: u64,
-    /// With what.
-    pub engine: &'static str,
-}
-
 impl Cell {
     fn blocks(&self) -> Blocks {
         blocks(self.case, self.file_bytes, self.block_bytes)
@@ -126,9 +113,9 @@ pub struct Job {
     paths: Vec<PathBuf>,
 }
 
-impl Job {
-    /// The work of a process that has its engine to itself.
-    pub fn run_alone(&self, board: &Board, worker: usize) -> Result<()> {
+/// The work of a process that has its engine to itself.
+impl Work for Job {
+    fn run(&self, board: &Board, worker: usize) -> Result<()> {
         let own = if self.case == "diff-files" { worker } else { 0 };
         let path = self.paths.get(own).context("a worker without a file")?.clone();
         let opened = Opened::resident(&self.engine, &[path])?;
@@ -222,7 +209,7 @@ fn ensure_memory(groups: &BTreeMap<Group, usize>, cells: &[Cell]) -> Result<()> 
         let mut copying: Vec<_> = of_group()
             .filter(|cell| matches!(cell.crew, Crew::Threads(_)))
             .map(|cell| cell.engine)
-            .filter(|engine| !["pread", "mmap"].contains(engine))
+            .filter(|engine| !["empty", "pread", "mmap"].contains(engine))
             .collect();
         copying.sort_unstable();
         copying.dedup();
@@ -275,7 +262,7 @@ pub fn run(args: &ReadArgs) -> Result<()> {
                 block_bytes: cell.block_bytes,
                 paths: paths(&files[&cell.group()]),
             };
-            workers::sample_processes(n, &workers::Job::Read(job), &board, length)
+            workers::sample_processes(n, "read", &job, &board, length)
         }
     })?;
     for ((_, engine), (opened, before)) in &engines {

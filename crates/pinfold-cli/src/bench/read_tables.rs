@@ -1,10 +1,25 @@
-//! The tables of `pinfold bench read`. Called by `read.rs`, with a pair of rows for each cell.
+//! The tables of `pinfold bench read`, and what has a line in them. Called by `read.rs`, with a pair
+//! of rows for each cell.
 
 use super::by_engine::{ByEngine, distinct};
-use super::read::Cell;
 use super::report::{self, Row};
 use super::workers::Crew;
 use crate::size::Size;
+
+/// One thing that is measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cell {
+    /// Who reads.
+    pub crew: Crew,
+    /// How.
+    pub case: &'static str,
+    /// What.
+    pub file_bytes: u64,
+    /// How much at once.
+    pub block_bytes: u64,
+    /// With what.
+    pub engine: &'static str,
+}
 
 /// A cell's row of operations, and its row of MiB.
 type Rows = Vec<Vec<Row>>;

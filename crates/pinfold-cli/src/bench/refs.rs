@@ -9,8 +9,8 @@ use pinfold_refcount::RefCount;
 use pinfold_refcount::rivals::{AssumeOne, CasLoop, Counter, Frozen32};
 use serde::{Deserialize, Serialize};
 
-use super::Common;
 use super::by_engine::ByEngine;
+use super::common::Common;
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, BATCH, Crew, Work};
@@ -136,9 +136,7 @@ pub fn run(args: &RefArgs) -> Result<()> {
         let job = Job { engine: engine.to_owned(), work: args.work };
         Ok(match crew {
             Crew::Threads(n) => workers::sample_threads(n, &job, board.board(), length),
-            Crew::Processes(n) => {
-                workers::sample_processes(n, &workers::Job::Ref(job), &board, length)
-            }
+            Crew::Processes(n) => workers::sample_processes(n, "ref", &job, &board, length),
         }?
         .ops_per_s)
     })?;

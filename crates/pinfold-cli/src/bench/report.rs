@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyl
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::Crew;
+use super::workers::Crew;
 use crate::size::Size;
 
 /// The JSON object of one benchmark.

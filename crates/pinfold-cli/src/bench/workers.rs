@@ -2,7 +2,7 @@
 //! length of a sample.
 //!
 //! Here: starting, timing and stopping them. Not here: what they do, which each benchmark says as
-//! [`Work`], and as a [`Job`] where another process must find it again. Called by every benchmark.
+//! [`Work`], and the life of a worker process (`worker_process.rs`). Called by every benchmark.
 
 use std::fmt;
 use std::process::{Child, Command, Stdio};
@@ -10,20 +10,18 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::shared::{Board, SharedBoard};
-use super::{read, refs};
 
 const WAIT: u32 = 0;
 const WORK: u32 = 1;
 const STOP: u32 = 2;
 
 /// Operations between two looks at the clock's hand, where one takes nanoseconds.
-pub const BATCH: u64 = 256;
+pub const BATCH: u64 = 1024;
 
 /// Turns of a worker that waits for the others before it lets them have its CPU.
 const SPINS_MAX: u32 = 1000;
@@ -117,24 +115,6 @@ pub trait Work: Sync {
     fn run(&self, board: &Board, worker: usize) -> Result<()>;
 }
 
-/// What a worker process is told: a benchmark's name for its [`Work`].
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Job {
-    /// Of `bench ref`.
-    Ref(refs::Job),
-    /// Of `bench read`.
-    Read(read::Job),
-}
-
-impl Job {
-    fn run(&self, board: &Board, worker: usize) -> Result<()> {
-        match self {
-            Job::Ref(job) => job.run(board, worker),
-            Job::Read(job) => job.run_alone(board, worker),
-        }
-    }
-}
-
 /// What a sample came to.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
@@ -165,17 +145,18 @@ pub fn sample_threads(
     Ok(collect(board, n))
 }
 
-/// Takes a sample with so many processes.
+/// Takes a sample with so many processes, each of which does `job` of the benchmark `bench`.
 pub fn sample_processes(
     n: usize,
-    job: &Job,
+    bench: &str,
+    job: &impl Serialize,
     shared: &SharedBoard,
     length: Duration,
 ) -> Result<Sample> {
     let board = shared.board();
     begin(board);
     let mut children =
-        (0..n).map(|worker| spawn(job, worker, shared)).collect::<Result<Vec<Child>>>()?;
+        (0..n).map(|worker| spawn(bench, job, worker, shared)).collect::<Result<Vec<Child>>>()?;
     direct(board, n, length, || {
         children.iter_mut().any(|child| !matches!(child.try_wait(), Ok(None)))
     });
@@ -218,18 +199,9 @@ fn direct(board: &Board, workers: usize, length: Duration, mut gave_up: impl FnM
     board.phase.0.store(STOP, Release);
 }
 
-/// `pinfold bench worker`: what a worker process is told.
-#[derive(Debug, Args)]
-pub struct WorkerArgs {
-    /// A [`Job`] as JSON.
-    job: String,
-    worker: usize,
-    descriptor: i32,
-}
-
-fn spawn(job: &Job, worker: usize, shared: &SharedBoard) -> Result<Child> {
+fn spawn(bench: &str, job: &impl Serialize, worker: usize, shared: &SharedBoard) -> Result<Child> {
     this_program()?
-        .args(["bench", "worker", &serde_json::to_string(job)?])
+        .args(["bench", "worker", bench, &serde_json::to_string(job)?])
         .args([worker.to_string(), shared.descriptor().to_string()])
         .stdin(Stdio::null())
         .spawn()
@@ -245,14 +217,4 @@ pub fn this_program() -> Result<Command> {
 pub fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot ask to be ended with the parent process")
-}
-
-/// The life of a worker process.
-pub fn run_worker(args: &WorkerArgs) -> Result<()> {
-    ensure!(args.worker < super::shared::MAX_WORKERS, "there is no worker {}", args.worker);
-    end_with_parent()?;
-    let job: Job = serde_json::from_str(&args.job).context("not a job for a worker")?;
-    let shared = SharedBoard::inherited(args.descriptor)?;
-    pin_to_cpu(args.worker, &cpus())?;
-    job.run(shared.board(), args.worker)
 }

@@ -9,7 +9,7 @@ use rand::seq::SliceRandom;
 use rand_distr::Zipf;
 use rand_pcg::Pcg64;
 
-use super::SimError;
+use super::error::SimError;
 use super::trace::Trace;
 
 /// What [`generate`] knows.

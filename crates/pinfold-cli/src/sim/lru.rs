@@ -1,6 +1,6 @@
 //! Reference: least recently used.
 
-use super::Engine;
+use super::engine::Engine;
 use super::lists::{Links, List};
 
 /// An LRU cache of a fixed number of pages.

@@ -2,7 +2,7 @@
 
 use pinfold_policy::{Answer, Arrival, Place, Policy, Residents, Shadow, Sweep, Table};
 
-use super::Engine;
+use super::engine::Engine;
 
 /// As much effort as the cache spends to find one victim; nothing is pinned here, so it is enough.
 const EFFORT_MAX: u32 = 1 << 20;

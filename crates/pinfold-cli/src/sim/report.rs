@@ -7,8 +7,10 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde_json::{Value, json};
 
+use super::args::{Capacity, SimArgs};
+use super::engine::ENGINES;
+use super::error::SimError;
 use super::trace::Trace;
-use super::{Capacity, ENGINES, SimArgs, SimError};
 
 /// One policy on one trace at one capacity.
 #[derive(Clone, Debug)]

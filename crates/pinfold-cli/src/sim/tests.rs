@@ -9,6 +9,7 @@ use std::path::Path;
 use pinfold_policy::{PolicyState, S3FifoOptions};
 use proptest::prelude::*;
 
+use super::args::Capacity;
 use super::trace::{Format, Trace, read};
 use super::*;
 

@@ -6,7 +6,7 @@
 //! four rows of 4-bit counters that halves after ten capacities of increments. Caffeine's random
 //! admission against flooding is left out: runs are to repeat.
 
-use super::Engine;
+use super::engine::Engine;
 use super::lists::{Links, List};
 
 /// How often a page was asked for lately, roughly: never less than true between two halvings.

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::SimError;
+use super::error::SimError;
 
 /// Positions in a trace are 32 bits, one value of which means "never".
 pub(super) const REQUESTS_MAX: usize = u32::MAX as usize - 1;
@@ -43,7 +43,7 @@ impl Trace {
         pages: impl ExactSizeIterator<Item = u64>,
     ) -> Result<Self, SimError> {
         if pages.len() > REQUESTS_MAX {
-            return Err(SimError::TooLong { name, requests: pages.len() });
+            return Err(SimError::TooLong { name, requests: pages.len(), most: REQUESTS_MAX });
         }
         let mut numbers = HashMap::new();
         let requests: Vec<u32> = pages

@@ -9,7 +9,7 @@ use pinfold::{Cache, Stats};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{Subject, bytes_bar};
+use super::subject::{Subject, bytes_bar};
 use crate::bench::place::open_plain;
 
 const CHUNK_BYTES: usize = 1 << 20;

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use memmap2::Mmap;
 use serde::Serialize;
 
-use super::{Subject, bytes_bar};
+use super::subject::{Subject, bytes_bar};
 use crate::bench::engines::{Blocks, Bytes, Opened, Reader, mapping_of, options};
 use crate::bench::place::{forget, open_plain};
 use crate::bench::report::median;

@@ -7,14 +7,15 @@
 mod check;
 mod measure;
 mod report;
+mod subject;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use pinfold::{Cache, Options};
 
+use self::subject::{Subject, bytes_bar};
 use crate::bench::place::{self, Scratch};
 use crate::bench::publish;
 use crate::size::Size;
@@ -58,14 +59,6 @@ pub struct TryArgs {
     /// Write the result as one JSON object to FILE, or to standard output for -
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-/// The file that is tried: its path, its length, and its name for people.
-#[derive(Debug)]
-struct Subject {
-    path: PathBuf,
-    bytes: u64,
-    name: String,
 }
 
 /// Runs it.
@@ -113,15 +106,4 @@ fn write(args: &TryArgs) -> Result<(Scratch, PathBuf)> {
     let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
     Ok((scratch, dir))
-}
-
-/// A bar on a terminal, nothing in a pipe.
-fn bytes_bar(what: &'static str, bytes: u64) -> ProgressBar {
-    let template = "{msg:28} {bar:40} {binary_bytes}/{binary_total_bytes}, {eta} left";
-    let style = ProgressStyle::with_template(template).expect("the template is well formed");
-    ProgressBar::new(bytes).with_style(style).with_message(what)
-}
-
-fn file_system(path: &Path) -> String {
-    place::file_system(path).unwrap_or_else(|_| "unknown".to_owned())
 }

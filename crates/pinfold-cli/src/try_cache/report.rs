@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::check::Checked;
 use super::measure::{ENGINES, Figures};
-use super::{Subject, file_system};
+use super::subject::{Subject, file_system};
 use crate::bench::report::{Machine, table};
 use crate::size::Size;
 

@@ -5,8 +5,7 @@
 //!
 //! # A hit, step by step
 //!
-//! 1. look the page up: a hint;
-//! 2. load the version, which must be even, then the identity and how much of the folio is the file's;
+//! 1. and 2. the look (`found.rs`): the page's folio, up to date, and how much of it is the file's;
 //! 3. add one to the count, which must not be frozen;
 //! 4. load the version again: unchanged means that 2 saw one thing, and that it stays.
 //!
@@ -25,12 +24,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::view::{self, View};
-use crate::core::{Core, Held};
+use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, PAGE_BYTES, PAGE_SHIFT, guessed};
+use crate::found::{AnyPage, Found, Mark};
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT, guessed};
 use crate::handle::Handle;
 
 /// A page of a file, in place, under a counted reference: derefs to its bytes.
@@ -85,26 +85,19 @@ impl Handle {
     /// Steps 1 to 4, if nothing is in the way: the page, with a reference that is the caller's.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        let (core, mapping) = (&*self.core, &*self.mapping);
-        let head = mapping.index.lookup_hint(page);
-        let (frame, from) = core.frames.try_both(head)?;
-        let stamp = frame.read_begin()?;
-        let (id, folio_start, span) = frame.readable();
-        let at = (page << PAGE_SHIFT).wrapping_sub(folio_start);
-        if id != mapping.id || at >= u64::from(span) {
-            return None;
-        }
+        let Found { frame, head, from, stamp, at, span } =
+            self.found(page, page << PAGE_SHIFT, AnyPage)?;
         let used_most = frame.is_used_most();
-        if !core.take_one(frame) {
+        if !take_one(self.reference, frame) {
             return None;
         }
         flaw::pause();
         if frame.read_retry(stamp) && !flaw::on(Flaw::CountedBlindly) {
-            core.put(head);
+            self.core.put(head);
             return None;
         }
-        core.counters.count(Event::CountedHit);
-        if !used_most && core.counters.shard().comes_to(head.0) {
+        self.counters().count(Event::CountedHit);
+        if !used_most && self.counters().shard().comes_to(head.0) {
             frame.note_use();
         }
         let bytes = guessed(from, at as usize, 0);
@@ -122,25 +115,15 @@ impl Handle {
     #[cold]
     #[inline(never)]
     fn hold_slowly(&self, page: u64) -> Result<View> {
-        // Ends: each further turn follows an invalidation of this very folio.
-        loop {
-            let held = self.core.hold(&self.mapping, page);
-            // Given back before the fill, which may have to make room: hence no guard in the match.
-            let held = match held.filter(|held| !held.frame().is_changing()) {
-                Some(held) => {
-                    self.core.counters.count(Event::CountedHit);
-                    held
-                }
-                None => self.get_missing(page)?,
-            };
-            if held.frame().flags().contains(Flags::READAHEAD) {
-                fill::read_further(self, &held);
-            }
-            if let Some(folio) = FolioRef::of(self, held, page) {
-                return Ok(folio.into_view());
-            }
-            self.check_page(page)?;
-        }
+        self.held(
+            page,
+            (Mark::Meet, true),
+            || self.get_missing(page),
+            |held| match FolioRef::of(self, held, page) {
+                Some(folio) => Ok(Some(folio.into_view())),
+                None => self.check_page(page).map(|()| None),
+            },
+        )
     }
 
     #[cold]
@@ -172,7 +155,7 @@ impl<'a> FolioRef<'a> {
         let from = handle.core.frames.address(head);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
-        if handle.core.counters.shard().comes_to(head.0) {
+        if handle.counters().shard().comes_to(head.0) {
             frame.note_use();
         }
         // The reference is the guard's from here on.
@@ -275,8 +258,7 @@ impl Clone for FolioRef<'_> {
 impl Drop for FolioRef<'_> {
     #[inline]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         let frame = self.view.frame();

@@ -11,6 +11,7 @@
 
 use super::view::View;
 use crate::error::Result;
+use crate::found::{AnyPage, Found};
 use crate::frame::{Frame, PAGE_SHIFT, Stamp, copy_racing};
 use crate::handle::Handle;
 
@@ -73,14 +74,8 @@ impl Handle {
     /// The page as the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
-        let head = self.mapping.index.lookup_hint(page);
-        let (frame, from) = self.core.frames.try_both(head)?;
-        let stamp = frame.read_begin()?;
-        let (id, folio_start, span) = frame.readable();
-        let at = (page << PAGE_SHIFT).wrapping_sub(folio_start);
-        if id != self.mapping.id || at >= u64::from(span) {
-            return None;
-        }
+        let Found { frame, from, stamp, at, span, .. } =
+            self.found(page, page << PAGE_SHIFT, AnyPage)?;
         // SAFETY: inside the arena, and that page's if the stamp is still valid below.
         let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
         // So that length and address are those of the folio with this stamp.

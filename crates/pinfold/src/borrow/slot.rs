@@ -5,8 +5,7 @@
 //!
 //! # A borrow, step by step
 //!
-//! 1. look the page up: a hint;
-//! 2. load the version, which must be even, then the identity, which must be ours, then the length;
+//! 1. and 2. the look (`found.rs`): the page's folio, up to date, and how much of it is the file's;
 //! 3. store the head in a free slot of the reader's;
 //! 4. the light fence;
 //! 5. load the version again: unchanged means that 2 saw one thing, and that it stays.
@@ -25,14 +24,12 @@ use std::ptr::NonNull;
 use super::FolioRef;
 use super::reader::{Reader, Shown, State};
 use super::view::{self, View};
-use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, guessed};
+use crate::found::{AnyPage, Found, Mark, Want, WholePage};
+use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, guessed};
 use crate::handle::Handle;
-use crate::mapping::Mapping;
 use crate::sync::{AtomicU32, Ordering};
 
 /// A page of a file, in place, announced in the thread's own slot: derefs to its bytes.
@@ -73,11 +70,9 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>> {
-        // Looked up once: for all the compiler knows, each store may change them.
-        let cached = (&*self.core, &*self.mapping);
         if reader.is_unfenced_of(self.readers_address)
             && let Some(free) = reader.first_slot()
-            && announce::<false>(cached, page, free, reader)
+            && announce::<false, _>(self, page, WholePage, free, reader)
         {
             return Ok(Borrowed::of(free.1, self));
         }
@@ -109,76 +104,71 @@ impl Handle {
         reader: &'r Reader,
     ) -> Option<Borrowed<'f, 'r>> {
         let free = reader.free_slot(page)?;
-        announce::<true>((&self.core, &self.mapping), page, free, reader)
-            .then(|| Borrowed::of(free.1, self))
+        announce::<true, _>(self, page, AnyPage, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
     /// By a reference: with a fill, with reading ahead, with errors.
     #[cold]
     #[inline(never)]
     fn borrow_slowly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
-        // Ends: each further turn follows an invalidation of this very folio.
-        loop {
-            let held = self.core.hold(&self.mapping, page);
-            let held = match held.filter(|held| !held.frame().is_changing()) {
-                Some(held) => held,
-                None => self.get_missing(page)?,
-            };
-            if held.frame().flags().contains(Flags::READAHEAD) {
-                fill::read_further(self, &held);
-            }
-            let (head, both) = (held.head(), (held.frame(), self.core.frames.address(held.head())));
-            let free = reader.free_slot(page);
-            if free.is_none() {
-                self.core.counters.count(Event::BorrowCounted);
-            }
-            let id = self.mapping.id;
-            if let Some(free) = free
-                && announce_found::<true>(id, page, head, both, free, reader)
-            {
-                return Ok(Borrowed::of(free.1, self));
-            }
-            if let Some(folio) = FolioRef::of(self, held, page) {
-                return Ok(Borrowed::counted(folio.into_view(), head, page, self));
-            }
-            self.check_page(page)?;
-        }
+        self.held(
+            page,
+            (Mark::Meet, false),
+            || self.get_missing(page),
+            |held| {
+                let head = held.head();
+                let free = reader.free_slot(page);
+                if free.is_none() {
+                    self.counters().count(Event::BorrowCounted);
+                }
+                if let Some(free) = free
+                    && let Some(found) = self.look(head, page << PAGE_SHIFT, AnyPage)
+                    && announce_found::<true>(page, found, free, reader)
+                {
+                    return Ok(Some(Borrowed::of(free.1, self)));
+                }
+                match FolioRef::of(self, held, page) {
+                    Some(folio) => Ok(Some(Borrowed::counted(folio.into_view(), head, page, self))),
+                    None => self.check_page(page).map(|()| None),
+                }
+            },
+        )
     }
 }
 
-/// Steps 1 to 5; or 3 to 5, if it is the page that the slot showed last. Unless `ANY`, only whole
-/// pages and no fence. Whether the state shows the page now.
+/// Steps 1 to 5; or 3 to 5, if it is the page that the slot showed last. Unless `ANY`, no fence, and
+/// `want` must be whole pages. Whether the state shows the page now.
 #[inline(always)]
-fn announce<const ANY: bool>(
-    (core, mapping): (&Core, &Mapping),
+fn announce<const ANY: bool, W: Want>(
+    handle: &Handle,
     page: u64,
+    want: W,
     free: (&AtomicU32, &State),
     reader: &Reader,
 ) -> bool {
     let shown = free.1.shown.get();
-    if shown.page == page && announce_again::<ANY>((core, mapping), shown, free.0, reader) {
+    if shown.page == page && announce_again::<ANY>(handle, shown, free.0, reader) {
         return true;
     }
-    let head = mapping.index.lookup_hint(page);
-    let Some(both) = core.frames.try_both(head) else { return false };
-    announce_found::<ANY>(mapping.id, page, head, both, free, reader)
+    let Some(found) = handle.found(page, page << PAGE_SHIFT, want) else { return false };
+    announce_found::<ANY>(page, found, free, reader)
 }
 
 /// Steps 3 to 5, for the page that the slot showed last.
 #[inline(always)]
 fn announce_again<const ANY: bool>(
-    (core, mapping): (&Core, &Mapping),
+    handle: &Handle,
     Shown { head, stamp, .. }: Shown,
     slot: &AtomicU32,
     reader: &Reader,
 ) -> bool {
-    let Some(frame) = core.frames.try_frame(head) else { return false };
+    let Some((frame, _)) = handle.window.try_both(head) else { return false };
     let anew = flaw::on(Flaw::RecallBlindly).then(|| frame.read_begin().unwrap_or_default());
     // Release, both stores: as in `announce_found`.
     slot.store(head.0, Ordering::Release);
     reader.light_fence::<ANY>();
     // The page may have been another file's.
-    let same = frame.is_of(mapping.id);
+    let same = frame.is_of(handle.id);
     if frame.read_retry(anew.unwrap_or(stamp)) || !same {
         slot.store(0, Ordering::Release);
         return false;
@@ -187,24 +177,14 @@ fn announce_again<const ANY: bool>(
     true
 }
 
-/// Steps 2 to 5.
+/// Steps 3 to 5. Unless `ANY`, of a whole page.
 #[inline(always)]
 fn announce_found<const ANY: bool>(
-    mapping: u32,
     page: u64,
-    head: FrameNumber,
-    (frame, from): (&Frame, *mut u8),
+    Found { frame, head, from, stamp, at, span }: Found<'_>,
     (slot, state): (&AtomicU32, &State),
     reader: &Reader,
 ) -> bool {
-    const WHOLE: u64 = PAGE_BYTES as u64 - 1;
-    let Some(stamp) = frame.read_begin() else { return false };
-    let (id, folio_start, span) = frame.readable();
-    let at = (page << PAGE_SHIFT).wrapping_sub(folio_start);
-    // By its last byte: no overflow, as all of these are multiples of a page.
-    if (if ANY { at } else { at | WHOLE }) >= u64::from(span) || id != mapping {
-        return false;
-    }
     // Inside the folio at this head, if both are of one time; and inside the arena if not, as
     // orders of a head are of folios that began there.
     let bytes = guessed(from, at as usize, 0);
@@ -352,8 +332,7 @@ impl AsRef<[u8]> for Borrowed<'_, '_> {
 impl Drop for Borrowed<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         let Some(slot) = self.state().slot else { return Self::drop_counted(self.state) };

@@ -12,13 +12,16 @@
 //! for this memory, device pages, holes in the direct map, and everything else that may not be
 //! read.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+use super::units::{
+    BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
+};
 
 /// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
@@ -116,7 +119,7 @@ impl Arena {
         }
         let frames = (budget_bytes >> PAGE_SHIFT) as u32;
         let bytes = frames as usize * PAGE_BYTES;
-        let base = map_aligned(bytes)?;
+        let base = map_aligned(bytes, rustix::param::page_size())?;
         // SAFETY: the range is the fresh mapping, and the advice changes how it is backed, not
         // what it holds. Refused where the kernel has no huge pages; small ones work too.
         let advised = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
@@ -198,13 +201,13 @@ impl Drop for Arena {
     }
 }
 
-/// Maps `bytes` bytes (a multiple of the page) that start at a multiple of [`ALIGN_BYTES`].
+/// Maps at least `bytes` bytes (a multiple of a frame) that start at a multiple of [`ALIGN_BYTES`].
 ///
-/// The system aligns to its page only, so this asks for that much more and trims both ends. What
-/// stays is exactly `bytes`.
-fn map_aligned(bytes: usize) -> Result<NonNull<u8>, OpenError> {
+/// The system aligns to its page of `page_bytes` only, so this asks for that much more and trims both
+/// ends. What stays is `bytes`, rounded up to the system's page.
+fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError> {
     debug_assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
-    let asked = bytes + ALIGN_BYTES;
+    let asked = bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at a place of the system's choice replaces nothing.
@@ -212,23 +215,27 @@ fn map_aligned(bytes: usize) -> Result<NonNull<u8>, OpenError> {
         .map_err(|cause| OpenError::Reserve { bytes: asked, cause })?
         .cast::<u8>();
 
-    let before = start.addr().next_multiple_of(ALIGN_BYTES) - start.addr();
-    let after = ALIGN_BYTES - before;
-    // SAFETY: `before` is below ALIGN_BYTES, and the mapping is longer than that.
-    let base = unsafe { start.add(before) };
-    // SAFETY: `before + bytes` is at most what was mapped.
-    let end = unsafe { base.add(bytes) };
-    for (trim, length) in [(start, before), (end, after)] {
-        if length > 0 {
+    let kept = kept(start.addr(), bytes, page_bytes);
+    let (before, behind) = (0..kept.start - start.addr(), kept.end - start.addr()..asked);
+    // SAFETY: `kept` lies in the mapping, which is longer by ALIGN_BYTES.
+    let base = unsafe { start.add(before.end) };
+    for trim in [before, behind] {
+        if !trim.is_empty() {
             // SAFETY: the range lies in the mapping made above, outside of what is kept, and
             // nobody has an address in it yet. It cannot fail for a valid range; if the system
             // is out of mappings to split, all that is lost is address space.
-            let trimmed = unsafe { munmap(trim.cast(), length) };
+            let trimmed = unsafe { munmap(start.wrapping_add(trim.start).cast(), trim.len()) };
             debug_assert!(trimmed.is_ok(), "both ends of a fresh mapping can go: {trimmed:?}");
         }
     }
-    debug_assert!(base.addr().is_multiple_of(ALIGN_BYTES));
     Ok(NonNull::new(base).expect("a mapping never starts at address 0"))
+}
+
+/// Which addresses of a mapping at `start` are kept for `bytes` bytes. Both ends are the system's pages':
+/// it unmaps nothing that begins elsewhere.
+fn kept(start: usize, bytes: usize, page_bytes: usize) -> Range<usize> {
+    let base = start.next_multiple_of(ALIGN_BYTES);
+    base..base + bytes.next_multiple_of(page_bytes)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -242,6 +249,29 @@ mod tests {
             let arena = Arena::reserve(budget).unwrap();
             assert!(arena.base().as_ptr().addr().is_multiple_of(ALIGN_BYTES));
             assert_eq!(u64::from(arena.frames()), budget / 4096, "budget {budget}");
+        }
+    }
+
+    /// As a system sees it whose pages are larger than a frame: 16 KiB and 64 KiB on aarch64.
+    #[test]
+    fn both_ends_that_are_trimmed_are_the_systems_pages() {
+        for page_bytes in [4 << 10, 16 << 10, 64 << 10] {
+            for bytes in [BUDGET_MIN_BYTES as usize, (4 << 20) + 4096, (5 << 20) - 4096] {
+                for start in [ALIGN_BYTES, ALIGN_BYTES + page_bytes, 2 * ALIGN_BYTES - page_bytes] {
+                    let kept = kept(start, bytes, page_bytes);
+                    assert!(kept.start.is_multiple_of(ALIGN_BYTES), "{kept:?}");
+                    assert!(kept.end.is_multiple_of(page_bytes), "{kept:?}, pages of {page_bytes}");
+                    assert!((bytes..bytes + page_bytes).contains(&kept.len()), "{kept:?}");
+                    let mapped = start..start + bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
+                    assert!(mapped.start <= kept.start && kept.end <= mapped.end, "{kept:?}");
+                }
+                let base = map_aligned(bytes, page_bytes).unwrap().as_ptr();
+                // SAFETY: the last byte of a fresh mapping of so many, which nobody else has.
+                unsafe { base.add(bytes - 1).write(7) };
+                // SAFETY: the same mapping, to its end.
+                let unmapped = unsafe { munmap(base.cast(), bytes.next_multiple_of(page_bytes)) };
+                assert!(unmapped.is_ok(), "{unmapped:?}");
+            }
         }
     }
 
@@ -322,7 +352,7 @@ mod tests {
     #[test]
     fn a_refused_reservation_says_how_much_and_why() {
         // More than a user's half of the address space on any machine this runs on.
-        let error = map_aligned(1 << 62).unwrap_err();
+        let error = map_aligned(1 << 62, 4096).unwrap_err();
         assert!(
             error.to_string().starts_with("cannot reserve 4611686018429485056 bytes"),
             "{error}"

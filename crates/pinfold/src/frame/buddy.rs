@@ -35,7 +35,8 @@ use super::entry::Frame;
 use super::mobility::{Mobility, Runs};
 use super::run_map::RunMap;
 use super::table::Table;
-use super::{FrameNumber, Order};
+use super::units::{FrameNumber, Order};
+use crate::flaw::{self, Flaw};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 /// What is free, and in which sizes.
@@ -427,7 +428,7 @@ impl Lists {
     /// Adds the block to the held frames, if it lies in the run that is held.
     fn give_held(&mut self, head: FrameNumber, order: Order) -> bool {
         match &mut self.held {
-            Some(held) if head.align_down(Order::MAX) == held.run => {
+            Some(held) if head.align_down(Order::MAX) == held.run && !flaw::on(Flaw::HoldLeaks) => {
                 held.map.insert(head.0 - held.run.0, order);
                 true
             }

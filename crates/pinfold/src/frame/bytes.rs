@@ -8,8 +8,9 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use super::PAGE_BYTES;
-use crate::sync::{AtomicU64, Ordering};
+use super::units::PAGE_BYTES;
+use crate::flaw::Flaw;
+use crate::sync::{AtomicU64, Ordering, fence_before_racing_stores};
 
 /// A word for each frame of an arena.
 #[derive(Debug)]
@@ -45,7 +46,8 @@ fn arena() -> Arc<Bytes> {
 pub(crate) fn fill(address: NonNull<u8>, value: u64) {
     let arena = arena();
     let word = arena.word(address.addr().get()).expect("an address in the arena");
-    // Relaxed: as `Extent::store`.
+    // As `Extent::store`, both.
+    fence_before_racing_stores(Flaw::StoreUnfenced);
     word.store(value, Ordering::Relaxed);
 }
 

@@ -4,12 +4,11 @@
 //! it copied was one thing. Its loads race with stores: of the kernel that fills the frame, and of
 //! writers. In Rust's memory model a racing plain load is undefined even if its value is thrown
 //! away, so the loads here are either machine instructions in inline assembly, of which the
-//! compiler knows nothing but that memory is read, or relaxed atomics. Called by `read`, and by
-//! migration, whose stores race with such loads.
+//! compiler knows nothing but that memory is read. Relaxed atomics would not do: bytes are stored
+//! by words of eight (`Extent::store`), and atomic accesses of two sizes to one byte are undefined if
+//! they race. Called by `read`, and by migration, whose stores race with such loads.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "copies side by side, for one reason")]
-
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// From here on the system's memcpy is worth its call.
 const MANY: usize = 192;
@@ -46,6 +45,9 @@ mod machine {
         copy8(lane: reg) = "mov {lane}, [{from} + {at}]", "mov [{to} + {at}], {lane}";
         /// Copies 4 bytes there.
         copy4(lane: reg) = "mov {lane:e}, [{from} + {at}]", "mov [{to} + {at}], {lane:e}";
+        /// Copies one byte there.
+        copy1(lane: reg) =
+            "movzx {lane:e}, byte ptr [{from} + {at}]", "mov byte ptr [{to} + {at}], {lane:l}";
     }
 
     /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
@@ -79,6 +81,8 @@ mod machine {
         copy8(lane: reg) = "ldr {lane:x}, [{from}, #{at}]", "str {lane:x}, [{to}, #{at}]";
         /// Copies 4 bytes there.
         copy4(lane: reg) = "ldr {lane:w}, [{from}, #{at}]", "str {lane:w}, [{to}, #{at}]";
+        /// Copies one byte there.
+        copy1(lane: reg) = "ldrb {lane:w}, [{from}, #{at}]", "strb {lane:w}, [{to}, #{at}]";
     }
 
     /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
@@ -97,18 +101,6 @@ mod machine {
             );
         }
     }
-}
-
-/// Copies one byte.
-///
-/// # Safety
-/// As of [`copy_racing`].
-#[inline(always)]
-unsafe fn copy1(to: *mut u8, from: *const u8) {
-    // SAFETY: the caller says that it can be read; relaxed, see the head of the file.
-    let value = unsafe { (*from.cast::<AtomicU8>()).load(Ordering::Relaxed) };
-    // SAFETY: the caller has `to` alone.
-    unsafe { to.write(value) };
 }
 
 /// Copies `bytes` bytes that may be changing. What arrives may be any mixture of old and new.
@@ -172,7 +164,7 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
         0..4 => {
             for at in 0..bytes {
                 // SAFETY: `at` is below `bytes`.
-                unsafe { copy1(to.add(at), from.add(at)) };
+                unsafe { machine::copy1::<0>(to.add(at), from.add(at)) };
             }
         }
     }

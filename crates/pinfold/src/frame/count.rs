@@ -1,15 +1,15 @@
-//! The count in a frame's entry: the shipped one, or the same on the model checker's atomics.
+//! The count in a frame's entry: the shipped one, or the same on a model checker's atomics.
 //!
 //! What belongs here: that choice. What does not: the count's protocol, which is
 //! `pinfold-refcount`'s. Called by `entry`.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use pinfold_refcount::RefCount as Count;
 
 /// A count's word, decoded.
 pub(crate) type CountWord = pinfold_refcount::Word;
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(super) const fn frozen() -> Count {
     Count::frozen()
 }
@@ -20,7 +20,11 @@ pub(crate) type Count = pinfold_refcount::RefCount<
     pinfold_refcount::atomic::checked::CheckedWord,
 >;
 
-#[cfg(loom)]
+#[cfg(shuttle)]
+pub(crate) type Count =
+    pinfold_refcount::RefCount<pinfold_refcount::protocol::Shipped, crate::sync::AtomicU64>;
+
+#[cfg(any(loom, shuttle))]
 pub(super) fn frozen() -> Count {
     Count::new_frozen()
 }

@@ -20,7 +20,7 @@
 //! | tail of a folio | frozen | odd | 0 | stale | whoever has the head |
 //! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler's |
 //! | live | 1 or more | even | 0 | set | everybody's |
-//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer's (folio lock) |
+//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer's, who holds the mapping's `change` mutex |
 //! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder's |
 //! | frozen for change | frozen | odd | 0 | set | reclaim, split, migration, truncate |
 //! | being freed | frozen | odd | 0 | any | whoever froze it, or put the last reference |
@@ -40,7 +40,7 @@
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
-//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the folio's lock |
+//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where nobody but pins uses the folio |
 //! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | one of the four users of freeze |
 //! | frozen for change | live | `change_end`, then `count.unfreeze(n)` | the same one, having given up or finished |
 //! | frozen for change | being freed | out of the index | reclaim, truncate |
@@ -66,9 +66,9 @@
 use bitflags::bitflags;
 
 use super::count::{self, Count};
-use super::{FrameNumber, Order, PAGE_SHIFT};
+use super::units::{FrameNumber, Order, PAGE_SHIFT};
 use crate::flaw::{self, Flaw};
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_racing_stores};
 
 /// The mapping of a folio that belongs to no file.
 pub(crate) const MAPPING_NONE: u32 = u32::MAX;
@@ -81,17 +81,13 @@ const LINK_NONE: u32 = u32::MAX;
 
 bitflags! {
     /// What is known of a folio beside its version. "Up to date" is not among them: an even
-    /// version says so.
+    /// version says so. Nor is "dirty": the index's marks say that (`index::Mark`), and only they.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
-        /// Its bytes are newer than the source's.
-        const DIRTY = 1;
-        /// Its bytes are on their way to the source.
-        const WRITEBACK = 1 << 1;
         /// A read that meets it should have more read ahead.
-        const READAHEAD = 1 << 2;
-        /// Its fill failed, and `fill` has the error for those who waited.
-        const FAILED = 1 << 3;
+        const READAHEAD = 1;
+        /// Its fill failed, and `failures` has the error for those who waited.
+        const FAILED = 1 << 1;
     }
 }
 
@@ -160,7 +156,7 @@ const _: () = {
     assert!(size_of::<Frame>() == 64, "one cache line an entry, 1/64 of the budget");
     assert!(align_of::<Frame>() == 64);
     assert!(size_of::<Count>() == 8);
-    assert!(super::PAGE_BYTES.is_multiple_of(size_of::<Frame>()));
+    assert!(super::units::PAGE_BYTES.is_multiple_of(size_of::<Frame>()));
 };
 
 impl Frame {
@@ -202,8 +198,9 @@ impl Frame {
     #[inline]
     #[must_use = "what was read may be used only if this is false"]
     pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
-        // Acquire: pairs with the Release fence in `change_begin`. If any load before this fence
-        // saw a store made after that one, the load below sees the odd version or a later one.
+        // Acquire: pairs with the Release fence in `change_begin`, and with those in
+        // `fence_before_racing_stores`. If any load before this fence saw a store made after one of
+        // them, the load below sees the odd version or a later one.
         if !flaw::on(Flaw::LastLookUnfenced) {
             fence(Ordering::Acquire);
         }
@@ -212,7 +209,7 @@ impl Frame {
     }
 
     /// Begins a change of identity or bytes. One at a time: the caller has frozen the folio, or
-    /// holds a reference and the folio's lock.
+    /// holds its mapping's `change` mutex.
     ///
     /// # Panics
     ///
@@ -311,8 +308,8 @@ impl Frame {
     /// If the version is even: a reader could see half of it.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.assert_changing("identity given");
-        // Relaxed: the Release store below publishes both to those who hold a reference, the
-        // version's fences keep them from those who don't.
+        // Relaxed: the Release store below publishes both to those who hold a reference, the fence
+        // in `hand_out` keeps them from those who don't.
         self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
         self.set_file_bytes(identity.order.bytes());
@@ -357,6 +354,8 @@ impl Frame {
         // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
         assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
         self.assert_changing("folio handed out");
+        // The version was made odd by another thread, maybe.
+        fence_before_racing_stores(Flaw::HandOutUnfenced);
         // Relaxed, all four: `count.set` publishes them. Whoever gets a reference by a stale
         // number synchronizes with it, finds no mapping here, and leaves; had the old identity
         // stayed, a page that was evicted would be taken for the one now being filled.
@@ -404,6 +403,8 @@ impl Frame {
     /// folio, and taken away by one holder of a reference: nobody else stores the span then.
     fn settle_span(&self, flags: Flags) {
         let marked = flags.contains(Flags::READAHEAD);
+        // Whoever lands the folio, or takes the mark away, need not be who was given the frame.
+        fence_before_racing_stores(Flaw::SpanUnfenced);
         // Relaxed, both: either the version orders it, or it is as good a moment later.
         let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);

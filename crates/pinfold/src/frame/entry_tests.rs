@@ -75,11 +75,10 @@ fn a_forgotten_identity_leaves_the_order_to_free_by() {
 #[test]
 fn flags_tell_who_changed_them() {
     let frame = live();
-    assert_eq!(frame.set_flags(Flags::DIRTY | Flags::READAHEAD), Flags::empty());
-    assert_eq!(frame.set_flags(Flags::WRITEBACK), Flags::DIRTY | Flags::READAHEAD);
-    let all_three = Flags::DIRTY | Flags::WRITEBACK | Flags::READAHEAD;
-    assert_eq!(frame.clear_flags(Flags::DIRTY), all_three);
-    assert_eq!(frame.flags(), Flags::WRITEBACK | Flags::READAHEAD);
+    assert_eq!(frame.set_flags(Flags::READAHEAD), Flags::empty());
+    assert_eq!(frame.set_flags(Flags::FAILED), Flags::READAHEAD);
+    assert_eq!(frame.clear_flags(Flags::READAHEAD), Flags::READAHEAD | Flags::FAILED);
+    assert_eq!(frame.flags(), Flags::FAILED);
 }
 
 #[test]
@@ -114,7 +113,7 @@ fn the_span_goes_with_the_mark_and_the_order() {
     assert_eq!(frame.readable().2, 0);
     frame.set_identity(ID);
     assert_eq!(frame.readable().2, 0, "a folio that moves keeps its mark");
-    frame.clear_flags(Flags::DIRTY);
+    frame.clear_flags(Flags::FAILED);
     assert_eq!(frame.readable().2, 0);
     frame.clear_flags(Flags::READAHEAD);
     assert_eq!(frame.readable().2, whole);

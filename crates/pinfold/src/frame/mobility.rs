@@ -1,7 +1,7 @@
 //! Which 2 MiB runs are kept for what never moves, so that the others can be made whole again.
 //!
 //! What belongs here: the kind of each run. What does not: choosing blocks by it (`buddy`), moving
-//! folios for it (`reclaim::place`). Called by `buddy`, and by `pin` through `Frames`.
+//! folios for it (`reclaim/unmovable.rs`). Called by `buddy`, and by `pin` through `Frames`.
 //!
 //! | kind | what is put there | how a run becomes one |
 //! |---|---|---|
@@ -16,7 +16,7 @@
 // Not from `crate::sync`: changed under the allocator's mutex, and see `Runs::is_movable`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{FrameNumber, Order};
+use super::units::{FrameNumber, Order};
 
 /// For whom frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

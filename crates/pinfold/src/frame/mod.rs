@@ -1,9 +1,9 @@
 //! Frames: the memory of the cache, and who has which piece of it.
 //!
-//! What belongs here: the arena (`arena`), the table with one entry per frame (`table`), the words
+//! What belongs here: what it is counted in (`units`), the arena (`arena`), the table with one entry per frame (`table`), the words
 //! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
-//! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), and the handle
-//! over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
+//! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), what a reader keeps
+//! of the arena (`window`), and the handle over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
 //! (`index`), where its bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.
@@ -20,14 +20,17 @@ mod guess;
 mod mobility;
 mod run_map;
 mod table;
+mod units;
+mod window;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod cost;
 #[cfg(all(test, loom))]
+#[path = "../models/entry.rs"]
 mod model;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod stress;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
 pub(crate) use arena::OpenError;
@@ -41,113 +44,14 @@ pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 pub(crate) use guess::guessed;
 pub(crate) use mobility::Mobility;
 pub(crate) use run_map::RunMap;
+pub(crate) use units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+pub(crate) use window::Window;
 
 use std::ptr::NonNull;
-
-use crate::flaw;
 
 use arena::Arena;
 use buddy::Buddy;
 use table::Table;
-
-/// Bits of an address that lie inside one page.
-pub(crate) const PAGE_SHIFT: u32 = 12;
-
-/// Bytes in one page, and so in one frame.
-pub(crate) const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
-
-/// Most frames that one cache may have: 2^30, which is 4 TiB. The two bits above stay free in
-/// every `u32` that carries a frame number.
-pub(crate) const FRAMES_MAX: u32 = 1 << 30;
-
-/// Frames of the smallest arena that opens: one frame of table, and the 63 others it describes.
-/// What a whole cache needs on top of that (nodes, folios in flight) is the cache's to ask for.
-#[cfg(not(loom))]
-pub(crate) const FRAMES_MIN: u32 = 64;
-/// The checker pays for every entry in every interleaving: a frame of table, and one other.
-#[cfg(loom)]
-pub(crate) const FRAMES_MIN: u32 = 2;
-
-/// The smallest budget that opens, in bytes: 256 KiB.
-pub(crate) const BUDGET_MIN_BYTES: u64 = (FRAMES_MIN as u64) << PAGE_SHIFT;
-
-/// The largest budget that opens, in bytes: 4 TiB.
-pub(crate) const BUDGET_MAX_BYTES: u64 = (FRAMES_MAX as u64) << PAGE_SHIFT;
-
-/// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it.
-///
-/// Any `u32` is a `FrameNumber`; whether the arena has that frame is asked where it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct FrameNumber(pub(crate) u32);
-
-impl FrameNumber {
-    /// The frame `frames` after this one.
-    ///
-    /// Wraps rather than panics: a reader that races may add garbage to garbage, and the bounds
-    /// check of whatever it does with the sum is what stops it.
-    pub(crate) const fn after(self, frames: u32) -> Self {
-        FrameNumber(self.0.wrapping_add(frames))
-    }
-
-    /// Whether a folio of `order` may start here.
-    pub(crate) const fn is_aligned(self, order: Order) -> bool {
-        self.0 & (order.frames() - 1) == 0
-    }
-
-    /// The first frame of the aligned run of `order` that this frame lies in.
-    pub(crate) const fn align_down(self, order: Order) -> Self {
-        FrameNumber(self.0 & !(order.frames() - 1))
-    }
-}
-
-/// The size of a folio: 2^order frames, order 0 (4 KiB) to 9 (2 MiB).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Order(u8);
-
-impl Order {
-    /// One frame.
-    pub(crate) const MIN: Order = Order(0);
-    /// 512 frames: 2 MiB, what one huge page of the machine maps.
-    pub(crate) const MAX: Order = Order(9);
-    /// How many orders there are.
-    pub(crate) const COUNT: usize = Order::MAX.0 as usize + 1;
-
-    /// The order `order`, if there is such an order.
-    pub(crate) const fn new(order: u8) -> Option<Order> {
-        if order <= Order::MAX.0 { Some(Order(order)) } else { None }
-    }
-
-    /// The order as a number, 0 to 9.
-    pub(crate) const fn get(self) -> u8 {
-        self.0
-    }
-
-    /// Frames in a folio of this order.
-    pub(crate) const fn frames(self) -> u32 {
-        1 << self.0
-    }
-
-    /// Bytes in a folio of this order.
-    pub(crate) const fn bytes(self) -> usize {
-        PAGE_BYTES << self.0
-    }
-
-    /// Every order, smallest first.
-    pub(crate) fn all() -> impl DoubleEndedIterator<Item = Order> {
-        (0..=Order::MAX.0).map(Order)
-    }
-
-    /// The largest order whose aligned block starts at `first` and ends no later than `end`; of
-    /// frames or of a file's pages.
-    pub(crate) const fn of_block_at(first: u64, end: u64) -> Order {
-        debug_assert!(first < end, "a block has at least one frame");
-        // 0 is aligned to everything, and has 64 trailing zeros.
-        let aligned = first.trailing_zeros();
-        let fits = (end - first).ilog2();
-        let least = if aligned < fits { aligned } else { fits };
-        if least < Order::MAX.0 as u32 { Order(least as u8) } else { Order::MAX }
-    }
-}
 
 /// The arena, its table and its allocator: one budget's worth of memory.
 ///
@@ -176,7 +80,7 @@ impl Frames {
     ///
     /// # Errors
     ///
-    /// The budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`], or the system
+    /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the system
     /// refuses the address space.
     pub(crate) fn open(budget_bytes: u64) -> Result<Self, OpenError> {
         let arena = Arena::reserve(budget_bytes)?;
@@ -226,21 +130,6 @@ impl Frames {
     #[inline]
     pub(crate) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
         self.table.try_frame(frame)
-    }
-
-    /// The entry of `frame` and where its bytes are, or nothing if the arena has no such frame: both
-    /// for one comparison.
-    #[inline(always)]
-    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
-        flaw::pause();
-        let entry = self.table.try_frame(frame)?;
-        // The table's address is the arena's: one load for both.
-        #[cfg(not(loom))]
-        let base = self.table.base();
-        #[cfg(loom)]
-        let base = self.arena.base().as_ptr();
-        // The arena has a frame for each entry of the table (see the invariants).
-        Some((entry, base.wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
     }
 
     /// Which frame `entry` is the entry of.

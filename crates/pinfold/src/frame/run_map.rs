@@ -1,6 +1,6 @@
 //! A set of frames of one 2 MiB run: which are free, or held. Called by `buddy`; shown to `reclaim`.
 
-use super::{FrameNumber, Order};
+use super::units::{FrameNumber, Order};
 
 /// A set of frames of one aligned 2 MiB run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub(crate) struct RunMap([u64; RunMap::WORDS]);
 
 impl RunMap {
     pub(super) const FRAMES: u32 = Order::MAX.frames();
-    const WORDS: usize = RunMap::FRAMES as usize / 64;
+    const WORDS: usize = RunMap::FRAMES.div_ceil(64) as usize;
 
     /// Whether the frame `offset` frames into the run is in the set.
     pub(crate) fn contains(&self, offset: u32) -> bool {
@@ -22,7 +22,7 @@ impl RunMap {
 
     /// Whether the whole run is in the set.
     pub(crate) fn is_full(&self) -> bool {
-        self.0.iter().all(|&word| word == u64::MAX)
+        self.len() == RunMap::FRAMES
     }
 
     /// Adds the block of `order` at `offset`.

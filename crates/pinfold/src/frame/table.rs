@@ -10,7 +10,7 @@
 use std::ptr::NonNull;
 
 use super::entry::Frame;
-use super::{FrameNumber, PAGE_BYTES};
+use super::units::{FrameNumber, PAGE_BYTES};
 
 /// The entries of all frames of an arena.
 #[cfg(not(loom))]
@@ -45,12 +45,6 @@ impl Table {
             unsafe { entry.write(Frame::new()) };
         }
         Table { entries, frames }
-    }
-
-    /// Where the arena starts: the table is the first thing in it.
-    #[inline(always)]
-    pub(super) fn base(&self) -> *mut u8 {
-        self.entries.as_ptr().cast()
     }
 
     #[inline]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::units::FRAMES_MIN;
 use super::*;
 
 const TEST_FRAMES: u32 = 3 * 512 + 77;

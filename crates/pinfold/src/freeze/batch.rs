@@ -1,29 +1,27 @@
-//! Freezing many folios at once, so that those who borrow cost one fence and one look for all.
+//! Freezing many folios at once, so that one fence and one look at the readers' slots serve all.
 //!
 //! Here: what comes before and after the freeze of a folio that is to be evicted or moved. Not
-//! here: what is done to it meanwhile. Called by `evict` and by compaction.
+//! here: what is done to it meanwhile. Called by eviction and by compaction.
 //!
 //! 1. find the mapping of each folio by what its entry says;
 //! 2. take their `change` mutexes, in rising order of the mappings' numbers;
-//! 3. under them check that the index has this folio there, freeze it, version odd;
+//! 3. under them check that the index has this folio there and that it is clean; freeze it, version
+//!    odd;
 //! 4. the fence, and one look at all that readers have announced;
-//! 5. what is announced is put back, what is not is the caller's to take apart;
-//! 6. let go of the mutexes.
+//! 5. put back what is announced; the rest is the caller's to take out of the index or to replace;
+//! 6. let go of the mutexes, when the batch is dropped.
 //!
 //! This is the only place where more than one `change` mutex is held. Everybody else holds one and
 //! takes no other meanwhile, and here they are taken in one order: there is no cycle.
 
 use std::sync::Arc;
 
-use super::{Outcome, freeze, thaw};
+use super::users::{self, InUse};
 use crate::core::Core;
+use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE};
 use crate::mapping::{Changing, Mapping};
 use crate::readers::LOOK_MAX;
-
-/// The most folios of one batch. A membarrier takes many times as long as what else there is to
-/// the eviction of one folio; and as long as a batch takes, others wait for the mutex.
-pub(crate) const BATCH_MAX: usize = LOOK_MAX;
 
 /// A folio that may be frozen, and what it was when it was chosen.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +37,25 @@ impl Candidate {
     }
 }
 
+/// Folios to be frozen together, with the mappings that they belong to.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    folios: Vec<Candidate>,
+    /// In rising order of their numbers, each once.
+    mappings: Vec<Arc<Mapping>>,
+}
+
+/// A batch whose mappings' `change` mutexes are held, and of which each folio is frozen or not.
+#[derive(Debug)]
+pub(crate) struct FrozenBatch<'a> {
+    folios: &'a [Candidate],
+    mappings: &'a [Arc<Mapping>],
+    /// Of the mappings, in their order.
+    changing: Vec<Changing<'a>>,
+    /// Of each folio: where its mapping is in `mappings`, or why it is not frozen.
+    states: Vec<Result<usize, InUse>>,
+}
+
 /// A folio that is frozen, with its mapping's `change` mutex held.
 #[derive(Debug)]
 pub(crate) struct Frozen<'a, 'b> {
@@ -47,59 +64,97 @@ pub(crate) struct Frozen<'a, 'b> {
     pub(crate) changing: &'b mut Changing<'a>,
 }
 
-/// Freezes what can be of `candidates` and calls `done` for each of them, in no order, with its
-/// number: with the frozen folio, which it must take out of the index or replace there, or with the
-/// reason why not.
-///
-/// # Panics
-/// If there are more than [`BATCH_MAX`].
-pub(crate) fn freeze_batch(
-    core: &Core,
-    candidates: &[Candidate],
-    mut done: impl FnMut(usize, Result<Frozen<'_, '_>, Outcome>),
-) {
-    assert!(candidates.len() <= BATCH_MAX, "more folios at once than a batch has");
-    let mut ids: Vec<u32> = candidates.iter().map(|one| one.identity.mapping).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids.retain(|&id| id != MAPPING_NONE);
-    let mappings: Vec<_> = ids.iter().filter_map(|&id| core.mappings.get(id)).collect();
-    let mut changing: Vec<_> = mappings.iter().map(|mapping| mapping.change()).collect();
-    let place = |id: u32| mappings.binary_search_by_key(&id, |mapping| mapping.id);
+impl Batch {
+    /// The most folios of one batch. A membarrier takes many times as long as what else there is to
+    /// the eviction of one folio; and as long as a batch takes, others wait for the mutex.
+    pub(crate) const MAX: usize = LOOK_MAX;
 
-    let mut frozen = Vec::with_capacity(candidates.len());
-    let mut heads = Vec::with_capacity(candidates.len());
-    for (n, &folio) in candidates.iter().enumerate() {
-        let place = place(folio.identity.mapping);
-        match place.map(|place| freeze_there(core, &changing[place], folio).map(|()| place)) {
-            Ok(Ok(place)) => {
-                frozen.push((n, place));
-                heads.push(folio.head);
-            }
-            Ok(Err(why)) => done(n, Err(why)),
-            Err(_) => done(n, Err(Outcome::Busy)),
-        }
+    /// Step 1.
+    ///
+    /// # Panics
+    /// If there are more than [`Self::MAX`].
+    pub(crate) fn new(core: &Core, folios: Vec<Candidate>) -> Self {
+        assert!(folios.len() <= Self::MAX, "more folios at once than a batch has");
+        let mut ids: Vec<u32> = folios.iter().map(|folio| folio.identity.mapping).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|&id| id != MAPPING_NONE);
+        let mappings = ids.iter().filter_map(|&id| core.mappings.get(id)).collect();
+        Batch { folios, mappings }
     }
-    let announced = core.readers.announced(&heads, &core.counters);
-    for (nth, (n, place)) in frozen.into_iter().enumerate() {
-        let folio = candidates[n];
-        if announced.has(nth) {
-            thaw(core, core.frames.frame(folio.head));
-            done(n, Err(Outcome::Borrowed));
-        } else {
-            let (mapping, changing) = (&mappings[place], &mut changing[place]);
-            done(n, Ok(Frozen { folio, mapping, changing }));
+
+    /// How many folios.
+    pub(crate) fn len(&self) -> usize {
+        self.folios.len()
+    }
+
+    /// The `n`th folio.
+    pub(crate) fn folio(&self, n: usize) -> Candidate {
+        self.folios[n]
+    }
+
+    /// Steps 2 to 5 but for what the caller does.
+    pub(crate) fn freeze(&self, core: &Core) -> FrozenBatch<'_> {
+        let mut changing = self.change_all();
+        let mut states = Vec::with_capacity(self.folios.len());
+        for &folio in &self.folios {
+            let id = folio.identity.mapping;
+            let at = self.mappings.binary_search_by_key(&id, |mapping| mapping.id);
+            states.push(match at {
+                Ok(at) => freeze_there(core, &mut changing[at], folio).map(|()| at),
+                Err(_) => Err(InUse::Busy),
+            });
         }
+        let frozen: Vec<usize> = (0..states.len()).filter(|&n| states[n].is_ok()).collect();
+        let heads: Vec<_> = frozen.iter().map(|&n| self.folios[n].head).collect();
+        let announced = users::announced(core, &heads);
+        for (nth, n) in frozen.into_iter().enumerate() {
+            if announced.has(nth) {
+                users::thaw(core, core.frames.frame(heads[nth]));
+                states[n] = Err(InUse::Borrowed);
+            }
+        }
+        FrozenBatch { folios: &self.folios, mappings: &self.mappings, changing, states }
+    }
+}
+
+impl Batch {
+    /// Step 2.
+    fn change_all(&self) -> Vec<Changing<'_>> {
+        if flaw::on(Flaw::BatchUnordered)
+            && let (Some(first), Some(last)) = (self.folios.first(), self.mappings.last())
+            && first.identity.mapping == last.id
+        {
+            let mut downwards: Vec<_> = self.mappings.iter().rev().map(|it| it.change()).collect();
+            downwards.reverse();
+            return downwards;
+        }
+        self.mappings.iter().map(|mapping| mapping.change()).collect()
+    }
+}
+
+impl<'a> FrozenBatch<'a> {
+    /// The `n`th folio of the batch, which the caller must take out of the index or replace there.
+    ///
+    /// # Errors
+    /// Why it is not frozen.
+    pub(crate) fn get(&mut self, n: usize) -> Result<Frozen<'a, '_>, InUse> {
+        let at = self.states[n]?;
+        let (mapping, changing) = (&self.mappings[at], &mut self.changing[at]);
+        Ok(Frozen { folio: self.folios[n], mapping, changing })
     }
 }
 
 /// Step 3 for one folio.
-fn freeze_there(core: &Core, changing: &Changing<'_>, folio: Candidate) -> Result<(), Outcome> {
-    let frame = core.frames.frame(folio.head);
-    let there = changing.head(folio.identity.index) == Some(folio.head);
+fn freeze_there(core: &Core, changing: &mut Changing<'_>, folio: Candidate) -> Result<(), InUse> {
+    let (frame, page) = (core.frames.frame(folio.head), folio.identity.index);
+    let there = changing.head(page) == Some(folio.head);
     // Looked at again, now that it cannot change: it may have been split or filled anew in its place.
     if !there || frame.identity() != folio.identity || frame.is_changing() {
-        return Err(Outcome::Busy);
+        return Err(InUse::Busy);
     }
-    freeze(frame)
+    if !changing.writer(&core.nodes).is_clean(page) && !flaw::on(Flaw::LoseDirty) {
+        return Err(InUse::Dirty);
+    }
+    users::freeze(frame)
 }

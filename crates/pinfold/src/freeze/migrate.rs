@@ -13,41 +13,13 @@
 //! 6. version of the new folio even; its count of 1 is the index's;
 //! 7. forget the old one's identity, and free it.
 
-use std::ops::Range;
-
-use super::{Outcome, freeze_alone};
+use super::users::{InUse, freeze_alone};
 use crate::core::Core;
 use crate::counters::Event;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, FrameNumber, Order, copy_racing};
+use crate::frame::{Flags, FrameNumber, copy_racing};
 use crate::index::FolioAt;
-use crate::mapping::{Changing, Mapping};
-use crate::reclaim::{self, Entries};
-
-/// Moves every folio of `pages` that nobody holds; gives how many were moved.
-pub(crate) fn migrate_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
-    let mut count = 0;
-    let mut from = pages.start;
-    // Ends: each turn goes behind a folio.
-    while from < pages.end {
-        let next = mapping.change().writer(&core.nodes).next_present(from..pages.end);
-        let Some(folio) = next else { break };
-        from = folio.end();
-        let order = Order::new(folio.order as u8).expect("the index has legal orders");
-        let Ok(Some((new, got))) = reclaim::allocate(core, order, false) else { continue };
-        let mut changing = mapping.change();
-        let there = changing.writer(&core.nodes).folio(folio.page) == Some(folio);
-        if there && got == order && migrate(core, &mut changing, folio, new).is_ok() {
-            drop(changing);
-            core.frames.free(folio.frame, order);
-            count += 1;
-        } else {
-            drop(changing);
-            core.put(new);
-        }
-    }
-    count
-}
+use crate::mapping::Changing;
 
 /// Steps 1 to 7 but for the freeing of the old frames, which is the caller's, without the mutex.
 ///
@@ -58,10 +30,10 @@ pub(crate) fn migrate(
     changing: &mut Changing<'_>,
     folio: FolioAt,
     new_head: FrameNumber,
-) -> Result<(), Outcome> {
+) -> Result<(), InUse> {
     // On its way: its filler has a reference, and its version is odd.
     if core.frames.frame(folio.frame).is_changing() {
-        return Err(Outcome::Busy);
+        return Err(InUse::Busy);
     }
     freeze_alone(core, folio.frame)?;
     move_frozen(core, changing, folio, new_head);
@@ -90,7 +62,7 @@ pub(crate) fn move_frozen(
     new.set_file_bytes(old.file_bytes());
     let replaced = changing.writer(&core.nodes).replace(folio.page, new_head);
     assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame), "moved another folio");
-    core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, new_head.0);
+    core.residency.replace(&core.frames, folio.frame, new_head);
     flaw::pause();
     new.change_end();
     // A reader may have got a reference to it since step 4, and wait for this.

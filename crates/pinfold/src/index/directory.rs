@@ -1,7 +1,8 @@
 //! The directory: what the tree says of each block of 64 pages, in one flat array.
 //!
-//! Here: the array, and how the writer keeps it in step. Not here: the tree, which alone is exact.
-//! Who calls it: `Index::lookup_hint`, and the writer at the end of each change.
+//! Here: the array, how the writer keeps it in step, and what a handle keeps of it. Not here: the tree,
+//! which alone is exact. Who calls it: `Index::lookup_hint`, handles, and the writer at the end of each
+//! change.
 //!
 //! A walk from the root costs some instructions for the root and more for each level, and a read of
 //! what is in memory is paid by the instruction (docs/cache.md, "What a short read costs"). With the
@@ -14,46 +15,65 @@
 //! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word needs
 //! no ordering.
 //!
-//! It lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was opened,
-//! 256 KiB at most; the system gives memory to the parts that are used. Beyond its end readers walk.
+//! # Growth
+//!
+//! The array lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was
+//! opened. The first page that is put behind that end brings a second array, as long as any directory
+//! can be (256 KiB; the system gives memory to the parts that are used). The first one stays as long as
+//! the index, and both are kept in step: readers that know the first only may go on using it. A handle
+//! that looks behind its end finds the second. Behind the end of that one readers walk.
 
-// Not from `crate::sync`: see `BLOCKS_MAX`.
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+// Not from `crate::sync`: which array is used is a hint, as its words are.
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
-use super::entry::{Entry, Kind};
+use super::Index;
+use super::entry::{Entry, FrameNumber, Kind};
+use super::memory::NodeMemory;
 use super::writer::{IndexWriter, slot_of};
 use crate::flaw::{self, Flaw};
-
-/// Most blocks of a directory: 16 GiB of a file.
-#[cfg(not(loom))]
-const BLOCKS_MAX: u64 = 1 << 16;
-/// The checker's readers walk: a walk through nodes that are used again shows them all the wrong
-/// heads that an old word could, and each word would be one more to interleave.
-#[cfg(loom)]
-const BLOCKS_MAX: u64 = 0;
+use crate::sizes::DIRECTORY_BLOCKS_MAX;
+use crate::sync::{AtomicU32, Ordering};
 
 /// One word for each block of 2^`BITS` pages from the file's start on.
 #[derive(Debug)]
 pub(super) struct Directory {
-    words: Box<[AtomicU32]>,
+    /// Of the file as long as it was when the index was made.
+    first: Box<[AtomicU32]>,
+    /// Of [`DIRECTORY_BLOCKS_MAX`] blocks, since a page was put behind the end of `first`.
+    whole: OnceLock<Box<[AtomicU32]>>,
 }
 
 impl Directory {
     /// Of an index of `pages` pages, all empty; of none if there are none.
     pub(super) fn new<const BITS: u32>(pages: u64) -> Self {
-        let blocks = pages.div_ceil(1 << BITS).min(BLOCKS_MAX);
-        Directory { words: (0..blocks).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect() }
+        let blocks = pages.div_ceil(1 << BITS).min(DIRECTORY_BLOCKS_MAX);
+        Directory { first: zeroed(blocks as usize), whole: OnceLock::new() }
+    }
+
+    /// The array that has more.
+    #[inline]
+    fn words(&self) -> &[AtomicU32] {
+        self.whole.get().unwrap_or(&self.first)
     }
 
     /// What was said last of a block; nothing beyond the end.
     #[inline(always)]
     pub(super) fn get(&self, block: u64) -> Option<Entry> {
         // Relaxed: a hint, see the head of the file.
-        Some(Entry(self.words.get(block as usize)?.load(Ordering::Relaxed)))
+        Some(Entry(self.words().get(block as usize)?.load(Ordering::Relaxed)))
     }
 
+    /// For the writer, who is alone.
     fn set(&self, block: u64, entry: Entry) {
-        if let Some(word) = self.words.get(block as usize) {
+        let behind = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
+        if behind && entry != Entry::EMPTY {
+            self.grow();
+        }
+        let (old, whole) = (Some(&self.first), self.whole.get());
+        let old = old.filter(|_| whole.is_none() || !flaw::on(Flaw::OldDirectoryStays));
+        for word in [old, whole].into_iter().flatten().filter_map(|words| words.get(block as usize))
+        {
             // Relaxed, both: the writer is alone, and readers take it for a hint. Most changes
             // change a leaf only: then the line stays shared.
             if word.load(Ordering::Relaxed) != entry.0 {
@@ -62,10 +82,43 @@ impl Directory {
         }
     }
 
+    /// Makes the second array. Nothing was put behind the end of the first one so far: what is there
+    /// is empty.
+    #[cold]
+    fn grow(&self) {
+        self.whole.get_or_init(|| {
+            let whole = zeroed(DIRECTORY_BLOCKS_MAX as usize);
+            if flaw::on(Flaw::DirectoryGrowsEmpty) {
+                return whole;
+            }
+            for (word, first) in whole.iter().zip(&self.first) {
+                // Relaxed, both: the caller is the writer of `first`, and publishes `whole` by this.
+                word.store(first.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            whole
+        });
+    }
+
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> u64 {
-        size_of_val(&*self.words) as u64
+        (size_of_val(&*self.first) + self.whole.get().map_or(0, |whole| size_of_val(&**whole)))
+            as u64
     }
+}
+
+/// So many words for empty blocks, from the system's zeroed memory where they are many.
+#[cfg(not(any(loom, shuttle)))]
+fn zeroed(words: usize) -> Box<[AtomicU32]> {
+    const { assert!(Entry::EMPTY.0 == 0, "zeroed memory says that all blocks are empty") }
+    let plain = Box::into_raw(vec![0_u32; words].into_boxed_slice());
+    // SAFETY: the box's own pointer; an atomic word is in memory what the plain one is.
+    unsafe { Box::from_raw(plain as *mut [AtomicU32]) }
+}
+
+/// The same of a checker's words.
+#[cfg(any(loom, shuttle))]
+fn zeroed(words: usize) -> Box<[AtomicU32]> {
+    (0..words).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect()
 }
 
 impl<const BITS: u32> IndexWriter<'_, BITS> {
@@ -99,5 +152,101 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
             entry = self.node(entry).load(slot_of::<BITS>(page, shift));
         }
         entry
+    }
+}
+
+/// What a handle keeps of an index, to look pages up without a load that waits for another one.
+///
+/// # Invariants
+///
+/// `words` points to at least `blocks` words, in an array of the index's directory.
+#[derive(Debug)]
+pub(crate) struct Lookup<const BITS: u32 = { super::BITS }> {
+    words: AtomicPtr<AtomicU32>,
+    blocks: AtomicUsize,
+    memory: NodeMemory<BITS>,
+}
+
+impl<const BITS: u32> Lookup<BITS> {
+    /// Of that index.
+    ///
+    /// # Safety
+    /// It is used only as long as the index lives.
+    pub(crate) unsafe fn of(index: &Index<BITS>) -> Self {
+        let words = index.directory.words();
+        Lookup {
+            words: AtomicPtr::new(words.as_ptr().cast_mut()),
+            blocks: AtomicUsize::new(words.len()),
+            memory: index.node_memory(),
+        }
+    }
+
+    /// As [`Index::lookup_hint`], where the directory has the page as far as it is known here. For
+    /// all other pages there is [`Self::hint_behind`].
+    #[inline(always)]
+    pub(crate) fn hint(&self, page: u64) -> Option<FrameNumber> {
+        let block = page >> BITS;
+        // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
+        // array.
+        if block >= self.blocks.load(Ordering::Acquire) as u64 {
+            return None;
+        }
+        // Relaxed: see above; an older bound goes with a newer array, too, which is longer.
+        let word = self.words.load(Ordering::Relaxed).wrapping_add(block as usize);
+        // SAFETY: below the bound, so in the array (see the invariants), which lives as long as the
+        // index does.
+        let word = unsafe { &*word };
+        // Relaxed, here and below: hints, see the head of the file.
+        let entry = Entry(word.load(Ordering::Relaxed));
+        if !self.memory.is_node(entry) {
+            return Some(entry.frame_or_none_such());
+        }
+        Some(Entry(self.memory.slot(entry, page).load(Ordering::Relaxed)).frame_or_none_such())
+    }
+
+    /// For a page that is not in the directory as far as it is known here. `index` is the one that
+    /// this is of.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn hint_behind(&self, index: &Index<BITS>, page: u64) -> FrameNumber {
+        let words = index.directory.words();
+        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the same.
+        if words.len() > self.blocks.load(Ordering::Relaxed) {
+            self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
+            // Release: pairs with the acquire in `hint`.
+            self.blocks.store(words.len(), Ordering::Release);
+        }
+        index.lookup_hint(page)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_grows_when_something_is_put_behind_its_end_and_not_before() {
+        let directory = Directory::new::<6>(64 * 3);
+        let (small, folio) = (directory.bytes(), Entry::folio(FrameNumber(7)));
+        directory.set(2, folio);
+        directory.set(3, Entry::EMPTY);
+        directory.set(DIRECTORY_BLOCKS_MAX, folio);
+        assert_eq!((directory.bytes(), directory.get(3)), (small, None));
+        directory.set(3, folio);
+        let all: Vec<_> = (0..5).map(|block| directory.get(block)).collect();
+        let (empty, folio) = (Some(Entry::EMPTY), Some(folio));
+        assert_eq!(all, [empty, empty, folio, folio, empty]);
+        assert_eq!(directory.get(DIRECTORY_BLOCKS_MAX), None);
+        assert_eq!(directory.bytes(), small + 4 * DIRECTORY_BLOCKS_MAX);
+    }
+
+    #[test]
+    fn both_arrays_are_kept_in_step() {
+        let directory = Directory::new::<6>(64);
+        let first = &directory.first;
+        directory.set(9, Entry::folio(FrameNumber(9)));
+        directory.set(0, Entry::folio(FrameNumber(1)));
+        assert_eq!(first[0].load(Ordering::Relaxed), Entry::folio(FrameNumber(1)).0);
+        assert_eq!(directory.get(0), Some(Entry::folio(FrameNumber(1))));
     }
 }

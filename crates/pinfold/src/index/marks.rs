@@ -1,7 +1,8 @@
 //! Marks: which folios are dirty, under writeback, or to be written by the running sync.
 //!
-//! Here: setting and clearing. Not here: finding marked folios (`walk.rs`). Who calls it: write and
-//! writeback, with the file's mutex held.
+//! Here: setting and clearing, and whether a folio is clean. Not here: finding marked folios
+//! (`walk.rs`). Called by whoever drops or evicts folios, with the file's mutex held; nothing sets a
+//! mark but tests until there is a way to write.
 //!
 //! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or a
 //! replacement keeps it by not touching it. A parent's bit for a child is set exactly while the child
@@ -11,11 +12,13 @@ use super::Mark;
 use super::entry::Entry;
 use super::node::{Node, slot_mask};
 use super::writer::{IndexWriter, Seat};
+#[cfg(test)]
 use crate::flaw::{self, Flaw};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if there
     /// is no folio.
+    #[cfg(test)]
     pub(crate) fn set_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
         let was = self.seat_marked(seat, mark);
@@ -30,6 +33,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
 
     /// Clears `mark` on the folio that holds `page`. Returns whether it was set before, `None` if there
     /// is no folio.
+    #[cfg(test)]
     pub(crate) fn clear_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
         let was = self.seat_marked(seat, mark);
@@ -49,6 +53,18 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             return self.seat_marked(Seat::Root, mark);
         }
         entry != Entry::EMPTY && entry.payload().is_none() && self.node(entry).marks(mark) != 0
+    }
+
+    /// Whether the source has all bytes of the folio that holds `page`, durably. Costs four loads in a
+    /// file of which that is true of every folio.
+    pub(crate) fn is_clean(&self, page: u64) -> bool {
+        let marked = |mark| self.any_marked(mark) && self.is_marked(page, mark);
+        !marked(Mark::Dirty) && !marked(Mark::Writeback)
+    }
+
+    /// The same of every folio.
+    pub(crate) fn is_all_clean(&self) -> bool {
+        !self.any_marked(Mark::Dirty) && !self.any_marked(Mark::Writeback)
     }
 
     pub(super) fn drop_marks(&mut self, seat: Seat<'a, BITS>) {
@@ -73,6 +89,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
+    #[cfg(test)]
     fn set_bits(&self, mut node: Node<'a, BITS>, mut mask: u64, mark: Mark) {
         // Ends: one level higher each time.
         loop {

@@ -63,7 +63,6 @@
 
 mod directory;
 mod entry;
-#[allow(dead_code, reason = "the part of it that writing through the cache needs is ready")]
 mod marks;
 mod memory;
 mod node;
@@ -71,7 +70,6 @@ mod pool;
 mod shape;
 mod split;
 mod trim;
-#[allow(dead_code, reason = "the part of it that writing through the cache needs is ready")]
 mod walk;
 mod writer;
 
@@ -80,6 +78,7 @@ mod tests;
 
 #[allow(unused_imports, reason = "the room's front door")]
 pub(crate) use self::{
+    directory::Lookup,
     entry::FrameNumber,
     pool::{NoNodes, NodePool, PoolStats},
     split::SplitError,
@@ -96,11 +95,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) const ORDER_MAX: u32 = 9;
 
 /// Log2 of a node's slots.
-#[cfg(not(loom))]
-pub(crate) const BITS: u32 = 6;
-/// The checker pays for every slot in every interleaving; two pages are a tree already.
-#[cfg(loom)]
-pub(crate) const BITS: u32 = 1;
+pub(crate) const BITS: u32 = crate::sizes::NODE_BITS;
 
 /// One more than the largest page offset: file offsets end at 2^63.
 pub(crate) const PAGES_END: u64 = 1 << 51;
@@ -108,9 +103,9 @@ pub(crate) const PAGES_END: u64 = 1 << 51;
 /// A property of a folio that a walk can follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Has bytes that the source does not have yet.
+    /// Has bytes that were not given to the source yet.
     Dirty = 0,
-    /// Is being written to the source.
+    /// Was given to the source, which has not said yet that it is durable.
     Writeback = 1,
     /// Was dirty when the running sync began.
     ToWrite = 2,
@@ -149,13 +144,14 @@ pub(crate) enum Slot {
     Shadow(u32),
 }
 
-/// One file's index, for readers. 48 bytes; lookups load from it and never store.
+/// One file's index, for readers. 72 bytes; lookups load from it and never store.
 #[derive(Debug)]
 pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
     root: AtomicU64,
     memory: NodeMemory<BITS>,
     directory: Directory,
-    id: u32,
+    /// Of all indexes of its pool, for as long as the pool lives: 64 bits do not come round.
+    id: u64,
 }
 
 /// The right to change one index. Keep it inside the file's mutex.
@@ -164,7 +160,7 @@ pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
 /// borrows it mutably. So two writers at once do not type-check.
 #[derive(Debug)]
 pub(crate) struct IndexOwner {
-    id: u32,
+    id: u64,
     /// Marks of a folio that sits in the root itself; bit m is mark m.
     root_marks: u8,
     /// Nodes in the tree.
@@ -176,7 +172,7 @@ pub(crate) struct IndexOwner {
 }
 
 impl<const BITS: u32> Index<BITS> {
-    fn new(memory: NodeMemory<BITS>, id: u32, pages: u64) -> (Self, IndexOwner) {
+    fn new(memory: NodeMemory<BITS>, id: u64, pages: u64) -> (Self, IndexOwner) {
         const { assert!(BITS >= 1 && BITS <= 6, "a mark has 64 bits") };
         let owner = IndexOwner { id, root_marks: 0, nodes: 0, shadow_slots: 0, trim_hand: 0 };
         let directory = Directory::new::<BITS>(pages);
@@ -186,6 +182,12 @@ impl<const BITS: u32> Index<BITS> {
     /// Bytes that it takes outside of the arena, beside itself.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.directory.bytes()
+    }
+
+    /// Where its nodes are.
+    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
+    fn node_memory(&self) -> NodeMemory<BITS> {
+        self.memory.clone()
     }
 
     /// The head of the folio that holds `page`: a hint in both directions, see the head of the file.

@@ -59,7 +59,8 @@ struct State {
     fresh: Range<u32>,
     slabs: u64,
     nodes: u64,
-    indexes: u32,
+    /// Indexes made so far.
+    indexes: u64,
 }
 
 impl State {
@@ -114,8 +115,14 @@ impl<const BITS: u32> NodePool<BITS> {
     /// writer.
     pub(crate) fn new_index(&self, pages: u64) -> (Index<BITS>, IndexOwner) {
         let mut state = self.state.lock();
-        state.indexes = state.indexes.checked_add(1).expect("fewer than 2^32 indexes");
+        state.indexes += 1;
         Index::new(self.memory(), state.indexes, pages)
+    }
+
+    /// As if so many indexes had been made and given up.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn age(&self, indexes: u64) {
+        self.state.lock().indexes += indexes;
     }
 
     #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]

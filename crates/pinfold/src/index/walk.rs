@@ -50,6 +50,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
     }
 
     /// Calls `visit` for each folio with a page in `range`, in rising order.
+    #[cfg(test)]
     pub(crate) fn for_each_in(&self, range: Range<u64>, mut visit: impl FnMut(FolioAt)) {
         let mut from = range.start;
         // Ends: `from` rises with every folio.

@@ -38,7 +38,7 @@ fn borrow_second(model: &Model) {
 
 /// The page is dropped from its file, and its frame, if it is free then, filled anew.
 fn drop_and_refill(model: &Model) {
-    freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+    freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
     model.refill();
 }
 
@@ -83,6 +83,34 @@ fn what_a_slot_remembers_is_borrowed_only_if_it_is_still_there() {
     };
     let flaws = [(Flaw::RecallBlindly, "wrong bytes"), (Flaw::AnnounceUnfenced, RACE)];
     holds_and_catches(against_eviction, &flaws);
+}
+
+/// The borrow as it is compiled into a program: in the first slot, without a fence of its own, and
+/// the slow way if that is not to be had.
+fn borrow_shipped(model: &Model) {
+    let reader = reader(model);
+    let borrowed = model.files[0].borrow(0, &reader).expect("the source does not fail");
+    assert!(!borrowed.is_counted());
+    assert_eq!(borrowed.word(), model.sources[0].word(0), "wrong bytes");
+    assert_eq!(borrowed.word(), model.sources[0].word(0), "wrong bytes");
+}
+
+fn shipped_against_eviction() {
+    let model = Model::with_barrier(2, 0, Barrier::Membarrier);
+    model.check(0, 0, 1);
+    race(&model, Model::evict_and_refill, borrow_shipped);
+}
+
+#[test]
+fn what_is_borrowed_without_a_fence_is_not_evicted() {
+    let flaws = [
+        (Flaw::AnnounceLate, RACE),
+        (Flaw::AnnounceUnfenced, RACE),
+        (Flaw::ScanUnfenced, RACE),
+        (Flaw::NoScan, RACE),
+        (Flaw::ClearRelaxed, RACE),
+    ];
+    holds_and_catches(shipped_against_eviction, &flaws);
 }
 
 fn against_invalidation() {

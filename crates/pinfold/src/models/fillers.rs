@@ -3,7 +3,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Model, holds_and_catches, race};
+use super::{Model, holds_and_catches, race, word};
+use crate::fill;
 use crate::flaw::Flaw;
 use crate::freeze;
 
@@ -43,7 +44,7 @@ fn an_error_is_told_and_not_kept() {
 fn dropped() {
     let model = Model::new(2, 0);
     let drop = |model: &Model| {
-        freeze::invalidate(&model.core, &model.files[0].mapping, 0..1);
+        freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
     };
     race(&model, |model| model.check(0, 0, 1), drop);
 }
@@ -51,4 +52,41 @@ fn dropped() {
 #[test]
 fn a_fill_that_is_dropped_on_its_way_is_done_again() {
     holds_and_catches(dropped, &[(Flaw::LandBlindly, "freed while readers believe it")]);
+}
+
+/// Page 0 lies in the first half of a pair, page 1 elsewhere. Page 0 is dropped, and whoever fills
+/// both gives the whole pair to page 0, and then finds page 1 in the way. A reader that had looked
+/// page 0 up before may have got a reference to the pair by then, and waits for it to arrive.
+fn in_the_way() {
+    let model = Model::new(5, 1);
+    let frame_of = |file: usize, page| {
+        let found = model.files[file].mapping.index.lookup(page);
+        found.expect("it was read").0
+    };
+    model.check(0, 1, 1);
+    model.check(0, 0, 1);
+    // Of the two frames that are left besides, one takes what is filled in the pair's stead. It must
+    // be of the other stripe: nobody is to be woken by chance.
+    model.check(1, 0, 1);
+    model.check(1, 1, 1);
+    let frames = [(0, 0), (1, 0), (1, 1)].map(|(file, page)| frame_of(file, page));
+    let pair = frames[0];
+    assert!(pair % 2 == 0 && frames == [pair, pair + 1, frames[2]] && frames[2] % 2 == 0);
+    freeze::drop_clean(&model.core, &model.files[1].mapping, 0..1);
+    let fill_both = |model: &Model| {
+        freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
+        model.check(0, 0, 2);
+    };
+    let read = |model: &Model| {
+        let held = fill::get(&model.files[0], 0, 8).expect("the source does not fail");
+        let mut buf = [0; 8];
+        assert_eq!(model.files[0].copy_held(&held, &mut buf, 0), 8);
+        assert_eq!(word(&buf), model.sources[0].word(0), "wrong bytes");
+    };
+    race(&model, fill_both, read);
+}
+
+#[test]
+fn a_folio_that_finds_another_in_its_way_leaves_nobody_waiting() {
+    holds_and_catches(in_the_way, &[(Flaw::OccupiedWakesNobody, "deadlock")]);
 }

@@ -19,7 +19,7 @@ fn invalidate(model: &Model, pages: std::ops::Range<u64>) {
     let len_bytes = model.sources[0].len_bytes.load(Ordering::Relaxed);
     freeze::resize(&model.core, mapping, len_bytes);
     drop(resizing);
-    freeze::invalidate(&model.core, mapping, pages);
+    freeze::drop_clean(&model.core, mapping, pages);
 }
 
 /// The length that is known of the file by now.

@@ -28,22 +28,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::core::Core;
-use crate::counters::Counters;
 use crate::error::Result;
-use crate::fill::Failures;
 use crate::flaw::{self, Flaw};
 use crate::fork::Owner;
 use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES, bytes};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::index::{NodePool, PAGES_END};
-use crate::mapping::Mappings;
 use crate::options::Options;
-use crate::pin::{Holders, PinnedRange};
-use crate::readers::{Barrier, Deferred, Readers};
-use crate::reclaim::{self, Reclaim};
-use crate::source::{Backing, Engine, EngineOptions, Extent, Source};
-use crate::wait::Waiters;
+use crate::pin::PinnedRange;
+use crate::pressure::Pressure;
+use crate::readers::Barrier;
+use crate::reclaim;
+use crate::source::{Backing, EngineOptions, Extent, Source};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -163,26 +160,21 @@ struct Model {
 impl Model {
     /// With room for `frames` frames, folios of up to `order`, and two files of four pages.
     fn new(frames: u64, order: u8) -> Arc<Self> {
+        Self::with_barrier(frames, order, Barrier::FullFence)
+    }
+
+    /// The same, with readers that have no fence of their own or have one. loom has no membarrier:
+    /// see `readers::barrier`.
+    fn with_barrier(frames: u64, order: u8, barrier: Barrier) -> Arc<Self> {
         let nodes = NodePool::model(6, GARBAGE);
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
         let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
-        let core = Arc::new(Core {
-            owner: Owner::here().expect("memory for a model"),
-            counters: Counters::new(),
-            options: Options::new(frames.frames().into()),
-            mappings: Mappings::new(),
-            reclaim: Reclaim::model(fresh.free_frames, order_max),
-            waiters: Waiters::new(),
-            readers: Arc::new(Readers::new(Barrier::FullFence)),
-            deferred: Deferred::new(),
-            failures: Failures::new(),
-            holders: Holders::new(false),
-            engine: Arc::new(Engine::new(engine)),
-            nodes,
-            frames,
-        });
+        let options = Options::new(frames.frames().into()).barrier(barrier);
+        let pressure = Pressure::model(frames.frames(), order_max, (0, 0), 32);
+        let core = Core::new(options, frames, nodes, pressure, engine);
+        let core = Arc::new(core.expect("memory for a model"));
         let sources: Vec<_> = (1..=2).map(|n| Arc::new(Pages::new(n))).collect();
         let files = sources.iter().map(|source| open(&core, source.clone())).collect();
         Arc::new(Model { core, files, sources, pins: Default::default(), fresh })
@@ -206,7 +198,7 @@ impl Model {
 
     /// Whether a short read filled `buf`.
     fn short(&self, file: usize, buf: &mut [u8], offset: u64) -> bool {
-        Handle::short(&self.core, &self.files[file].mapping, buf, offset)
+        self.files[file].short(buf, offset)
     }
 
     /// Reads, and checks every word. Fewer pages are right at the end of the file only.
@@ -257,9 +249,9 @@ impl Model {
 
     /// Nobody is left: everything can be dropped, and then all is free. Nothing leaked.
     fn ends(&self) {
-        self.core.deferred.collect(&self.core);
+        freeze::collect(&self.core);
         for file in &self.files {
-            freeze::invalidate(&self.core, &file.mapping, 0..PAGES_END);
+            freeze::discard(&self.core, &file.mapping, 0..PAGES_END);
             assert_eq!(file.mapping.change().folios(), 0, "folios are left");
         }
         assert_eq!(self.core.frames.stats(), self.fresh, "frames are lost");
@@ -281,12 +273,27 @@ fn open(core: &Arc<Core>, source: Arc<Pages>) -> Handle {
     let len_bytes = source.len_bytes().expect("it has a length");
     let backing = Backing::new(source, core.engine.clone());
     let opened = core.mappings.open(&core.nodes, None, PathBuf::from("model"), backing, len_bytes);
-    let (mapping, _) = opened.expect("no other version is open");
+    let (mapping, _) = opened.expect("a free number");
     Handle::new(core.clone(), mapping, 0)
 }
 
 fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+/// Runs three at once on the model, which nobody has when they have ended.
+fn race_of_three(model: &Arc<Model>, one: fn(&Model), two: fn(&Model), three: fn(&Model)) {
+    let (first, last) = if SWAPPED.get() { (three, one) } else { (one, three) };
+    let spawn = |side: fn(&Model)| {
+        let shared = model.clone();
+        loom::thread::spawn(move || side(&shared))
+    };
+    let threads = [spawn(two), spawn(last)];
+    first(model);
+    for thread in threads {
+        thread.join().expect("the other thread");
+    }
+    model.ends();
 }
 
 /// Runs both at once on the model, which nobody has when they have ended.

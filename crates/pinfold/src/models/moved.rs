@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Model, PAGE, holds_and_catches, race, word};
 use crate::flaw::Flaw;
 use crate::freeze;
+use crate::reclaim;
 
 /// What a short read catches of a folio that changes its place or its size.
 pub(super) const SHORT_FLAWS: &[(Flaw, &str)] =
@@ -39,10 +40,10 @@ pub(super) fn pair() -> Arc<Model> {
 /// file's.
 pub(super) fn split_and_refill(model: &Model) {
     let file = &model.files[0];
-    if freeze::split_range(&model.core, &file.mapping, 0..2) == 0 {
+    if reclaim::split_range(&model.core, &file.mapping, 0..2) == 0 {
         return;
     }
-    freeze::invalidate(&model.core, &file.mapping, 1..2);
+    freeze::drop_clean(&model.core, &file.mapping, 1..2);
     // Of the two free frames the one that was freed last comes first.
     model.check(1, 0, 1);
 }
@@ -57,7 +58,7 @@ fn split_counted() {
 
 fn split_waited() {
     let split = |model: &Model| {
-        freeze::split_range(&model.core, &model.files[0].mapping, 0..2);
+        reclaim::split_range(&model.core, &model.files[0].mapping, 0..2);
     };
     race(&pair(), split, read_second);
 }
@@ -85,7 +86,7 @@ pub(super) fn single() -> Arc<Model> {
 }
 
 pub(super) fn migrate_and_refill(model: &Model) {
-    freeze::migrate_range(&model.core, &model.files[0].mapping, 1..2);
+    reclaim::migrate_range(&model.core, &model.files[0].mapping, 1..2);
     model.refill();
 }
 
@@ -99,7 +100,7 @@ fn migrate_counted() {
 
 fn migrate_waited() {
     let migrate = |model: &Model| {
-        freeze::migrate_range(&model.core, &model.files[0].mapping, 1..2);
+        reclaim::migrate_range(&model.core, &model.files[0].mapping, 1..2);
     };
     race(&single(), migrate, read_second);
 }

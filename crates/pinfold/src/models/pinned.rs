@@ -73,7 +73,7 @@ fn dropped() {
     let model = Model::new(1, 0);
     give(&model, 0, pin(&model, 0, 1));
     let invalidate = |model: &Model| {
-        freeze::invalidate(&model.core, &model.files[0].mapping, 0..PAGES_END);
+        freeze::drop_clean(&model.core, &model.files[0].mapping, 0..PAGES_END);
         model.refill();
     };
     race(&model, |model| drop(take(model, 0)), invalidate);
@@ -92,7 +92,7 @@ fn parts() {
     let back = front.split_off(PAGE + 100).expect("it is inside");
     give(&model, 0, front);
     give(&model, 1, back);
-    freeze::invalidate(&model.core, &model.files[0].mapping, 0..PAGES_END);
+    freeze::drop_clean(&model.core, &model.files[0].mapping, 0..PAGES_END);
     race(&model, |model| unpin_part(model, 0), |model| unpin_part(model, 1));
 }
 

@@ -38,7 +38,7 @@ fn reopen() {
         let listed = model.core.mappings.get(handle.mapping.id).expect("an open file is listed");
         assert!(Arc::ptr_eq(&listed, &handle.mapping), "an open file was given up");
         read_and_close(&handle, model.sources[0].word(0));
-        freeze::invalidate(&model.core, &handle.mapping, 0..1);
+        freeze::drop_clean(&model.core, &handle.mapping, 0..1);
         model.core.retire(&handle.mapping);
         assert_eq!(model.core.mappings.all().len(), 2, "a file was not given up");
     };

@@ -9,7 +9,6 @@ use crate::core::Core;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Identity, Order, bytes};
 use crate::freeze;
-use crate::reclaim::Entries;
 
 /// What a page says after it was written to.
 fn written(page: u64) -> u64 {
@@ -42,7 +41,7 @@ fn write(model: &Model, page: u64) {
     new.set_identity(Identity { mapping: mapping.id, index: page, order: Order::MIN });
     let replaced = changing.writer(&core.nodes).replace(page, copy);
     assert_eq!(replaced.map(|folio| folio.frame), Some(folio.frame));
-    core.reclaim.policy().replace(&mut Entries::of(core), folio.frame.0, copy.0);
+    core.residency.replace(&core.frames, folio.frame, copy);
     let late = flaw::on(Flaw::OldGoesLate);
     if late {
         new.change_end();

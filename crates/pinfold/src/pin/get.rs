@@ -2,12 +2,10 @@
 //!
 //! # The quick way, for a folio that is there and may stay where it is
 //!
-//! 1. look the page up: a hint;
-//! 2. load the folio's version, acquire; odd: not up to date, or being changed;
-//! 3. load its identity: which of its pages are wanted; whether it may stay where it is; the file's
-//!    length, after the folio was seen up to date;
+//! 1. and 2. the look (`found.rs`): the page's folio, up to date, and which of its pages are wanted;
+//! 3. whether it may stay where it is; load the file's length, after the folio was seen up to date;
 //! 4. add the number of pages to the pins: fails if the folio is frozen;
-//! 5. load the version again: unchanged means that 3 was true of the folio that 4 pinned. Otherwise
+//! 5. load the version again: unchanged means that 2 and 3 were true of the folio that 4 pinned. Otherwise
 //!    give the pins back.
 //!
 //! From 4 on nobody can freeze the folio, so it is neither evicted, nor split, nor moved.
@@ -16,7 +14,7 @@
 //!
 //! Under a reference, which `fill` gives for what is not there. A folio that is smaller than a 2 MiB
 //! run, and lies in a run that is to be made whole some day, moves before it is pinned:
-//! 1. take room for it where nothing moves (`reclaim::place`), before any lock;
+//! 1. take room for it where nothing moves (`reclaim::alloc_unmovable`), before any lock;
 //! 2. under the mapping's `change` mutex: give up the reference (the index's keeps it: who evicts
 //!    needs this mutex), migrate, pin the new folio;
 //! 3. free the old frames.
@@ -35,6 +33,7 @@ use crate::counters::Event;
 use crate::error::{Error, PinRangeCause, Result};
 use crate::fill;
 use crate::flaw::{self, Flaw};
+use crate::found::{Found, Mark, PageOfFolio};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::freeze;
 use crate::handle::Handle;
@@ -42,8 +41,8 @@ use crate::index::FolioAt;
 use crate::mapping::Mapping;
 use crate::reclaim;
 
-use super::PinnedRange;
 use super::run::{Run, Runs};
+use super::{PinnedRange, too_many};
 
 /// How long a folio that has to move is waited for when others hold it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -89,7 +88,6 @@ pub(crate) fn pin(
 /// Pins all pages of the range, in order; those that are pinned are in its runs, also on an error.
 #[inline]
 fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
-    let (core, mapping) = (&*handle.core, &*handle.mapping);
     let mut page = range.start >> PAGE_SHIFT;
     let end = range.end.div_ceil(PAGE_BYTES as u64);
     let mut run = Run::EMPTY;
@@ -101,7 +99,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
             break Ok(());
         }
         let to = if BY_PAGE { page + 1 } else { end };
-        let seek = Seek { core, mapping, page, to, end_byte: range.end };
+        let seek = Seek { handle, page, to, end_byte: range.end };
         let got = if BY_PAGE {
             quick::<ONE_PAGE>(seek)
         } else if singles {
@@ -141,7 +139,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
 pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
     let core = &handle.core;
     let (page, to) = (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_BYTES as u64));
-    let seek = Seek { core, mapping: &handle.mapping, page, to, end_byte: range.end };
+    let seek = Seek { handle, page, to, end_byte: range.end };
     let got = quick::<ANY>(seek)?;
     assert_eq!(u64::from(got.pages), to - page, "the model's folios are larger");
     let mut runs = Runs::new();
@@ -215,8 +213,7 @@ fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Opt
 /// What is wanted of the folio that has a page.
 #[derive(Clone, Copy)]
 struct Seek<'a> {
-    core: &'a Core,
-    mapping: &'a Mapping,
+    handle: &'a Handle,
     page: u64,
     /// The first page that is not wanted.
     to: u64,
@@ -234,38 +231,32 @@ const ONE_PAGE: u8 = 2;
 /// See the head of the file. `None`: the long way, or the folio is not of the `KIND`.
 #[inline(always)]
 fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
-    let Seek { core, mapping, page, to, end_byte } = seek;
-    let head = mapping.index.lookup_hint(page);
-    let frame = core.frames.try_frame(head)?;
-    let stamp = frame.read_begin()?;
-    let identity = frame.identity();
-    let skip = page.wrapping_sub(identity.index);
-    let frames = u64::from(identity.order.frames());
-    if identity.mapping != mapping.id || skip >= frames || must_move(core, head, identity.order) {
-        return None;
-    }
-    if KIND == SINGLES && identity.order != Order::MIN {
+    let Seek { handle, page, to, end_byte } = seek;
+    let Found { frame, head, stamp, at, span, .. } =
+        handle.found(page, page << PAGE_SHIFT, PageOfFolio)?;
+    if must_move(&handle.core, head, span) || (KIND == SINGLES && span != PAGE_BYTES as u64) {
         return None;
     }
     // The folio that the end is in was dropped before a longer length was stored; so of a length
     // loaded now, either the version knows, or the folio has all bytes up to it.
-    if end_byte > mapping.len_bytes() {
+    if end_byte > handle.mapping.len_bytes() {
         return None;
     }
-    let pages = if KIND == ANY { (frames - skip).min(to - page) as u32 } else { 1 };
+    let left = (span - at) >> PAGE_SHIFT;
+    let pages = if KIND == ANY { left.min(to - page) as u32 } else { 1 };
     frame.count.try_pin(pages).ok()?;
     if frame.read_retry(stamp) && !flaw::on(Flaw::PinBlindly) {
-        core.unpin(head, frame, pages);
+        handle.core.unpin(head, frame, pages);
         return None;
     }
     frame.note_use();
-    Some(Pinned { head, skip: skip as u32, pages })
+    Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
-/// Whether a folio cannot stay where it is if it is to be pinned for long.
+/// Whether a folio of so many bytes cannot stay where it is if it is to be pinned for long.
 #[inline(always)]
-fn must_move(core: &Core, head: FrameNumber, order: Order) -> bool {
-    order < Order::MAX && core.frames.is_movable(head) && !core.options.pin_in_place
+fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
+    bytes < Order::MAX.bytes() as u64 && core.frames.is_movable(head) && !core.options.pin_in_place
 }
 
 /// The pages from `page` on that are in one folio, by the long way.
@@ -275,30 +266,28 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
     let core = &handle.core;
     core.owner.check()?;
     let since = Instant::now();
+    let inside = || {
+        let behind = range.end > handle.mapping.len_bytes();
+        if behind { Err(no_range(&handle.mapping, &range.range())) } else { Ok(()) }
+    };
+    let missing = || {
+        inside()?;
+        fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64))
+    };
     // Ends: when the folio stays for long enough to be pinned, or patience is at an end.
-    loop {
-        if range.end > handle.mapping.len_bytes() {
-            return Err(no_range(&handle.mapping, &range.range()));
-        }
-        let held = core.hold(&handle.mapping, page).filter(|held| !held.frame().is_changing());
-        let held = match held {
-            Some(held) => held,
-            None => fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64))?,
-        };
+    handle.held(page, (Mark::Leave, false), missing, |held| {
+        inside()?;
         // Dropped since: look again.
-        let Some(stamp) = held.frame().read_begin() else { continue };
+        let Some(stamp) = held.frame().read_begin() else { return Ok(None) };
         let identity = held.frame().identity();
-        if identity.mapping != handle.mapping.id {
-            continue;
+        if identity.mapping != handle.id {
+            return Ok(None);
         }
-        if !must_move(core, held.head(), identity.order) {
-            match pin_held(handle, &held, stamp, page, to, range.end)? {
-                Some(pinned) => return Ok(pinned),
-                None => continue,
-            }
+        if !must_move(core, held.head(), identity.order.bytes() as u64) {
+            return pin_held(handle, &held, stamp, page, to, range.end);
         }
         match move_and_pin(handle, held, page, to, range.end) {
-            Moved::Pinned(pinned) => return Ok(pinned),
+            Moved::Pinned(pinned) => return Ok(Some(pinned)),
             Moved::Gone => {}
             Moved::Held { offset, bytes, word } if since.elapsed() > PATIENCE => {
                 return Err(Error::PinHeld {
@@ -312,7 +301,8 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
             }
             Moved::Held { .. } => breathe(),
         }
-    }
+        Ok(None)
+    })
 }
 
 /// Lets those who hold a folio go on.
@@ -355,11 +345,6 @@ fn pin_held(
     Ok(Some(Pinned { head, skip: skip as u32, pages }))
 }
 
-#[cold]
-pub(super) fn too_many(offset: u64) -> Error {
-    Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
-}
-
 /// What came of an attempt to move a folio.
 enum Moved {
     Pinned(Pinned),
@@ -377,7 +362,7 @@ enum Moved {
 fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
-    let Some(new) = reclaim::place(core, order) else {
+    let Some(new) = reclaim::alloc_unmovable(core, order) else {
         core.frames.claim_run_of(head);
         return Moved::Gone;
     };

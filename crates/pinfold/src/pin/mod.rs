@@ -7,9 +7,8 @@
 //! | `mod.rs` | the public type: where the bytes are, giving pins back, in parts too |
 //! | `get.rs` | how a folio is found and pinned, and moved or filled before |
 //! | `run.rs` | which frames are pinned, in as few words as they allow; unpinning them |
-//! | `holders.rs` | who pins what, since when |
 //!
-//! Not here: where small folios go that stay (`reclaim::place`), moving one (`freeze::migrate`).
+//! Not here: where small folios go that stay (`reclaim::alloc_unmovable`), moving one (`freeze::migrate`).
 //! Called by `file`. `docs/pin.md` has what it costs, and what it promises.
 //!
 //! # What is counted
@@ -20,7 +19,6 @@
 //! different threads. Where a cut goes through a page, that page is pinned once more.
 
 mod get;
-mod holders;
 mod run;
 
 use std::fmt;
@@ -36,8 +34,6 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
 #[cfg(all(test, loom))]
 pub(crate) use get::try_pin;
 pub(crate) use get::{Step, pin};
-pub(crate) use holders::Holders;
-pub use holders::PinHolder;
 use run::Runs;
 
 /// A range of a file, pinned: its bytes stay in memory, at the addresses they have, until it is
@@ -93,6 +89,24 @@ impl PinnedRange {
     }
 
     /// Where the bytes are, from the first to the last: as few pieces as their places in memory allow.
+    ///
+    /// A system call or a ring (`writev`, `sendmsg`, `register_buffers`) takes them as `iovec`s of
+    /// whatever crate the program calls it by. Whoever hands them on sees to it that this value lives
+    /// for as long as they are used, and that nothing is written through them: an `iovec` points to
+    /// mutable memory because the system has no other kind.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("numbers", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+    /// let pinned = file.pin(5_000..9_000)?;
+    /// let iovecs: Vec<libc::iovec> = pinned
+    ///     .extents()
+    ///     .map(|e| libc::iovec { iov_base: e.address().cast_mut().cast(), iov_len: e.len() })
+    ///     .collect();
+    /// assert_eq!(iovecs.iter().map(|iovec| iovec.iov_len).sum::<usize>(), 4_000);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
     pub fn extents(&self) -> impl Iterator<Item = PinnedExtent<'_>> {
         let mut from = self.start;
         self.runs.iter().filter(|run| run.pages() > 0).map(move |run| {
@@ -104,13 +118,6 @@ impl PinnedRange {
             from += bytes as u64;
             extent
         })
-    }
-
-    /// The same for system calls and rings: `writev`, `sendmsg`, `register_buffers`. Whoever hands them
-    /// on sees to it that this value lives for as long as they are used, and that nothing is
-    /// written through them.
-    pub fn iovecs(&self) -> Vec<libc::iovec> {
-        self.extents().map(|extent| extent.iovec()).collect()
     }
 
     /// Copies bytes out, those at `offset` of the file and after, as many as `buf` holds. Each aligned
@@ -174,7 +181,7 @@ impl PinnedRange {
         if !flaw::on(Flaw::SplitSharesPin) {
             let count = &self.core.frames.frame(head).count;
             // It has a pin already, so it cannot be frozen.
-            count.try_pin(1).map_err(|_| get::too_many(at))?;
+            count.try_pin(1).map_err(|_| too_many(at))?;
             self.core.counters.add(Event::PinnedPages, 1);
         }
         rest.prepend(head, skip);
@@ -227,8 +234,7 @@ impl PinnedRange {
 impl Drop for PinnedRange {
     #[inline]
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         if self.holder != 0 {
@@ -246,6 +252,11 @@ impl fmt::Debug for PinnedRange {
             .field("runs", &self.runs)
             .finish_non_exhaustive()
     }
+}
+
+#[cold]
+fn too_many(offset: u64) -> Error {
+    Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
 }
 
 /// A piece of a [`PinnedRange`] that lies in one piece in memory.
@@ -288,12 +299,6 @@ impl<'a> PinnedExtent<'a> {
 
     fn end(&self) -> u64 {
         self.offset + self.bytes as u64
-    }
-
-    /// The same as the system has it. To be read from only: the pointer is to mutable memory because
-    /// the system has no other kind.
-    pub fn iovec(&self) -> libc::iovec {
-        libc::iovec { iov_base: self.address.cast_mut().cast(), iov_len: self.bytes }
     }
 
     /// The bytes themselves.

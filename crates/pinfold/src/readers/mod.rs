@@ -59,23 +59,8 @@ use crate::fork::Birth;
 use crate::frame::FrameNumber;
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
 
-/// Folios that one thread can borrow at once without counting.
-#[cfg(not(loom))]
-pub(crate) const SLOTS: usize = 8;
-/// Two of one kind are enough for the checker, here and below.
-#[cfg(loom)]
-pub(crate) const SLOTS: usize = 1;
-
-/// Records made at a time.
-#[cfg(not(loom))]
-const CHUNK: usize = 64;
-#[cfg(loom)]
-const CHUNK: usize = 2;
-
-#[cfg(not(loom))]
-const CHUNKS: usize = 64;
-#[cfg(loom)]
-const CHUNKS: usize = 1;
+pub(crate) use crate::sizes::SLOTS;
+use crate::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
 
 /// The most [`Reader`](crate::Reader)s that one cache can have at once.
 pub const READERS_MAX: usize = CHUNK * CHUNKS;
@@ -286,8 +271,22 @@ impl Readers {
         self.unfenced.load(Ordering::Acquire) == 0
     }
 
-    /// The look itself, without the fence: right for folios that `announced` was asked for before.
-    pub(crate) fn look(&self, heads: &[FrameNumber]) -> Announced {
+    /// Which of the folios at `heads` are announced still, each of which `announced` was asked for
+    /// before. Without a fence of its own, as that call had one; where it was refused, all of them count as
+    /// announced until the last reader without a fence has left.
+    pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
+        // Acquire: pairs with the release in `leave`, as in `heavy`.
+        let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
+        // Whoever was refused has said so before it put its folios where the caller found them.
+        let refused = self.barrier() == Barrier::FullFence && unfenced();
+        if refused && !flaw::on(Flaw::CollectUnfenced) {
+            return Announced::ALL;
+        }
+        self.look(heads)
+    }
+
+    /// The look itself, without the fence.
+    fn look(&self, heads: &[FrameNumber]) -> Announced {
         assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");
         // Acquire: as in `announced`.
         let high = self.high.load(Ordering::Acquire) as usize;
@@ -330,7 +329,7 @@ impl Seat {
 
     /// Where the registry is, for a reader without a fence of its own; 0 for one that has one.
     pub(crate) fn unfenced_address(&self) -> usize {
-        let unfenced = self.barrier == Barrier::Membarrier && cfg!(not(loom));
+        let unfenced = self.barrier == Barrier::Membarrier;
         if unfenced { Arc::as_ptr(&self.readers).addr() } else { 0 }
     }
 
@@ -350,8 +349,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if crate::sync::model_failed() {
             return;
         }
         // In a forked child nobody evicts, and nobody may be there to unlock what it takes.
@@ -361,5 +359,5 @@ impl Drop for Seat {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

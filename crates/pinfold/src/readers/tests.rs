@@ -6,7 +6,10 @@ use std::sync::atomic::Ordering;
 use super::{Barrier, LOOK_MAX, READERS_MAX, Readers};
 use crate::counters::{Counters, Event};
 use crate::error::Error;
+use crate::flaw::{self, Flaw};
 use crate::frame::FrameNumber;
+use crate::source::Memory;
+use crate::{Cache, Options};
 
 fn heads(numbers: impl IntoIterator<Item = u32>) -> Vec<FrameNumber> {
     numbers.into_iter().map(FrameNumber).collect()
@@ -73,4 +76,34 @@ fn a_membarrier_that_is_refused_later_makes_everything_count_as_announced() {
     assert!(!readers.announced(&heads([5]), &counters).has(0));
     late.slots()[0].store(5, Ordering::Release);
     assert!(readers.announced(&heads([5]), &counters).has(0));
+}
+
+/// A folio is dropped while a reader without a fence is there, and the membarrier is refused: the
+/// reader's announcement may still be on its way to memory, so no look says that it can be freed.
+/// Gives how many folios wait: after the drop, after another collection, and when the reader has left.
+fn dropped_while_refused() -> [u64; 3] {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+    let core = &file.handle().core;
+    file.read_at(&mut [0], 0).unwrap();
+    let reader = cache.reader().unwrap();
+    core.readers.refuse_membarrier();
+    assert_eq!(file.invalidate(0..4096).unwrap(), 4096);
+    let after_drop = cache.stats().borrow.deferred_folios;
+    crate::freeze::collect(core);
+    let after_another = cache.stats().borrow.deferred_folios;
+    drop(reader);
+    crate::freeze::collect(core);
+    [after_drop, after_another, cache.stats().borrow.deferred_folios]
+}
+
+#[test]
+fn what_is_dropped_while_the_membarrier_is_refused_waits_for_the_readers_without_a_fence() {
+    if Readers::new(Barrier::Membarrier).barrier() != Barrier::Membarrier {
+        return; // the system refuses it from the start
+    }
+    assert_eq!(dropped_while_refused(), [1, 1, 0]);
+    flaw::with(Some(Flaw::CollectUnfenced), || {
+        assert_eq!(dropped_while_refused(), [0, 0, 0], "the flaw does nothing");
+    });
 }

@@ -2,7 +2,9 @@
 //! there is no memory. Called by `reclaim` alone, after its patience is at an end.
 
 use crate::core::Core;
-use crate::frame::{Flags, FrameNumber, MAPPING_NONE, PAGE_BYTES};
+use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
+use crate::index::{Mark, PAGES_END};
+use crate::mapping::Mapping;
 
 /// Bytes of folios, by what keeps them. Each folio counts once and as a whole, for the first of these
 /// that is true of it.
@@ -30,6 +32,9 @@ impl Census {
         while at < core.frames.frames() {
             at += census.add(core, FrameNumber(at));
         }
+        let dirty_bytes: u64 = core.mappings.all().iter().map(|it| dirty_bytes(core, it)).sum();
+        census.dirty_bytes = dirty_bytes.min(census.reclaimable_bytes);
+        census.reclaimable_bytes -= census.dirty_bytes;
         census
     }
 
@@ -51,12 +56,23 @@ impl Census {
             &mut self.filling_bytes
         } else if word.refs() > 1 {
             &mut self.held_bytes
-        } else if frame.flags().intersects(Flags::DIRTY | Flags::WRITEBACK) {
-            &mut self.dirty_bytes
         } else {
             &mut self.reclaimable_bytes
         };
         *kind += u64::from(identity.order.frames()) * PAGE_BYTES as u64;
         identity.order.frames()
     }
+}
+
+/// Bytes of the mapping's dirty folios.
+fn dirty_bytes(core: &Core, mapping: &Mapping) -> u64 {
+    let mut changing = mapping.change();
+    let writer = changing.writer(&core.nodes);
+    let (mut bytes, mut from) = (0, 0);
+    // Ends: each turn goes behind a folio.
+    while let Some(folio) = writer.next_marked(from..PAGES_END, Mark::Dirty) {
+        bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
+        from = folio.end();
+    }
+    bytes
 }

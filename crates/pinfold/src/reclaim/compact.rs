@@ -11,7 +11,7 @@
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
-use crate::freeze::{self, BATCH_MAX, Candidate, Frozen};
+use crate::freeze::{self, Batch, Candidate, Frozen};
 use crate::index::FolioAt;
 
 /// Runs that are tried, at most.
@@ -55,9 +55,9 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
 /// Moves folios of `run` elsewhere that begin `at` frames into it or later, as many as are one batch
 /// and can be; gives where to go on.
 fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
-    let mut folios = Vec::with_capacity(BATCH_MAX);
-    let mut places = Vec::with_capacity(BATCH_MAX);
-    while at < Order::MAX.frames() && folios.len() < BATCH_MAX {
+    let mut folios = Vec::with_capacity(Batch::MAX);
+    let mut places = Vec::with_capacity(Batch::MAX);
+    while at < Order::MAX.frames() && folios.len() < Batch::MAX {
         let head = FrameNumber(run.0 + at);
         let folio = Candidate::of(core, head);
         let there =
@@ -72,17 +72,23 @@ fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
             places.push(place);
         }
     }
-    let mut moved = Vec::with_capacity(folios.len());
-    freeze::freeze_batch(core, &folios, |n, frozen| {
-        if let Ok(Frozen { folio, changing, .. }) = frozen {
-            let Identity { index: page, order, .. } = folio.identity;
-            let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
-            freeze::move_frozen(core, changing, folio, places[n]);
-            moved.push(n);
-        }
-    });
-    for (n, (folio, place)) in folios.iter().zip(places).enumerate() {
-        if moved.contains(&n) {
+    let batch = Batch::new(core, folios);
+    let mut moved = Vec::with_capacity(batch.len());
+    let mut frozen = batch.freeze(core);
+    for (n, &place) in places.iter().enumerate() {
+        let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
+            moved.push(false);
+            continue;
+        };
+        let Identity { index: page, order, .. } = folio.identity;
+        let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
+        freeze::move_frozen(core, changing, folio, place);
+        moved.push(true);
+    }
+    drop(frozen);
+    for (n, place) in places.into_iter().enumerate() {
+        if moved[n] {
+            let folio = batch.folio(n);
             core.frames.free(folio.head, folio.identity.order);
         } else {
             core.put(place);

@@ -1,11 +1,13 @@
 //! What the rest of the cache holds of a file's source: every call goes through here, is timed,
-//! and its result judged.
+//! its result judged, and a panic made an error.
 //!
 //! Belongs here: the metering, the zeroing beyond the end, the telling of a file cut short.
 //! Called by `fill`, `file` and `cache`.
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,6 +15,7 @@ use parking_lot::RwLock;
 
 use super::engine::Engine;
 use super::meter::Meter;
+use super::open::ALIGNMENT_MAX;
 use super::pool;
 use super::request::{self, Request};
 use super::under_way::Inside;
@@ -67,12 +70,6 @@ impl Truncated {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let alignment = source.alignment();
-        assert!(
-            alignment.is_power_of_two() && alignment <= super::open::ALIGNMENT_MAX,
-            "the alignment of a source of kind {} is {alignment}",
-            source.kind()
-        );
         let source = RwLock::new(source);
         Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
     }
@@ -80,6 +77,23 @@ impl Backing {
     /// The source, as it is now.
     pub(super) fn source(&self) -> Arc<dyn Source> {
         Arc::clone(&self.source.read())
+    }
+
+    /// To be asked of a source that the program brings, before anything else.
+    ///
+    /// # Errors
+    /// The cache cannot keep its alignment.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let alignment = guarded("alignment", || Ok(self.source().alignment()))?;
+        if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
+            return Ok(());
+        }
+        let kind = self.kind();
+        let text = format!(
+            "a source of kind {kind} has an alignment of {alignment} bytes, which must be a power \
+             of two up to {ALIGNMENT_MAX}"
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
     /// Goes on with the source of `other`, which is of the same object; gives the old one, to be
@@ -94,7 +108,8 @@ impl Backing {
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         let (_moves, _inside) = (self.engine.under_way().begin(), Inside::enter());
         let since = Instant::now();
-        let result = request::settle(extents, self.source().read_extents_at(offset, extents));
+        let read = guarded("a read", || self.source().read_extents_at(offset, extents));
+        let result = request::settle(extents, read);
         self.meter.read.count(since.elapsed(), extent::total_bytes(extents), &result);
         result
     }
@@ -113,21 +128,42 @@ impl Backing {
                 request.end_by(deadline);
             }
         }
-        self.engine.start(&self.lane, &source, batch);
+        // What it has not taken when it panics stays in the batch; what it has is ended by its drop.
+        let start = || Ok(self.engine.start(&self.lane, &source, batch));
+        let _ = guarded("start", start);
         for request in batch {
             request.forget_clock();
         }
     }
 
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {
-        self.source().len_bytes()
+        guarded("len_bytes", || self.source().len_bytes())
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
-        self.source().advise(range, hint)
+        guarded("advise", || self.source().advise(range, hint))
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        let kind = guarded("kind", || Ok(self.source().kind()));
+        kind.unwrap_or("unknown (it panicked when it was asked)".into())
     }
 
     pub(crate) fn stats(&self) -> SourceStats {
-        self.meter.snapshot(self.source().kind().into_owned())
+        self.meter.snapshot(self.kind().into_owned())
     }
+}
+
+/// Calls the source. A panic of its is an error of its: others may wait for what it was asked for.
+pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    if cfg!(loom) {
+        return call(); // the checker's own panics end the model
+    }
+    // The hook has printed it. What the panic leaves of the source is the source's affair.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("it did not say why");
+        Err(io::Error::other(format!("the source panicked in {what}: {text}")))
+    })
 }

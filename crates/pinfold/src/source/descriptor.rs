@@ -79,7 +79,7 @@ impl Descriptor {
         self.check(offset, extents)?;
         let done = self.transfer(Direction::Write, offset, extents)?;
         if done < extent::total_bytes(extents) {
-            return Err(super::underlong(done, extent::total_bytes(extents)));
+            return Err(super::request::underlong(done, extent::total_bytes(extents)));
         }
         Ok(())
     }

@@ -3,7 +3,9 @@
 //! The cache's frames are read optimistically: somebody may be looking at a frame that is just
 //! being filled, and finds out afterwards that what he saw was nothing. So no `&mut [u8]` of a
 //! frame may ever exist. An `Extent` is an address and a length; bytes move by relaxed atomic
-//! stores and loads here, or by the kernel.
+//! stores and loads here, or by the kernel. The kernel's stores are outside of the language's model;
+//! they follow the system call, and so the lock through which its caller came to the frame, on every
+//! machine that Pinfold runs on (x86-64 and `AArch64` order a store behind an acquire load).
 //!
 //! Belongs here: making extents (the one unsafe contract) and moving bytes. Called by every source.
 
@@ -13,6 +15,9 @@ use std::ptr::NonNull;
 // Not from `crate::sync`: these view plain memory in place, which a model checker's atomics
 // cannot do. No protocol hangs on them; order comes from the frame's version word.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::flaw::Flaw;
+use crate::sync::fence_before_racing_stores;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
@@ -82,11 +87,13 @@ impl<'a> Extent<'a> {
         Extent { address: self.at(at, bytes), bytes, memory: PhantomData }
     }
 
-    /// Copies `from` to byte `at` on, with relaxed atomic stores.
+    /// Copies `from` to byte `at` on, with relaxed atomic stores behind a release fence.
     ///
     /// # Panics
     /// When it does not fit.
     pub fn store(&self, at: usize, from: &[u8]) {
+        // Whoever reads for a source need not be who was given the frame.
+        fence_before_racing_stores(Flaw::StoreUnfenced);
         let to = self.at(at, from.len());
         let head = to.align_offset(WORD_BYTES).min(from.len());
         let (head, rest) = from.split_at(head);
@@ -97,7 +104,7 @@ impl<'a> Extent<'a> {
             let place = unsafe { to.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
             // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
             let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
-            // Relaxed: pairs with no load; the fill's release of the frame's version orders it.
+            // Relaxed: the fence above and the fill's release of the frame's version order it.
             place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         }
         // SAFETY: as above.

@@ -47,8 +47,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use aligned::AlignedBuffer;
-pub(crate) use backing::Backing;
 pub use backing::Truncated;
+pub(crate) use backing::{Backing, guarded};
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
 #[cfg(any(test, feature = "testing"))]
@@ -59,6 +59,7 @@ pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
 pub use open::{Access, OpenError, Preference, open_file};
+use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 pub(crate) use under_way::in_a_source;
 
@@ -340,16 +341,4 @@ fn unsupported(what: &str, kind: &str) -> io::Error {
 
 fn beyond_offsets() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond the largest file offset")
-}
-
-fn underlong(done: usize, asked: usize) -> io::Error {
-    let text = format!("the source took only {done} of {asked} bytes");
-    io::Error::new(io::ErrorKind::WriteZero, text)
-}
-
-fn overlong(got: usize, asked: usize) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the source said it moved {got} bytes where {asked} were asked for"),
-    )
 }

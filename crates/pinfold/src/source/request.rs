@@ -37,7 +37,6 @@ use parking_lot::Mutex;
 use super::extent::{self, Extent};
 use super::meter::Meter;
 use super::under_way::{Move, UnderWay};
-use super::{overlong, underlong};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -405,4 +404,16 @@ fn settle_write(asked: usize, result: io::Result<usize>) -> io::Result<usize> {
         Ok(done) if done < asked => Err(underlong(done, asked)),
         other => other,
     }
+}
+
+pub(super) fn underlong(done: usize, asked: usize) -> io::Error {
+    let text = format!("the source took only {done} of {asked} bytes");
+    io::Error::new(io::ErrorKind::WriteZero, text)
+}
+
+pub(super) fn overlong(got: usize, asked: usize) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the source said it moved {got} bytes where {asked} were asked for"),
+    )
 }

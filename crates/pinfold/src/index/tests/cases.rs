@@ -18,7 +18,7 @@ fn arena() -> Arena<6> {
 #[test]
 fn sizes_are_as_documented() {
     assert_eq!(NodePool::<6>::node_bytes(), 288);
-    assert_eq!(size_of::<Index<6>>(), 48);
+    assert_eq!(size_of::<Index<6>>(), 72);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod cases;
 #[cfg(not(loom))]
 mod figures;
 #[cfg(loom)]
+#[path = "../../models/index.rs"]
 mod interleavings;
 #[cfg(not(loom))]
 mod random;

@@ -9,8 +9,6 @@ use crate::frame::{Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::source::Hint;
 use crate::sync::Mutex;
 
-use super::pages_of;
-
 /// The first window of a run.
 const WINDOW_MIN_BYTES: usize = 64 << 10;
 
@@ -19,20 +17,20 @@ const WINDOWS_AHEAD: u64 = 2;
 
 /// What to bring in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// The reader waits for what comes before this page.
-    pub(super) now_end: u64,
+    pub(crate) now_end: u64,
     /// And what comes before this page is started.
-    pub(super) ahead_end: u64,
+    pub(crate) ahead_end: u64,
     /// In pieces of so many pages.
-    pub(super) window_pages: u32,
+    pub(crate) window_pages: u32,
     /// And each piece gets a mark, at which more is read ahead.
-    pub(super) mark: bool,
+    pub(crate) mark: bool,
 }
 
 impl Plan {
     /// What comes before `end`, and no more.
-    pub(super) fn of(end: u64) -> Self {
+    pub(crate) fn of(end: u64) -> Self {
         // Something in between may be there already; what is behind it is wanted all the same.
         Plan { now_end: end, ahead_end: end, window_pages: Order::MAX.frames(), mark: false }
     }
@@ -67,7 +65,7 @@ impl Stream {
     }
 
     /// A miss at `page` by a reader who wants `bytes` from there on.
-    pub(super) fn on_miss(&self, page: u64, bytes: usize, file_bytes: u64) -> Plan {
+    pub(crate) fn on_miss(&self, page: u64, bytes: usize, file_bytes: u64) -> Plan {
         let mut state = self.state.lock();
         let file_end = file_pages(file_bytes).max(page + 1);
         let wanted_end = (page + pages_of(bytes)).min(file_end);
@@ -90,7 +88,7 @@ impl Stream {
     }
 
     /// A reader comes to a mark; `page` is behind the folio that has it.
-    pub(super) fn on_mark(&self, page: u64, file_bytes: u64) -> Plan {
+    pub(crate) fn on_mark(&self, page: u64, file_bytes: u64) -> Plan {
         let mut state = self.state.lock();
         // Another handle's mark, if this one does not read in sequence.
         if state.hint == Some(Hint::Random) || state.window_pages == 0 {
@@ -104,7 +102,7 @@ impl Stream {
     }
 
     /// Everything in the file before `end`.
-    pub(super) fn on_will_need(&self, end: u64, file_bytes: u64) -> Plan {
+    pub(crate) fn on_will_need(&self, end: u64, file_bytes: u64) -> Plan {
         let window_pages = self.window_max_pages.max(1);
         Plan { now_end: 0, ahead_end: end.min(file_pages(file_bytes)), window_pages, mark: false }
     }
@@ -115,11 +113,16 @@ impl Stream {
     }
 }
 
+/// Pages that hold `bytes` from the start of a page on.
+fn pages_of(bytes: usize) -> u64 {
+    bytes.div_ceil(PAGE_BYTES) as u64
+}
+
 fn file_pages(bytes: u64) -> u64 {
     bytes.div_ceil(1 << PAGE_SHIFT)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

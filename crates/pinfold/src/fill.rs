@@ -15,13 +15,14 @@
 //! 5. wake those who wait, give up the filler's reference.
 //!
 //! Whoever finds the folio between 2 and 4 takes a reference and sleeps. There is one filler a
-//! folio, because step 2 finds the index empty for one only. An error is not cached: after step 4
+//! folio, because step 2 finds the index empty for one only. For the others it ends there: identity
+//! forgotten, and who waits is woken, as whoever looked the page up when this frame last had it may
+//! have found it in the meantime. An error is not cached: after step 4
 //! the next reader finds nothing and fills again.
 
-mod stream;
-
-use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -31,18 +32,13 @@ use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::flaw::{self, Flaw};
-use crate::frame::{
-    Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_BYTES, PAGE_SHIFT,
-};
+use crate::frame::{Flags, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::Mapping;
 use crate::reclaim;
 use crate::source::{Extent, Request};
-use crate::sync::Mutex;
-
-use stream::Plan;
-pub(crate) use stream::Stream;
+use crate::stream::Plan;
 
 /// The most folios of one request to the source.
 const FOLIOS_MAX: usize = 64;
@@ -50,36 +46,6 @@ const FOLIOS_MAX: usize = 64;
 /// The most requests prepared before they are given to the source: nobody can use their memory till
 /// then.
 const REQUESTS_MAX: usize = 8;
-
-/// Errors of failed fills, kept for those who waited, as long as the folio has holders.
-#[derive(Debug)]
-pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
-
-impl Failures {
-    pub(crate) fn new() -> Self {
-        Failures(Mutex::new(HashMap::new()))
-    }
-
-    /// Before the folio's identity goes.
-    fn remember(&self, head: FrameNumber, frame: &Frame, error: Error) {
-        self.0.lock().insert(head.0, error);
-        frame.set_flags(Flags::FAILED);
-    }
-
-    fn of(&self, head: FrameNumber, frame: &Frame) -> Option<Error> {
-        if !frame.flags().contains(Flags::FAILED) {
-            return None;
-        }
-        Some(self.0.lock().get(&head.0).cloned().expect("a failed fill leaves its error"))
-    }
-
-    /// When the folio goes.
-    pub(crate) fn forget(&self, head: FrameNumber, frame: &Frame) {
-        if frame.flags().contains(Flags::FAILED) {
-            self.0.lock().remove(&head.0);
-        }
-    }
-}
 
 /// A folio on its way: in the index, with a reference of the filler's.
 #[derive(Debug)]
@@ -93,6 +59,98 @@ struct Filling {
 impl Filling {
     fn end(&self) -> u64 {
         self.page + u64::from(self.order.frames())
+    }
+}
+
+/// Folios on their way that lie side by side in the file and are read at once.
+///
+/// They land by [`Batch::finish`]. Where nobody comes to that, for an early return or a panic, the drop
+/// lands them with an error: a folio that stays on its way has its readers wait for ever.
+#[derive(Debug)]
+struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
+    core: C,
+    mapping: M,
+    folios: VecDeque<Filling>,
+    /// A reader waits for it, so errors are left for all who wait. Without, an error only makes the
+    /// folios go away, and whoever waits reads for itself.
+    awaited: bool,
+}
+
+impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
+    /// Where in the file it begins. There is a folio.
+    fn offset(&self) -> u64 {
+        self.folios[0].page << PAGE_SHIFT
+    }
+
+    /// The memory of its folios, in order.
+    fn extents(&self) -> Vec<Extent<'_>> {
+        let extent = |filling: &Filling| {
+            let address = NonNull::new(self.core.frames.address(filling.head));
+            let address = address.expect("the arena is not at 0");
+            // SAFETY: the frames of a folio on its way are its filler's to write; they stay mapped as
+            // long as the core; others look at them only by racing loads (`copy_racing`), or under a
+            // reference after the version says that the fill is over.
+            unsafe { Extent::new(address, filling.order.bytes()) }
+        };
+        self.folios.iter().map(extent).collect()
+    }
+
+    /// Steps 4 and 5, by what was read. With `keep_first`, the filler's reference of the first folio
+    /// is the caller's from then on.
+    fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
+        self.land_all(read, keep_first);
+    }
+
+    fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
+        let offset = self.offset();
+        let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
+        // One cause for all who are told of it: an `io::Error` cannot be cloned.
+        let read = read.map_err(Arc::new);
+        let mut keep = keep_first;
+        // Each leaves the batch before it lands: should that panic, the drop lands the others.
+        while let Some(filling) = self.folios.pop_front() {
+            let at = (filling.page << PAGE_SHIFT) - offset;
+            let path = || self.mapping.path.clone();
+            let judged = match &read {
+                Ok(got) => {
+                    let got = got.saturating_sub(at as usize).min(filling.order.bytes());
+                    self.mapping
+                        .judge(offset + at, filling.order.bytes(), got)
+                        .map_err(|cause| Error::Truncated { path: path(), cause })
+                }
+                Err(cause) => Err(Error::Read {
+                    path: path(),
+                    offset,
+                    asked_bytes: asked_bytes as u64,
+                    cause: cause.clone(),
+                }),
+            };
+            land(&self.core, &self.mapping, &filling, judged, self.awaited);
+            if !std::mem::take(&mut keep) {
+                self.core.put(filling.head);
+            }
+        }
+    }
+}
+
+impl Batch<&Core, &Mapping> {
+    /// The same for whoever outlives the call.
+    fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
+        let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
+        let folios = std::mem::take(&mut self.folios);
+        Batch { core, mapping, folios, awaited: self.awaited }
+    }
+}
+
+impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
+    fn drop(&mut self) {
+        // A model that has failed has no atomics any more.
+        if self.folios.is_empty() || cfg!(loom) && std::thread::panicking() {
+            return;
+        }
+        if !flaw::on(Flaw::BatchForgotten) {
+            self.land_all(Err(io::Error::other("the read was given up")), false);
+        }
     }
 }
 
@@ -165,26 +223,15 @@ fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
 fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
     let batch = prepare(reader, page, plan.now_end, true)?;
-    let Some(first) = batch.first() else { return Ok(None) };
-    let after = batch.last().map_or(page, Filling::end);
+    let Some(head) = batch.folios.front().map(|first| first.head) else { return Ok(None) };
+    let after = batch.folios.back().map_or(page, Filling::end);
     if plan.ahead_end > after {
         start_ahead(reader, after, plan);
     }
-    let offset = first.page << PAGE_SHIFT;
-    let extents = extents(core, &batch);
-    // A source that panics must not leave a folio on its way for ever: others may wait for it.
-    let read = catch_unwind(AssertUnwindSafe(|| reader.mapping.backing.read(offset, &extents)));
-    let (read, panic) = match read {
-        Ok(read) => (read, None),
-        Err(panic) => (Err(std::io::Error::other("the source panicked")), Some(panic)),
-    };
-    let held = Held::adopt(core, first.head);
-    finish(core, &reader.mapping, batch, offset, read, Some(held.head()));
-    if let Some(panic) = panic {
-        resume_unwind(panic);
-    }
+    let read = reader.mapping.backing.read(batch.offset(), &batch.extents());
+    batch.finish(read, true);
     // The error that this reader gets is its own fill's, also if nobody else waited.
-    arrive(core, held)
+    arrive(core, Held::adopt(core, head))
 }
 
 /// A reader met the mark that what was read ahead is being used up.
@@ -228,7 +275,7 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         let window = u64::from(plan.window_pages);
         let end = ((start / window + 1) * window).min(plan.ahead_end);
         let Ok(batch) = prepare(reader, start, end, false) else { break };
-        let Some(last) = batch.last() else {
+        let Some(last) = batch.folios.back() else {
             if reader.mapping.index.lookup(start).is_none() {
                 break; // there is no memory
             }
@@ -237,9 +284,9 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         };
         page = last.end();
         if plan.mark {
-            reader.core.frames.frame(batch[0].head).set_flags(Flags::READAHEAD);
+            reader.core.frames.frame(batch.folios[0].head).set_flags(Flags::READAHEAD);
         }
-        reader.core.counters.add(Event::Readahead, batch.len() as u64);
+        reader.core.counters.add(Event::Readahead, batch.folios.len() as u64);
         requests.push(request(reader, batch));
         if requests.len() == REQUESTS_MAX {
             reader.mapping.backing.submit(&mut requests);
@@ -250,31 +297,34 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     }
     reader.mapping.backing.submit(&mut requests);
     // What the engine has no room for is dropped, which ends it like a failed fill.
+    if flaw::on(Flaw::ForgetUnsubmitted) {
+        std::mem::forget(requests);
+    }
 }
 
 /// Step 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio
 /// that is there: the first holds `page`. Empty if somebody has `page` already. When `urgent`,
 /// memory is made for the first folio, or the error says why not.
-fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Vec<Filling>> {
-    let core = &reader.core;
-    let mut batch = Vec::new();
+fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&Core, &Mapping>> {
+    let (core, mapping) = (&*reader.core, &*reader.mapping);
+    let mut batch = Batch { core, mapping, folios: VecDeque::new(), awaited: urgent };
     let mut at = page;
-    while at < end && batch.len() < FOLIOS_MAX {
-        let wish = Order::of_block_at(at, end).min(core.reclaim.order_max());
-        let needed = urgent && batch.is_empty();
-        if !needed && core.reclaim.enough_on_its_way(core) {
+    while at < end && batch.folios.len() < FOLIOS_MAX {
+        let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
+        let needed = urgent && batch.folios.is_empty();
+        if !needed && core.pressure.enough_on_its_way() {
             break;
         }
         let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
         match insert(reader, at, order, head) {
             Ok(filling) => {
                 at = filling.end();
-                batch.push(filling);
+                batch.folios.push_back(filling);
             }
             Err(NotInserted::Occupied) => {
                 core.put(head);
                 // A smaller one may fit before what is there.
-                if order == Order::MIN || !batch.is_empty() {
+                if order == Order::MIN || !batch.folios.is_empty() {
                     break;
                 }
                 return prepare(reader, page, page + 1, urgent);
@@ -330,79 +380,33 @@ fn insert(
     };
     if outcome.is_err() {
         frame.forget_identity();
+        // A reader with an old head may have got a reference while it said that it had this page.
+        if !flaw::on(Flaw::OccupiedWakesNobody) {
+            core.waiters.wake(head.0);
+        }
     }
     let shadow = outcome?;
     if flaw::on(Flaw::EvenBeforeRead) {
         frame.change_end();
     }
     core.counters.count(Event::FillStarted);
-    core.reclaim.fill_begins(order);
+    core.pressure.fill_begins(order);
     Ok(Filling { head, page, order, shadow })
 }
 
-fn extents<'a>(core: &'a Core, batch: &[Filling]) -> Vec<Extent<'a>> {
-    let extent = |filling: &Filling| {
-        let address =
-            NonNull::new(core.frames.address(filling.head)).expect("the arena is not at 0");
-        // SAFETY: the frames of a folio on its way are its filler's to write; they stay mapped as
-        // long as the core; others look at them only by racing loads (`copy_racing`), or under a
-        // reference after the version says that the fill is over.
-        unsafe { Extent::new(address, filling.order.bytes()) }
-    };
-    batch.iter().map(extent).collect()
-}
-
 /// The request that fills `batch` later.
-fn request(reader: &Handle, batch: Vec<Filling>) -> Request {
-    let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
-    let offset = batch[0].page << PAGE_SHIFT;
-    let extents = extents(&core, &batch)
+fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
+    let batch = batch.into_owned(reader);
+    let offset = batch.offset();
+    let extents = batch.extents();
+    let extents = extents
         .iter()
         // SAFETY: as in `extents`; the completion below keeps the core, and so the arena, alive.
         .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
         .collect();
-    let completion = move |read: std::io::Result<usize>| {
-        finish(&core, &mapping, batch, offset, read, None);
-    };
+    let completion = move |read: io::Result<usize>| batch.finish(read, false);
     // SAFETY: the same, until the completion is called.
     unsafe { Request::read(offset, extents, Box::new(completion)) }
-}
-
-/// Steps 4 and 5 for a batch that was read from `offset`. With `kept`, a reader waits for it: it
-/// keeps the filler's reference of that folio, and errors are left for all who wait. Without, an
-/// error only makes the folio go away, and whoever waits reads for himself.
-fn finish(
-    core: &Core,
-    mapping: &Mapping,
-    batch: Vec<Filling>,
-    offset: u64,
-    read: std::io::Result<usize>,
-    kept: Option<FrameNumber>,
-) {
-    let asked_bytes: usize = batch.iter().map(|filling| filling.order.bytes()).sum();
-    // One cause for all who are told of it: an `io::Error` cannot be cloned.
-    let read = read.map_err(Arc::new);
-    for filling in batch {
-        let at = (filling.page << PAGE_SHIFT) - offset;
-        let judged = match &read {
-            Ok(got) => {
-                let got = got.saturating_sub(at as usize).min(filling.order.bytes());
-                mapping
-                    .judge(offset + at, filling.order.bytes(), got)
-                    .map_err(|cause| Error::Truncated { path: mapping.path.clone(), cause })
-            }
-            Err(cause) => Err(Error::Read {
-                path: mapping.path.clone(),
-                offset,
-                asked_bytes: asked_bytes as u64,
-                cause: cause.clone(),
-            }),
-        };
-        land(core, mapping, &filling, judged, kept.is_some());
-        if kept != Some(filling.head) {
-            core.put(filling.head);
-        }
-    }
 }
 
 /// Step 4 for one folio, and the waking.
@@ -428,7 +432,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
                 core.counters.count(Event::Refault);
             }
             let arrival = Arrival { ahead: !tell, shadow: filling.shadow, ..Arrival::default() };
-            core.reclaim.insert(core, filling.head, arrival);
+            core.residency.insert(&core.frames, filling.head, arrival);
         }
         Err(error) if wanted => {
             core.counters.count(Event::FillError);
@@ -445,7 +449,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
-    core.reclaim.fill_ends(filling.order);
+    core.pressure.fill_ends(filling.order);
     if !flaw::on(Flaw::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }
@@ -455,10 +459,56 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
         // It may have been the last folio of a file that nobody has open any more.
         core.retire(mapping);
     }
-    core.reclaim.progress();
+    core.pressure.progress();
 }
 
-/// Pages that hold `bytes` from the start of `page` on.
-fn pages_of(bytes: usize) -> u64 {
-    bytes.div_ceil(PAGE_BYTES) as u64
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::prepare;
+    use crate::flaw::{self, Flaw};
+    use crate::source::Memory;
+    use crate::{Cache, Error, File, Options};
+
+    fn file() -> (Cache, File) {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 64 << 10]))).unwrap();
+        (cache, file)
+    }
+
+    #[test]
+    fn a_batch_that_is_dropped_lands_with_an_error_for_all_who_wait() {
+        let (cache, file) = file();
+        let batch = prepare(file.handle(), 1, 7, true).unwrap();
+        let folios = batch.folios.len() as u64;
+        assert!(folios > 1, "pages 1 to 6 are no folio");
+        assert_eq!(cache.stats().fills_in_flight, folios);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| file.read_at(&mut [0; 8], 2 * 4096));
+            // Ends: it has nothing else to do.
+            while cache.stats().waits == 0 {
+                std::thread::yield_now();
+            }
+            drop(batch);
+            let error = waits.join().unwrap().unwrap_err();
+            let Error::Read { offset: 4096, asked_bytes: 24_576, cause, .. } = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(cause.to_string(), "the read was given up");
+        });
+        assert_eq!((cache.stats().fills_in_flight, cache.stats().resident_bytes), (0, 0));
+        let mut buf = vec![0; 64 << 10];
+        assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
+        assert!(buf.iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn a_batch_that_is_forgotten_stays_on_its_way() {
+        flaw::with(Some(Flaw::BatchForgotten), || {
+            let (cache, file) = file();
+            drop(prepare(file.handle(), 1, 7, true).unwrap());
+            assert_ne!(cache.stats().fills_in_flight, 0, "the flaw does nothing");
+        });
+    }
 }

@@ -9,6 +9,7 @@ use loom::thread;
 
 use super::entry::Stamp;
 use super::*;
+use crate::flaw::{self, Flaw};
 use crate::sync::{Ordering, fence};
 
 /// The arena of a model: a frame of table, and three others.
@@ -143,6 +144,97 @@ fn twin_that_never_makes_the_version_odd() {
     });
 }
 
+// ---- a reader that holds nothing, against one thread that frees and another that takes ----
+
+/// What the thread that takes the frame stores next, which a reader that still has the old version
+/// may load: the new identity, the bytes, or how many of them may be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    Identity,
+    Bytes,
+    Span,
+}
+
+/// Page 1 of a file is evicted by one thread, its frame filled with page 2 by another, which hands
+/// the fill on to a third if `handed_on`, as to a source's worker. The thread that made the version
+/// odd fenced before it freed the frame: its fence orders its own stores and nobody else's.
+fn a_frame_changes_hands(stored: Stored, handed_on: bool) {
+    loom::model(move || {
+        let frames = open();
+        let head = live(&frames, 1, 1);
+        let address = NonNull::new(frames.address(head)).expect("not at 0");
+        bytes::fill(address, 1);
+        let evictor = thread::spawn({
+            let frames = frames.clone();
+            move || {
+                frames.frame(head).change_begin();
+                put(&frames, head);
+            }
+        });
+        let filler = thread::spawn({
+            let frames = frames.clone();
+            move || {
+                // Another frame comes first where the eviction is not over.
+                let Some(taken) = frames.alloc(Order::MIN).filter(|&taken| taken == head) else {
+                    return;
+                };
+                let store = {
+                    let frames = frames.clone();
+                    move || match stored {
+                        Stored::Identity => frames.frame(taken).set_identity(identity(1, 2)),
+                        Stored::Bytes => bytes::fill(address, 2),
+                        Stored::Span => frames.frame(taken).set_file_bytes(2),
+                    }
+                };
+                if handed_on {
+                    thread::spawn(store).join().expect("the worker");
+                } else {
+                    store();
+                }
+            }
+        });
+        let entry = frames.frame(head);
+        if let Some(stamp) = entry.read_begin() {
+            let (_, start, span) = entry.readable();
+            let mut word = [0; 8];
+            // SAFETY: eight bytes of a frame.
+            unsafe { copy_racing(word.as_mut_ptr(), address.as_ptr(), 8) };
+            if !entry.read_retry(stamp) {
+                let seen = (start >> PAGE_SHIFT, u64::from_ne_bytes(word), span as usize);
+                assert_eq!(seen, (1, 1, PAGE_BYTES), "the next lifetime under the old version");
+            }
+        }
+        evictor.join().expect("the evictor");
+        filler.join().expect("the filler");
+    });
+}
+
+#[test]
+fn a_frame_that_changes_hands_keeps_its_version() {
+    a_frame_changes_hands(Stored::Identity, false);
+    a_frame_changes_hands(Stored::Bytes, false);
+    a_frame_changes_hands(Stored::Bytes, true);
+    a_frame_changes_hands(Stored::Span, true);
+}
+
+#[test]
+#[should_panic(expected = "the next lifetime under the old version")]
+fn twin_that_takes_a_frame_without_a_fence() {
+    flaw::with(Some(Flaw::HandOutUnfenced), || a_frame_changes_hands(Stored::Identity, false));
+}
+
+#[test]
+#[should_panic(expected = "the next lifetime under the old version")]
+fn twin_that_stores_bytes_without_a_fence() {
+    flaw::with(Some(Flaw::StoreUnfenced), || a_frame_changes_hands(Stored::Bytes, true));
+}
+
+#[test]
+#[should_panic(expected = "the next lifetime under the old version")]
+fn twin_that_stores_the_span_without_a_fence() {
+    flaw::with(Some(Flaw::SpanUnfenced), || a_frame_changes_hands(Stored::Span, true));
+}
+
 // ---- a counted lookup with a stale number, against the next lifetime of the frame ----
 
 /// The two steps that give a folio its new life, shipped or broken.
@@ -240,13 +332,12 @@ fn flags_of_different_people(set: fn(&Frame, Flags)) {
         let head = live(&frames, 1, 1);
         let writer = thread::spawn({
             let frames = frames.clone();
-            move || set(frames.frame(head), Flags::DIRTY)
+            move || set(frames.frame(head), Flags::FAILED)
         });
         set(frames.frame(head), Flags::READAHEAD);
-        frames.frame(head).clear_flags(Flags::WRITEBACK);
         writer.join().expect("the writer");
         let flags = frames.frame(head).flags();
-        assert_eq!(flags, Flags::DIRTY | Flags::READAHEAD, "a flag is lost");
+        assert_eq!(flags, Flags::FAILED | Flags::READAHEAD, "a flag is lost");
     });
 }
 

@@ -1,58 +1,74 @@
-//! Invalidation: cached bytes are not to be believed any more. No user of freeze: a folio that others
-//! hold is taken from the index all the same.
+//! Dropping: folios leave their file without another one coming in their place. No user of freeze: a
+//! folio that others hold is taken from the index all the same.
+//!
+//! [`drop_clean`] leaves alone what the source does not have yet; [`discard`] drops that, too, and is
+//! only for bytes that are the file's no more.
 //!
 //! For each folio of the range, under the `change` mutex:
-//! 1. version odd (it is already, if the folio is on its way: its filler will find out in its step 4);
+//! 1. version odd (it is already, if the folio is on its way: its filler will find out when it lands);
 //! 2. tell the policy that it is gone;
 //! 3. take it out of the index; forget its identity: nobody finds, holds or announces it anew.
 //!
 //! Then, without the mutex, for a whole batch:
-//! 4. wake those who wait for it: they look again;
-//! 5. look who has announced it. Nobody: give up the index's reference. Holders go on with the bytes
-//!    they have, and the last of them frees it. Somebody: the list of deferred folios takes that
-//!    reference over.
-//!
-//! So a folio's last reference is never given up while somebody borrows it: the index's goes last.
+//! 4. let go of it (`users.rs`): those who wait for it are woken, those who use it keep it.
 
 use std::ops::Range;
 
+use super::users;
 use crate::core::Core;
-use crate::counters::Event;
 use crate::flaw::{self, Flaw};
 use crate::frame::{FrameNumber, Order, PAGE_SHIFT};
 use crate::index::PAGES_END;
 use crate::mapping::{Changing, Mapping};
 use crate::readers::LOOK_MAX;
-use crate::reclaim::Entries;
 
 /// Folios dropped in one go with the mutex held, and looked for at once.
 const BATCH: usize = LOOK_MAX;
 
-/// Drops every folio that has a page of `pages`; gives the bytes dropped.
-pub(crate) fn invalidate(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+/// What becomes of folios that the source does not have yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unclean {
+    Stay,
+    Go,
+}
+
+/// Drops every folio that has a page of `pages` and whose bytes the source has; gives the bytes
+/// dropped.
+pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     if flaw::on(Flaw::InvalidateNothing) {
         return 0;
     }
-    drop_range(core, mapping, pages, None)
+    let unclean = if flaw::on(Flaw::LoseDirty) { Unclean::Go } else { Unclean::Stay };
+    drop_range(core, mapping, pages, unclean, None)
 }
 
-/// Gives the mapping another length, with its `resizing` mutex held by the caller.
+/// Drops every folio that has a page of `pages`, also what is to be written: its bytes are lost.
+pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
+    drop_range(core, mapping, pages, Unclean::Go, None)
+}
+
+/// Gives the mapping the length that its source has now, with its `resizing` mutex held by the
+/// caller. A file with bytes that the source does not have yet keeps its own.
 ///
-/// What has a page behind the shorter of both lengths goes first, also what is on its way; the length is
-/// stored in the same critical section in which there is none left. So every folio says how many of
-/// its bytes are the file's, from its landing (also under the mutex) till it goes; and whoever has
-/// seen the new length finds no byte of the old one.
+/// What has a page behind the shorter of both lengths is discarded first, also what is on its way; the
+/// length is stored in the same critical section in which there is none left. So every folio says how
+/// many of its bytes are the file's, from its landing (also under the mutex) till it goes; and whoever
+/// has seen the new length finds no byte of the old one.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
     if flaw::on(Flaw::KeepOldEnd) {
         return mapping.set_len_bytes(len_bytes);
     }
+    if !mapping.change().writer(&core.nodes).is_all_clean() && !flaw::on(Flaw::LoseDirty) {
+        return;
+    }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
     if flaw::on(Flaw::LengthFirst) {
         mapping.set_len_bytes(len_bytes);
-        drop_range(core, mapping, pages, None);
+        discard(core, mapping, pages);
     } else if len_bytes != old_bytes {
-        drop_range(core, mapping, pages, Some(&|| mapping.set_len_bytes(len_bytes)));
+        let set_len = || mapping.set_len_bytes(len_bytes);
+        drop_range(core, mapping, pages, Unclean::Go, Some(&set_len));
     }
 }
 
@@ -62,6 +78,7 @@ fn drop_range(
     core: &Core,
     mapping: &Mapping,
     pages: Range<u64>,
+    unclean: Unclean,
     when_empty: Option<&dyn Fn()>,
 ) -> u64 {
     let mut dropped = 0;
@@ -72,12 +89,17 @@ fn drop_range(
         let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
         while gone.len() < BATCH {
-            let next = changing.writer(&core.nodes).next_present(from..pages.end);
+            let writer = changing.writer(&core.nodes);
+            let next = writer.next_present(from..pages.end);
             let Some(folio) = next else {
                 from = pages.end;
                 break;
             };
             from = folio.end();
+            if unclean == Unclean::Stay && !writer.is_clean(folio.page) {
+                continue;
+            }
+            drop(writer);
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;
             drop_one(core, &mut changing, folio.page, folio.frame);
@@ -92,10 +114,10 @@ fn drop_range(
             }
         }
         drop(changing);
-        let_go(core, &gone);
+        users::let_go(core, &gone);
     }
-    core.deferred.collect(core);
-    core.reclaim.progress();
+    users::collect(core);
+    core.pressure.progress();
     dropped
 }
 
@@ -105,27 +127,9 @@ fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumb
     if !frame.is_changing() && !flaw::on(Flaw::FreezeStaysEven) {
         frame.change_begin();
     }
-    core.reclaim.policy().remove(&mut Entries::of(core), head.0);
+    core.residency.remove(&core.frames, head);
     let removed = changing.writer(&core.nodes).remove(page);
     assert_eq!(removed.map(|folio| folio.frame), Some(head), "dropped another folio");
     changing.folio_removed();
     frame.forget_identity();
-}
-
-/// Steps 4 and 5.
-pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
-    let announced = core.readers.announced(gone, &core.counters);
-    for (n, &head) in gone.iter().enumerate() {
-        core.waiters.wake(head.0);
-        let count = &core.frames.frame(head).count;
-        if flaw::on(Flaw::DropPins) && count.pins() > 0 {
-            let _ = count.unpin(count.pins());
-        }
-        if announced.has(n) && !flaw::on(Flaw::GoneAtOnce) {
-            core.counters.count(Event::Deferred);
-            core.deferred.push(head);
-        } else {
-            core.put(head);
-        }
-    }
 }

@@ -77,7 +77,7 @@ impl Holders {
 
     /// Adds one; gives its number, 0 if there is no list.
     #[inline]
-    pub(super) fn add(
+    pub(crate) fn add(
         &self,
         call_site: &'static Location<'static>,
         path: &Path,
@@ -90,7 +90,7 @@ impl Holders {
 
     /// What is behind `at` goes to a holder of its own, whose number is returned.
     #[track_caller]
-    pub(super) fn split(&self, number: u64, at: u64) -> u64 {
+    pub(crate) fn split(&self, number: u64, at: u64) -> u64 {
         let Some(list) = self.list() else { return 0 };
         let mut list = list.lock();
         let Some(holder) = list.by_number.get_mut(&number) else { return 0 };
@@ -100,7 +100,7 @@ impl Holders {
     }
 
     /// What is before `start` is given back.
-    pub(super) fn shrink(&self, number: u64, start: u64) {
+    pub(crate) fn shrink(&self, number: u64, start: u64) {
         let Some(list) = self.list() else { return };
         if let Some(holder) = list.lock().by_number.get_mut(&number) {
             holder.range.start = start;
@@ -108,7 +108,7 @@ impl Holders {
     }
 
     #[cold]
-    pub(super) fn remove(&self, number: u64) {
+    pub(crate) fn remove(&self, number: u64) {
         let Some(list) = self.list() else { return };
         list.lock().by_number.remove(&number);
     }

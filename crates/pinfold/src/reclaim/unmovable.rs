@@ -14,19 +14,20 @@ use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::sync::Ordering;
 
-use super::{EFFORT_MAX, compact, evict};
+use super::compact;
+use super::evict::{EFFORT_MAX, evict};
 
 /// Frames that one search for a block to empty looks at, at most: four runs.
 const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
 
 /// A folio of `order` in an unmovable run, counted as [`alloc`](crate::frame::Frames::alloc) does it.
 /// Nothing if there is no such room to be had; then the caller may claim the run it is in.
-pub(crate) fn place(core: &Core, order: Order) -> Option<FrameNumber> {
+pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> {
     let got = without_evicting(core, order);
     if got.is_some() {
         return got;
     }
-    evict(core, order.frames().max(core.reclaim.direct_pages), EFFORT_MAX);
+    evict(core, order.frames().max(core.pressure.direct_pages), EFFORT_MAX);
     without_evicting(core, order)
 }
 
@@ -36,7 +37,7 @@ fn without_evicting(core: &Core, order: Order) -> Option<FrameNumber> {
     alloc().or_else(|| make_room(core, order).then(alloc)?).or_else(|| {
         let run = core.frames.claim_run(order)?;
         // What is in it makes room first from now on. Relaxed: where to look is a hint.
-        core.reclaim.room_hand.store(run.0, Ordering::Relaxed);
+        core.pressure.unmovable_hand.store(run.0, Ordering::Relaxed);
         alloc()
     })
 }
@@ -44,7 +45,7 @@ fn without_evicting(core: &Core, order: Order) -> Option<FrameNumber> {
 /// Step 2: empties one block of `order`, or a larger one, going on where the last search ended.
 fn make_room(core: &Core, order: Order) -> bool {
     // Relaxed, here and below: a hint.
-    let hand = core.reclaim.room_hand.load(Ordering::Relaxed);
+    let hand = core.pressure.unmovable_hand.load(Ordering::Relaxed);
     let first = FrameNumber(hand).align_down(Order::MAX);
     let behind = core.frames.unmovable_runs().filter(|run| *run >= first);
     let before = core.frames.unmovable_runs().filter(|run| *run < first);
@@ -59,7 +60,7 @@ fn make_room(core: &Core, order: Order) -> bool {
             at = head.0 - run.0 + frames;
             left = left.saturating_sub(frames);
             if emptied || left == 0 {
-                core.reclaim.room_hand.store(run.0 + at, Ordering::Relaxed);
+                core.pressure.unmovable_hand.store(run.0 + at, Ordering::Relaxed);
                 return emptied;
             }
         }

@@ -1,0 +1,148 @@
+//! What all benchmarks have in common: options, taking samples in turns, and publishing.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::workers::Crew;
+use super::{report, shared};
+
+/// The options that all benchmarks have.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// How many threads, one measurement each; each benchmark has its own default
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+
+    /// How many processes instead, on memory that they share
+    #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "threads")]
+    pub processes: Vec<usize>,
+
+    /// Length of one sample
+    #[arg(long, value_name = "S", default_value_t = 0.5)]
+    pub seconds: f64,
+
+    /// Samples of each engine, taken in turns
+    #[arg(long, value_name = "R", default_value_t = 5)]
+    pub runs: usize,
+
+    /// Measure these engines alone
+    #[arg(long, value_name = "ENGINE,..", value_delimiter = ',')]
+    pub only: Vec<String>,
+
+    /// Write the result as one JSON object to FILE, or to standard output for -
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl Common {
+    /// The crews to measure with, in order; so many threads if nothing else is said.
+    pub fn crews(&self, threads: &[usize]) -> Result<Vec<Crew>> {
+        let threads = if self.threads.is_empty() { threads } else { &self.threads };
+        let crews: Vec<Crew> = if self.processes.is_empty() {
+            threads.iter().map(|&n| Crew::Threads(n)).collect()
+        } else {
+            self.processes.iter().map(|&n| Crew::Processes(n)).collect()
+        };
+        for crew in &crews {
+            ensure!(
+                (1..=shared::MAX_WORKERS).contains(&crew.workers()),
+                "{crew}: the number of workers must be from 1 to {}",
+                shared::MAX_WORKERS
+            );
+        }
+        ensure!(self.runs > 0, "--runs 0: at least one sample is needed");
+        Ok(crews)
+    }
+
+    /// Refuses `--processes`.
+    pub fn threads_only(&self) -> Result<()> {
+        ensure!(self.processes.is_empty(), "--processes: this benchmark has threads only");
+        Ok(())
+    }
+
+    /// The length of one sample.
+    pub fn sample(&self) -> Result<Duration> {
+        ensure!(
+            self.seconds > 0.0 && self.seconds <= 3600.0,
+            "--seconds {}: must be above 0 and at most 3600",
+            self.seconds
+        );
+        Ok(Duration::from_secs_f64(self.seconds))
+    }
+
+    /// The engines of `all` that `--only` leaves.
+    pub fn engines<'a>(&self, all: &[&'a str]) -> Result<Vec<&'a str>> {
+        chosen("--only", "engine", &self.only, all)
+    }
+
+    /// Takes `runs` samples of each of `cells`, all of them once before any of them again.
+    pub fn interleave<C, S>(
+        &self,
+        cells: &[C],
+        mut sample: impl FnMut(&C) -> Result<S>,
+    ) -> Result<Vec<Vec<S>>> {
+        let bar = progress(cells.len() * self.runs);
+        let mut samples: Vec<Vec<S>> =
+            cells.iter().map(|_| Vec::with_capacity(self.runs)).collect();
+        for _ in 0..self.runs {
+            for (cell, into) in cells.iter().zip(&mut samples) {
+                into.push(sample(cell)?);
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(samples)
+    }
+
+    /// Prints the table for people and writes the JSON, if one is asked for.
+    pub fn publish(&self, table: &str, json: &report::Object) -> Result<()> {
+        publish(self.json.as_deref(), table, json)
+    }
+}
+
+/// Those of `all` that are in `names`; all if there are none.
+pub fn chosen<'a>(
+    option: &str,
+    what: &str,
+    names: &[String],
+    all: &[&'a str],
+) -> Result<Vec<&'a str>> {
+    for name in names {
+        if !all.contains(&name.as_str()) {
+            bail!("{option} {name}: no such {what}; there are {}", all.join(", "));
+        }
+    }
+    let kept = |one: &&str| names.is_empty() || names.iter().any(|name| name == one);
+    Ok(all.iter().copied().filter(kept).collect())
+}
+
+/// Prints the table, and writes the JSON to `path`, if there is one; the table makes way for it
+/// on standard output.
+pub fn publish(path: Option<&Path>, table: &str, json: &impl Serialize) -> Result<()> {
+    let Some(path) = path else {
+        println!("{table}");
+        return Ok(());
+    };
+    let text = serde_json::to_string_pretty(json)?;
+    if path.as_os_str() == "-" {
+        eprintln!("{table}");
+        println!("{text}");
+    } else {
+        println!("{table}");
+        std::fs::write(path, text + "\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A bar on a terminal, nothing in a pipe.
+fn progress(steps: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples, {eta} left")
+        .expect("the template is well formed");
+    ProgressBar::new(steps as u64).with_style(style)
+}

@@ -1,0 +1,81 @@
+//! What a reader that holds nothing keeps of the arena: where it is, and how many frames it has.
+//!
+//! A handle has it beside all else that a hit needs; in `Frames` it would lie behind the handle's
+//! pointer to its cache. Called by the doors that hold nothing.
+
+#[cfg(not(loom))]
+use std::ptr::NonNull;
+
+#[cfg(not(loom))]
+use super::PAGE_SHIFT;
+use super::{Frame, FrameNumber, Frames};
+use crate::flaw;
+
+/// Entries and bytes of an arena.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Where the arena and the table, which is the first thing in it, start.
+    base: NonNull<u8>,
+    frames: u32,
+}
+
+// SAFETY: what it leads to are entries, which are made of atomics, and addresses.
+#[cfg(not(loom))]
+unsafe impl Send for Window {}
+// SAFETY: as above.
+#[cfg(not(loom))]
+unsafe impl Sync for Window {}
+
+#[cfg(not(loom))]
+impl Window {
+    /// Of those frames.
+    ///
+    /// # Safety
+    /// It is used only as long as they live.
+    pub(crate) unsafe fn of(frames: &Frames) -> Self {
+        Window { base: frames.base(), frames: frames.frames() }
+    }
+
+    /// The entry of `frame` and where its bytes are, or nothing if the arena has no such frame: both
+    /// for one comparison.
+    #[inline(always)]
+    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        flaw::pause();
+        if frame.0 >= self.frames {
+            return None;
+        }
+        let entry = self.base.cast::<Frame>().as_ptr().wrapping_add(frame.0 as usize);
+        // SAFETY: the table has an entry for each frame of the arena, is the first thing in it, and
+        // lives as long as the window is used.
+        let entry = unsafe { &*entry };
+        Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
+    }
+}
+
+/// For the checker, whose entries are not in the arena.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) struct Window(std::ptr::NonNull<Frames>);
+
+// SAFETY: it leads to `Frames`, which can be shared.
+#[cfg(loom)]
+unsafe impl Send for Window {}
+// SAFETY: as above.
+#[cfg(loom)]
+unsafe impl Sync for Window {}
+
+#[cfg(loom)]
+impl Window {
+    #[allow(clippy::missing_safety_doc, reason = "as the real one")]
+    pub(crate) unsafe fn of(frames: &Frames) -> Self {
+        Window(frames.into())
+    }
+
+    pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
+        flaw::pause();
+        // SAFETY: the promise made to `of`.
+        let frames = unsafe { self.0.as_ref() };
+        Some((frames.try_frame(frame)?, frames.address(frame)))
+    }
+}

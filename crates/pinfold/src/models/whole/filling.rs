@@ -1,0 +1,108 @@
+//! Misses under pressure: fills, evictions, the daemon, reading ahead, and dropping what is on its
+//! way.
+
+use super::{House, Plan, SMALL, Stores, draw, holds_and_catches, race};
+use crate::fill;
+use crate::flaw::Flaw;
+
+fn read_some(house: &House) {
+    for _ in 0..3 {
+        house.read_any().expect("the source does not fail");
+    }
+}
+
+/// Three readers of eight pages in four frames, and the daemon.
+fn pressure() {
+    let house = House::new(Plan { watermarks: (1, 2), ..SMALL });
+    race(&house, &[read_some, read_some, read_some]);
+}
+
+#[test]
+fn readers_and_the_daemon_with_too_little_memory() {
+    let flaws = [
+        (Flaw::FreezeStaysEven, ""),
+        (Flaw::CountedBlindly, ""),
+        (Flaw::FreezeAnyCount, ""),
+        (Flaw::InsertBlindly, "the range was checked"),
+        (Flaw::WakeFirst, "deadlock"),
+        (Flaw::DirectoryStays, "the directory says"),
+    ];
+    holds_and_catches(Stores::AtOnce, pressure, &flaws);
+}
+
+/// What is being read, or was, is dropped: a reader gets its pages all the same.
+fn dropping() {
+    let drop_some = |house: &House| {
+        for _ in 0..3 {
+            house.invalidate_any();
+        }
+    };
+    race(&House::new(SMALL), &[read_some, read_some, drop_some]);
+}
+
+#[test]
+fn readers_of_what_is_dropped() {
+    let flaws =
+        [(Flaw::LandBlindly, ""), (Flaw::CountedBlindly, ""), (Flaw::WakeFirst, "deadlock")];
+    holds_and_catches(Stores::AtOnce, dropping, &flaws);
+}
+
+/// Folios of up to four pages, read ahead by requests that the source's own thread carries out, of
+/// which it takes one at a time. Ranges overlap, so that inserts fail.
+const AHEAD: Plan = Plan {
+    frames: 14,
+    order_max: 2,
+    files: 1,
+    pages: 8,
+    readahead_pages: 4,
+    device: true,
+    ..SMALL
+};
+
+fn read_on(house: &House) {
+    let from = draw(3);
+    for page in from..from + 4 {
+        house.read(0, page, 64).expect("the source does not fail");
+    }
+}
+
+fn will_need(house: &House) {
+    fill::will_need(&house.files[0], 0..8);
+}
+
+fn ahead() {
+    race(&House::new(AHEAD), &[read_on, read_on, will_need]);
+}
+
+#[test]
+fn what_is_read_ahead_arrives_or_ends() {
+    let flaws = [
+        (Flaw::ForgetUnsubmitted, ""),
+        (Flaw::WakeFirst, "deadlock"),
+        (Flaw::InsertBlindly, "the range was checked"),
+    ];
+    holds_and_catches(Stores::AtOnce, ahead, &flaws);
+}
+
+/// The same with one read in three failing, and pages dropped: whoever gets the error has it from
+/// the source, and nobody waits for ever.
+fn ahead_failing() {
+    let read = |house: &House| {
+        for page in draw(3)..6 {
+            if let Err(error) = house.read(0, page, 64) {
+                assert!(error.to_string().contains("as the model wants it"), "{error}");
+            }
+        }
+    };
+    let drop_some = |house: &House| {
+        house.invalidate_any();
+        house.invalidate_any();
+    };
+    race(&House::failing(AHEAD, 3), &[read, read, will_need, drop_some]);
+}
+
+#[test]
+fn reads_ahead_that_fail_end_for_all_who_wait() {
+    let flaws = [(Flaw::ForgetUnsubmitted, ""), (Flaw::WakeFirst, "deadlock")];
+    holds_and_catches(Stores::AtOnce, ahead_failing, &flaws);
+}

@@ -1,0 +1,424 @@
+//! Whole caches in schedules that shuttle draws: real memory, real fills, the daemon, requests that
+//! complete on another thread, batches, compaction, waiting for memory.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p pinfold --lib models::`. Each model runs as shipped,
+//! and once with each flaw that it has to catch. A schedule is drawn from a seed, and a failure
+//! names it: `PINFOLD_SHUTTLE_SEED=<seed>` runs that one again. `PINFOLD_SHUTTLE_RUNS=<n>` runs n
+//! schedules of each model as shipped instead of what fits into the ordinary tests.
+//!
+//! Here: the cache of a model, its files, and what holds for all of them in the end. Against weak
+//! memory these models have the store buffers of x86 and no more (`sync::scheduled`); loom's have
+//! the language's rules and fewer steps.
+
+mod borrowed;
+mod filling;
+mod memory;
+mod moving;
+mod words;
+
+use std::borrow::Cow;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{FailurePersistence, Runner};
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::flaw::{self, Flaw};
+use crate::frame::{FrameStats, Frames, Order, PAGE_BYTES};
+use crate::freeze;
+use crate::handle::Handle;
+use crate::index::{NodePool, PAGES_END};
+use crate::options::Options;
+use crate::pressure::Pressure;
+use crate::readers::Barrier;
+use crate::reclaim;
+use crate::source::{Backing, EngineOptions, Extent, Request, Source, Start};
+use crate::sync::{Condvar, Mutex, scheduled, thread};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Schedules drawn from one seed.
+const RUNS_OF_A_SEED: usize = 100;
+
+/// Seeds of each model as shipped, and the most until a flaw has to be caught.
+const SEEDS: usize = 10;
+const SEEDS_FOR_A_FLAW: usize = 100;
+
+/// The step at which a run is taken for one that does not end.
+const STEPS_MAX: usize = 200_000;
+
+/// What a model's memory is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stores {
+    /// Seen by all at once.
+    AtOnce,
+    /// Seen late, as on x86.
+    Buffered,
+}
+
+/// The model holds, and each flaw breaks it, for the reason given (a part of the panic's message).
+fn holds_and_catches(stores: Stores, model: fn(), flaws: &[(Flaw, &str)]) {
+    let number = |name| std::env::var(name).ok().and_then(|n| n.parse::<usize>().ok());
+    if let Some(seed) = number("PINFOLD_SHUTTLE_SEED") {
+        let result = explore(stores, model, None, seed as u64, RUNS_OF_A_SEED);
+        return result.unwrap_or_else(|why| panic!("as shipped it fails: {why}"));
+    }
+    let seeds = number("PINFOLD_SHUTTLE_RUNS").map_or(SEEDS, |runs| runs.div_ceil(RUNS_OF_A_SEED));
+    let since = std::time::Instant::now();
+    for seed in 0..seeds {
+        if let Err(why) = explore(stores, model, None, seed as u64, RUNS_OF_A_SEED) {
+            panic!("as shipped it fails (PINFOLD_SHUTTLE_SEED={seed} shows it again): {why}");
+        }
+    }
+    println!("as shipped: {} runs, {:?}", seeds * RUNS_OF_A_SEED, since.elapsed());
+    let mut wrong = Vec::new();
+    for &(flaw, reason) in flaws {
+        let since = std::time::Instant::now();
+        let caught = (0..SEEDS_FOR_A_FLAW).find_map(|seed| {
+            let caught = explore(stores, model, Some(flaw), seed as u64, RUNS_OF_A_SEED).err();
+            caught.map(|why| (seed, why))
+        });
+        match caught {
+            None => wrong.push(format!("{flaw:?} was not caught")),
+            Some((seed, why)) => {
+                println!("{flaw:?}: seed {seed}, {:?}: {why}", since.elapsed());
+                if !why.contains(reason) {
+                    wrong.push(format!("{flaw:?} was caught for another reason: {why}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("; "));
+}
+
+/// Runs the model in schedules drawn from `seed`: with few switches at odd seeds (PCT), with many
+/// at even ones.
+fn explore(
+    stores: Stores,
+    model: fn(),
+    flaw: Option<Flaw>,
+    seed: u64,
+    runs: usize,
+) -> std::result::Result<(), String> {
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 18;
+    config.failure_persistence = FailurePersistence::None;
+    config.max_steps = shuttle::MaxSteps::FailAfter(STEPS_MAX);
+    config.silence_warnings = true;
+    let body = move || {
+        scheduled::begin_run(stores == Stores::Buffered);
+        model();
+        scheduled::empty_own_buffer();
+    };
+    let mut result = Ok(());
+    flaw::with(flaw, || {
+        result = catch_unwind(AssertUnwindSafe(|| {
+            if seed % 2 == 0 {
+                Runner::new(RandomScheduler::new_from_seed(seed, runs), config).run(body);
+            } else {
+                Runner::new(PctScheduler::new_from_seed(seed, 4, runs), config).run(body);
+            }
+        }));
+    });
+    result.map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+    })
+}
+
+fn spawn(body: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+    thread::Builder::new().spawn(body).expect("a thread of a model")
+}
+
+/// What a model's cache is made of.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// Frames, the table's own and those for index nodes included.
+    frames: u32,
+    order_max: u8,
+    /// At so many free frames the daemon begins, and ends. None: no daemon.
+    watermarks: (u32, u32),
+    barrier: Barrier,
+    files: u64,
+    pages: u64,
+    readahead_pages: u64,
+    /// Requests complete on a thread of the source's.
+    device: bool,
+}
+
+const SMALL: Plan = Plan {
+    frames: 7,
+    order_max: 0,
+    watermarks: (0, 0),
+    barrier: Barrier::Membarrier,
+    files: 2,
+    pages: 4,
+    readahead_pages: 0,
+    device: false,
+};
+
+/// A source whose page `n` is filled with one word, `number << 32 | generation << 16 | n`.
+struct Pages {
+    number: u64,
+    pages: u64,
+    /// From `crate::sync`: whoever reads the source races with whoever changes it.
+    generation: crate::sync::AtomicU64,
+    /// Reads that fail, one in so many; 0 for none.
+    failing_one_in: u64,
+    queue: Option<(Mutex<Queue>, Condvar)>,
+}
+
+#[derive(Default)]
+struct Queue {
+    requests: Vec<Request>,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+fn draw(below: u64) -> u64 {
+    shuttle::rand::RngCore::next_u64(&mut shuttle::rand::thread_rng()) % below
+}
+
+impl Pages {
+    fn word(&self, page: u64, generation: u64) -> u64 {
+        self.number << 32 | generation << 16 | page
+    }
+
+    /// The source's own thread: carries requests out in any order.
+    fn device(&self) {
+        let (queue, wake) = self.queue.as_ref().expect("a source with a queue");
+        loop {
+            let request = {
+                let mut queue = queue.lock();
+                while queue.requests.is_empty() && !queue.ended {
+                    queue = wake.wait(queue);
+                }
+                if queue.requests.is_empty() {
+                    return;
+                }
+                let nth = draw(queue.requests.len() as u64) as usize;
+                queue.requests.swap_remove(nth)
+            };
+            let result = self.read_extents_at(request.offset(), request.extents());
+            request.finish(result);
+        }
+    }
+
+    fn end(&self) {
+        if let Some((queue, wake)) = &self.queue {
+            queue.lock().ended = true;
+            wake.notify_all();
+        }
+    }
+}
+
+impl Source for Pages {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        unreachable!("the cache reads into extents")
+    }
+
+    fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        if self.failing_one_in > 0 && draw(self.failing_one_in) == 0 {
+            return Err(io::Error::other("as the model wants it"));
+        }
+        let generation = self.generation.load(crate::sync::Ordering::SeqCst);
+        let mut page = offset / PAGE;
+        let mut got = 0;
+        for extent in extents {
+            for at in (0..extent.bytes()).step_by(PAGE_BYTES) {
+                if page < self.pages {
+                    let bytes = self.word(page, generation).to_ne_bytes().repeat(PAGE_BYTES / 8);
+                    // In two parts: whoever reads in between has half of a page.
+                    scheduled::point();
+                    extent.store(at, &bytes[..PAGE_BYTES / 2]);
+                    scheduled::point();
+                    extent.store(at + PAGE_BYTES / 2, &bytes[PAGE_BYTES / 2..]);
+                    got += PAGE_BYTES;
+                }
+                page += 1;
+            }
+        }
+        Ok(got)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.pages * PAGE)
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "model".into()
+    }
+
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
+        // Not "unsupported": the cache's own workers are threads of the system.
+        let Some((queue, wake)) = &self.queue else { return Start::Full };
+        let mut queue = queue.lock();
+        // No more than one at a time: what is left is the cache's to end.
+        let room = 1_usize.saturating_sub(queue.requests.len()).min(batch.len());
+        queue.requests.extend(batch.drain(..room));
+        wake.notify_all();
+        if batch.is_empty() { Start::Started } else { Start::Full }
+    }
+}
+
+/// A cache and its files.
+struct House {
+    core: Arc<Core>,
+    files: Vec<Handle>,
+    sources: Vec<Arc<Pages>>,
+    devices: Mutex<Vec<thread::JoinHandle<()>>>,
+    fresh: FrameStats,
+}
+
+impl House {
+    fn new(plan: Plan) -> Arc<Self> {
+        Self::failing(plan, 0)
+    }
+
+    /// With a source of which one read in `failing_one_in` fails.
+    fn failing(plan: Plan, failing_one_in: u64) -> Arc<Self> {
+        let frames = Frames::open(u64::from(plan.frames) * PAGE).expect("memory for a model");
+        let fresh = frames.stats();
+        let base = frames.base();
+        let bytes = frames.frames() as usize * PAGE_BYTES;
+        // SAFETY: the core drops the nodes before the frames.
+        let nodes = unsafe { NodePool::new(base, bytes, PAGE_BYTES) };
+        let order_max = Order::new(plan.order_max).expect("a legal order");
+        let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
+        let options = Options::new(frames.frames().into()).barrier(plan.barrier);
+        let pressure = Pressure::model(frames.frames(), order_max, plan.watermarks, 1);
+        let core = Core::new(options, frames, nodes, pressure, engine);
+        let core = Arc::new(core.expect("memory for a model"));
+        if plan.watermarks != (0, 0) {
+            reclaim::daemon::start(&core).expect("a thread of a model");
+        }
+        // Else those who have a frame each might wait for the last one, which all want for nodes.
+        reclaim::refill_nodes(&core, 8).expect("memory for a model");
+        let queue = || plan.device.then(|| (Mutex::new(Queue::default()), Condvar::new()));
+        let source = |number| {
+            Arc::new(Pages {
+                number,
+                pages: plan.pages,
+                generation: crate::sync::AtomicU64::new(0),
+                failing_one_in,
+                queue: queue(),
+            })
+        };
+        let sources: Vec<_> = (1..=plan.files).map(source).collect();
+        let files = sources.iter().map(|source| {
+            let backing = Backing::new(source.clone(), core.engine.clone());
+            let (path, len_bytes) = (PathBuf::from("model"), plan.pages * PAGE);
+            let opened = core.mappings.open(&core.nodes, None, path, backing, len_bytes);
+            let (mapping, _) = opened.expect("a free number");
+            Handle::new(core.clone(), mapping, (plan.readahead_pages * PAGE) as usize)
+        });
+        let files = files.collect();
+        let devices = sources.iter().filter(|_| plan.device).map(|source| {
+            let source = source.clone();
+            spawn(move || source.device())
+        });
+        let devices = Mutex::new(devices.collect());
+        Arc::new(House { core, files, sources, devices, fresh })
+    }
+
+    /// A read of so many bytes of a page, which is the page's of one generation.
+    fn read(&self, file: usize, page: u64, bytes: usize) -> Result<()> {
+        let mut buf = vec![0xEE; bytes];
+        let got = self.files[file].read_at(&mut buf, page * PAGE)?;
+        self.check_bytes(file, page, &buf[..got]);
+        assert_eq!(got, bytes, "less than there is");
+        Ok(())
+    }
+
+    /// Whether these are the bytes from `page` on, each page's of one generation.
+    fn check_bytes(&self, file: usize, page: u64, bytes: &[u8]) {
+        let source = &self.sources[file];
+        let now = source.generation.load(crate::sync::Ordering::SeqCst);
+        for (n, part) in bytes.chunks(PAGE_BYTES).enumerate() {
+            let words = part.chunks_exact(8).map(|word| word.try_into().expect("eight bytes"));
+            let mut words = words.map(u64::from_ne_bytes);
+            let first = words.next().expect("a word");
+            let right = |generation| source.word(page + n as u64, generation) == first;
+            assert!((0..=now).any(right), "wrong bytes: {first:x} at page {page} of file {file}");
+            assert!(words.all(|word| word == first), "wrong bytes: halves of two");
+        }
+    }
+
+    /// Any page of any file, a part of it, or all and the next one.
+    fn read_any(&self) -> Result<()> {
+        let file = draw(self.files.len() as u64) as usize;
+        let pages = self.sources[file].pages;
+        match draw(3) {
+            0 => self.read(file, draw(pages), 64),
+            1 => self.read(file, draw(pages), PAGE_BYTES),
+            _ => self.read(file, draw(pages - 1), 2 * PAGE_BYTES),
+        }
+    }
+
+    /// Any page of any file is dropped, or the other generation of all begins.
+    fn invalidate_any(&self) {
+        let file = draw(self.files.len() as u64) as usize;
+        let page = draw(self.sources[file].pages);
+        freeze::drop_clean(&self.core, &self.files[file].mapping, page..page + 1);
+    }
+
+    fn evict(&self) {
+        reclaim::evict(&self.core, 1, 8);
+    }
+
+    /// Nobody is left: everything can be dropped, and then all is free but the index's slabs, and
+    /// nothing waits. What the directory says is what the tree says.
+    fn ends(self: &Arc<Self>) {
+        self.core.pressure.bell.end();
+        for source in &self.sources {
+            source.end();
+        }
+        for device in std::mem::take(&mut *self.devices.lock()) {
+            device.join().expect("a source's thread");
+        }
+        for file in &self.files {
+            for page in 0..self.sources[0].pages {
+                let (exact, hint) =
+                    (file.mapping.index.lookup(page), file.mapping.index.lookup_hint(page));
+                // Of a page that is not there the hint may be any number.
+                let same = exact.is_none_or(|head| head == hint);
+                assert!(same, "the directory says {hint:?} and the tree {exact:?}");
+            }
+            freeze::discard(&self.core, &file.mapping, 0..PAGES_END);
+            assert_eq!(file.mapping.change().folios(), 0, "folios are left");
+        }
+        freeze::collect(&self.core);
+        assert_eq!(
+            self.core.deferred.outstanding(&self.core.frames).0,
+            0,
+            "folios wait for nobody"
+        );
+        let slabs = self.core.nodes.stats().slabs as u32;
+        let free = self.core.frames.free_frames() + slabs;
+        assert_eq!(free, self.fresh.free_frames, "frames are lost");
+    }
+}
+
+/// Runs all at once on the cache, which nobody has when they have ended.
+fn race(house: &Arc<House>, sides: &[fn(&House)]) {
+    let threads: Vec<_> = sides
+        .iter()
+        .map(|&side| {
+            let house = house.clone();
+            spawn(move || side(&house))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("a thread of the model");
+    }
+    house.ends();
+}

@@ -1,0 +1,430 @@
+//! Reads a crate's files into a [`Tree`].
+//!
+//! What only tests and models have is left out: items, statements and fields under a `cfg` that
+//! needs `test` or `loom`.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
+use syn::punctuated::Punctuated;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, Meta, Token, UseTree, Visibility};
+
+use super::tree::{Bound, Import, Mention, Methods, Tree};
+
+/// Reads the crate whose root is `root`, a path below the folder `src`.
+pub(super) fn read(src: &Path, root: &str) -> Result<Tree> {
+    let mut tree = Tree::default();
+    let here = tree.add("crate", None, Some(PathBuf::from(root)));
+    let mut reader = Reader {
+        src,
+        tree,
+        here,
+        children: PathBuf::new(),
+        blocks: 0,
+        files: HashSet::new(),
+        left_out: HashSet::new(),
+        failed: None,
+    };
+    reader.file(root.as_ref());
+    if let Some(failed) = reader.failed {
+        return Err(failed);
+    }
+    let mut forgotten = Vec::new();
+    reader.forgotten(Path::new(""), &mut forgotten)?;
+    ensure!(
+        forgotten.is_empty(),
+        "{}: no `mod` names these files, so nothing checks them: {}",
+        src.display(),
+        forgotten.join(", ")
+    );
+    Ok(reader.tree)
+}
+
+struct Reader<'a> {
+    src: &'a Path,
+    tree: Tree,
+    /// The module whose code is being read, and the folder of its children's files.
+    here: usize,
+    children: PathBuf,
+    /// How many function bodies deep.
+    blocks: usize,
+    files: HashSet<PathBuf>,
+    /// Modules left out, as paths without `.rs`: their files need nobody to name them.
+    left_out: HashSet<PathBuf>,
+    failed: Option<anyhow::Error>,
+}
+
+impl Reader<'_> {
+    fn file(&mut self, file: &Path) {
+        self.files.insert(file.to_owned());
+        let path = self.src.join(file);
+        let parsed = fs::read_to_string(&path)
+            .map_err(anyhow::Error::from)
+            .and_then(|text| Ok(syn::parse_file(&text)?))
+            .with_context(|| format!("{}: can't be read as Rust", path.display()));
+        match parsed {
+            Ok(parsed) if is_left_out(&parsed.attrs) => {}
+            Ok(parsed) => self.visit_file(&parsed),
+            Err(error) => self.failed = self.failed.take().or(Some(error)),
+        }
+    }
+
+    /// Reads the module that `item` declares or has.
+    fn module(&mut self, item: &syn::ItemMod) {
+        let name = item.ident.to_string();
+        let inline = item.content.is_some();
+        let file = (!inline).then(|| self.file_of(&item.attrs, &name));
+        let children = match &file {
+            Some(file) if file.file_name().is_some_and(|f| f != "mod.rs") => {
+                file.with_extension("")
+            }
+            Some(file) => file.parent().unwrap_or(Path::new("")).to_owned(),
+            None => self.children.join(&name),
+        };
+        let id = self.tree.add(&name, Some(self.here), file.clone());
+        let outside = (self.here, std::mem::replace(&mut self.children, children));
+        self.here = id;
+        match file {
+            Some(file) => self.file(&file),
+            None => visit::visit_item_mod(self, item),
+        }
+        (self.here, self.children) = outside;
+    }
+
+    fn file_of(&self, attributes: &[Attribute], name: &str) -> PathBuf {
+        let given = attributes.iter().find_map(|attribute| match &attribute.meta {
+            Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
+                syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(path), .. }) => Some(path.value()),
+                _ => None,
+            },
+            _ => None,
+        });
+        if let Some(given) = given {
+            let holder = &self.tree.modules[self.here].file;
+            return holder.parent().unwrap_or(Path::new("")).join(given);
+        }
+        let folder = self.children.join(name).join("mod.rs");
+        if self.src.join(&folder).exists() {
+            folder
+        } else {
+            self.children.join(format!("{name}.rs"))
+        }
+    }
+
+    /// Files below `folder` that are in no module: the check would miss them in silence.
+    fn forgotten(&self, folder: &Path, into: &mut Vec<String>) -> Result<()> {
+        let listed = fs::read_dir(self.src.join(folder))
+            .with_context(|| self.src.join(folder).display().to_string())?;
+        for entry in listed {
+            let entry = entry?;
+            let path = folder.join(entry.file_name());
+            if self.left_out.contains(&path.with_extension("")) {
+            } else if entry.file_type()?.is_dir() {
+                self.forgotten(&path, into)?;
+            } else if path.extension().is_some_and(|e| e == "rs")
+                && !self.files.contains(&path)
+                && path != Path::new("lib.rs")
+                && path != Path::new("main.rs")
+            {
+                into.push(path.display().to_string());
+            }
+        }
+        into.sort();
+        Ok(())
+    }
+
+    fn bind(&mut self, name: &str, bound: Bound) {
+        let names = &mut self.tree.modules[self.here].names;
+        names.entry(name.to_owned()).or_default().push(bound);
+    }
+
+    fn mention(&mut self, path: Vec<String>, span: Span, is_method: bool) {
+        let line = span.start().line;
+        self.tree.modules[self.here].mentions.push(Mention { path, line, is_method });
+    }
+
+    fn import(&mut self, tree: &UseTree, before: &[String], public: bool) {
+        let path = |ident: &syn::Ident| {
+            let mut path = before.to_vec();
+            // `use a::{self, b}` imports `a`.
+            if before.is_empty() || ident != "self" {
+                path.push(ident.to_string());
+            }
+            path
+        };
+        match tree {
+            UseTree::Path(part) => self.import(&part.tree, &path(&part.ident), public),
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.import(tree, before, public);
+                }
+            }
+            UseTree::Glob(glob) => {
+                let line = glob.star_token.spans[0].start().line;
+                let import = Import { path: before.to_vec(), line, public };
+                self.tree.modules[self.here].globs.push(import);
+            }
+            UseTree::Name(name) => {
+                let path = path(&name.ident);
+                self.import_as(name.ident.span(), path.last().cloned(), path, public);
+            }
+            UseTree::Rename(to) => {
+                let path = path(&to.ident);
+                self.import_as(to.ident.span(), Some(to.rename.to_string()), path, public);
+            }
+        }
+    }
+
+    fn import_as(&mut self, span: Span, name: Option<String>, path: Vec<String>, public: bool) {
+        let line = span.start().line;
+        self.bind(&name.unwrap_or_default(), Bound::Import(Import { path, line, public }));
+    }
+
+    /// Paths and method calls in what only a macro can parse.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let mark =
+            |at: usize, c| matches!(tokens.get(at), Some(TokenTree::Punct(p)) if p.as_char() == c);
+        let mut at = 0;
+        while let Some(token) = tokens.get(at) {
+            at += 1;
+            match token {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(first) => {
+                    let before = at.checked_sub(2);
+                    let mut path = vec![first.to_string()];
+                    while mark(at, ':') && mark(at + 1, ':') {
+                        let Some(TokenTree::Ident(next)) = tokens.get(at + 2) else { break };
+                        path.push(next.to_string());
+                        at += 3;
+                    }
+                    let called = match tokens.get(at) {
+                        Some(TokenTree::Group(group)) => {
+                            group.delimiter() == Delimiter::Parenthesis
+                        }
+                        _ => false,
+                    };
+                    match before {
+                        Some(b)
+                            if mark(b, '.') && !b.checked_sub(1).is_some_and(|b| mark(b, '.')) =>
+                        {
+                            if called {
+                                self.mention(path, first.span(), true);
+                            }
+                        }
+                        // A lifetime, or a macro's own parameter.
+                        Some(b) if mark(b, '\'') => {}
+                        Some(b) if mark(b, '$') && first != "crate" => {}
+                        _ => self.mention(path, first.span(), false),
+                    }
+                }
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+            }
+        }
+    }
+
+    fn methods(&mut self, of: Option<Vec<String>>, names: Vec<String>) {
+        self.tree.modules[self.here].methods.push(Methods { of, names });
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let (attributes, name) = parts(item);
+        if is_left_out(attributes) {
+            if let Item::Mod(module) = item {
+                let file = self.file_of(&module.attrs, &module.ident.to_string());
+                self.left_out.insert(self.children.join(module.ident.to_string()));
+                self.left_out.insert(file.with_extension(""));
+            }
+            return;
+        }
+        match item {
+            Item::Mod(module) => return self.module(module),
+            Item::Use(import) => {
+                if import.leading_colon.is_none() {
+                    let public = !matches!(import.vis, Visibility::Inherited);
+                    self.import(&import.tree, &[], public);
+                }
+                return;
+            }
+            Item::Impl(item) => {
+                let of = match (&item.trait_, &*item.self_ty) {
+                    (None, syn::Type::Path(of)) => Some(names(&of.path)),
+                    _ => None,
+                };
+                let functions = item.items.iter().filter_map(|item| match item {
+                    syn::ImplItem::Fn(function) if !is_left_out(&function.attrs) => {
+                        Some(function.sig.ident.to_string())
+                    }
+                    _ => None,
+                });
+                self.methods(of, functions.collect());
+            }
+            Item::Trait(item) => {
+                let functions = item.items.iter().filter_map(|item| match item {
+                    syn::TraitItem::Fn(function) => Some(function.sig.ident.to_string()),
+                    _ => None,
+                });
+                self.methods(None, functions.collect());
+            }
+            _ => {}
+        }
+        if let Some(name) = name.filter(|_| self.blocks == 0) {
+            self.bind(&name.to_string(), Bound::Item);
+        }
+        visit::visit_item(self, item);
+    }
+
+    fn visit_impl_item(&mut self, item: &'ast syn::ImplItem) {
+        let attributes = match item {
+            syn::ImplItem::Const(i) => &i.attrs,
+            syn::ImplItem::Fn(i) => &i.attrs,
+            syn::ImplItem::Type(i) => &i.attrs,
+            syn::ImplItem::Macro(i) => &i.attrs,
+            _ => return visit::visit_impl_item(self, item),
+        };
+        if !is_left_out(attributes) {
+            visit::visit_impl_item(self, item);
+        }
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        if !is_left_out(&field.attrs) {
+            visit::visit_field(self, field);
+        }
+    }
+
+    fn visit_field_value(&mut self, field: &'ast syn::FieldValue) {
+        if !is_left_out(&field.attrs) {
+            visit::visit_field_value(self, field);
+        }
+    }
+
+    fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+        if !is_left_out(&arm.attrs) {
+            visit::visit_arm(self, arm);
+        }
+    }
+
+    fn visit_local(&mut self, local: &'ast syn::Local) {
+        if !is_left_out(&local.attrs) {
+            visit::visit_local(self, local);
+        }
+    }
+
+    fn visit_expr_block(&mut self, block: &'ast syn::ExprBlock) {
+        if !is_left_out(&block.attrs) {
+            visit::visit_expr_block(self, block);
+        }
+    }
+
+    fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
+        if !is_left_out(&call.attrs) {
+            visit::visit_expr_call(self, call);
+        }
+    }
+
+    fn visit_stmt_macro(&mut self, statement: &'ast syn::StmtMacro) {
+        if !is_left_out(&statement.attrs) {
+            visit::visit_stmt_macro(self, statement);
+        }
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        if !is_left_out(&call.attrs) {
+            self.mention(vec![call.method.to_string()], call.method.span(), true);
+            visit::visit_expr_method_call(self, call);
+        }
+    }
+
+    fn visit_block(&mut self, block: &'ast syn::Block) {
+        self.blocks += 1;
+        visit::visit_block(self, block);
+        self.blocks -= 1;
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        if path.leading_colon.is_none() {
+            self.mention(names(path), path.segments[0].ident.span(), false);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, makro: &'ast syn::Macro) {
+        visit::visit_macro(self, makro);
+        self.tokens(makro.tokens.clone());
+    }
+
+    fn visit_meta_list(&mut self, list: &'ast syn::MetaList) {
+        visit::visit_meta_list(self, list);
+        self.tokens(list.tokens.clone());
+    }
+
+    fn visit_pat_ident(&mut self, pattern: &'ast syn::PatIdent) {
+        self.tree.modules[self.here].variables.insert(pattern.ident.to_string());
+        visit::visit_pat_ident(self, pattern);
+    }
+
+    /// `pub(super)` depends on nothing.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
+}
+
+fn names(path: &syn::Path) -> Vec<String> {
+    path.segments.iter().map(|segment| segment.ident.to_string()).collect()
+}
+
+fn parts(item: &Item) -> (&[Attribute], Option<&syn::Ident>) {
+    match item {
+        Item::Const(i) => (&i.attrs, Some(&i.ident)),
+        Item::Enum(i) => (&i.attrs, Some(&i.ident)),
+        Item::ExternCrate(i) => (&i.attrs, None),
+        Item::Fn(i) => (&i.attrs, Some(&i.sig.ident)),
+        Item::ForeignMod(i) => (&i.attrs, None),
+        Item::Impl(i) => (&i.attrs, None),
+        Item::Macro(i) => (&i.attrs, i.ident.as_ref()),
+        Item::Mod(i) => (&i.attrs, None),
+        Item::Static(i) => (&i.attrs, Some(&i.ident)),
+        Item::Struct(i) => (&i.attrs, Some(&i.ident)),
+        Item::Trait(i) => (&i.attrs, Some(&i.ident)),
+        Item::TraitAlias(i) => (&i.attrs, Some(&i.ident)),
+        Item::Type(i) => (&i.attrs, Some(&i.ident)),
+        Item::Union(i) => (&i.attrs, Some(&i.ident)),
+        Item::Use(i) => (&i.attrs, None),
+        _ => (&[], None),
+    }
+}
+
+/// Whether a `cfg` among `attributes` needs a test or a model.
+fn is_left_out(attributes: &[Attribute]) -> bool {
+    attributes.iter().filter(|a| a.path().is_ident("cfg")).any(|attribute| {
+        attribute.parse_args::<Meta>().is_ok_and(|condition| holds(&condition) == Some(false))
+    })
+}
+
+/// Whether a condition holds where neither `test` nor `loom` is set; nothing if it may or may not.
+fn holds(condition: &Meta) -> Option<bool> {
+    let Meta::List(list) = condition else {
+        let never = condition.path().is_ident("test") || condition.path().is_ident("loom");
+        return never.then_some(false);
+    };
+    let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;
+    let parts: Vec<Option<bool>> = parts.iter().map(holds).collect();
+    let decided_by = |value| {
+        if parts.contains(&Some(value)) {
+            Some(value)
+        } else {
+            parts.iter().all(|&part| part == Some(!value)).then_some(!value)
+        }
+    };
+    match list.path.get_ident()?.to_string().as_str() {
+        "all" => decided_by(false),
+        "any" => decided_by(true),
+        "not" => parts.first().copied().flatten().map(|part| !part),
+        _ => None,
+    }
+}

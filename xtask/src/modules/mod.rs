@@ -1,0 +1,258 @@
+//! `cargo xtask modules`: the modules of each crate import each other without a circle.
+
+mod circle;
+mod depend;
+mod document;
+mod gather;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use self::circle::Needs;
+use self::depend::Dependency;
+use self::document::Calls;
+use self::tree::Tree;
+
+/// Folders that still have a circle. None may join them, and who cuts one takes it off.
+const NOT_YET: [&str; 5] = [
+    "crates/pinfold/src",
+    "crates/pinfold/src/fill",
+    "crates/pinfold/src/index",
+    "crates/pinfold/src/reclaim",
+    "crates/pinfold/src/testing/stress",
+];
+
+/// Sources whose modules a document lists, with what each calls; checked once they have no circle.
+const DOCUMENTED: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
+
+/// Check that the modules of each crate import each other without a circle
+///
+/// The rule holds in each folder by itself. The files in it, its own file (mod.rs, lib.rs, main.rs)
+/// among them, and the folders in it must not depend on each other in a circle. Seen from outside,
+/// a folder counts as one, whichever of its files depends or is depended on.
+///
+/// A file depends on another if it imports or mentions anything that the other defines, or calls a
+/// method that the other adds to a type of a third. Re-exports are looked through: what is imported
+/// by way of a mod.rs belongs to the file that defines it. So neither `mod x;` nor a `pub use` of
+/// something further down is a dependency; a `pub use` of anything else is one, on both sides.
+///
+/// What only tests and models have (a cfg that needs `test` or `loom`) is left out.
+///
+/// docs/design.md lists the modules of crates/pinfold, and what each calls; that has to be so, too.
+#[derive(Debug, Default, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct ModulesArgs {
+    /// Crates' folders [default: all, without the circles that are known]
+    crates: Vec<PathBuf>,
+    /// Of each circle print every import that is part of it, not only a shortest way around
+    #[arg(long)]
+    all: bool,
+    /// Print what each file and folder calls, as rows for a document
+    #[arg(long)]
+    table: bool,
+}
+
+pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
+    let every = args.crates.is_empty();
+    let chosen = if every { all_crates(root)? } else { args.crates.clone() };
+    let known: &[&str] = if every { &NOT_YET } else { &[] };
+    let (mut files, mut dependencies) = (0, 0);
+    let mut wrong = String::new();
+    let mut with_circle = BTreeSet::new();
+    for krate in &chosen {
+        for krate in Krate::read(root, krate)? {
+            if args.table {
+                print!("{}", krate.table());
+            }
+            for (folder, circle) in krate.circles(args.all) {
+                if !known.contains(&&*folder) {
+                    wrong += &circle;
+                }
+                with_circle.insert(folder);
+            }
+            let src = krate.src.display().to_string();
+            for (_, document) in DOCUMENTED.iter().filter(|(documented, _)| *documented == src) {
+                if !with_circle.contains(&src) {
+                    let text = fs::read_to_string(root.join(document)).context(*document)?;
+                    for line in document::wrong(&text, &src, &krate.calls()).lines() {
+                        let _ = writeln!(wrong, "{document}: {line}");
+                    }
+                }
+            }
+            files += krate.files();
+            dependencies += krate.dependencies.len();
+        }
+    }
+    for cut in known.iter().filter(|folder| !with_circle.contains(**folder)) {
+        let _ =
+            writeln!(wrong, "{cut}: has no circle any more; take it off NOT_YET in {}", file!());
+    }
+    ensure!(wrong.is_empty(), "modules:\n{wrong}");
+    println!(
+        "{} crates, {files} files, {dependencies} imports: no circle{}",
+        chosen.len(),
+        if known.is_empty() { String::new() } else { format!(" but in {} folders", known.len()) }
+    );
+    Ok(())
+}
+
+/// The folders of the workspace's crates, in the order of their names.
+fn all_crates(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut all = vec![PathBuf::from("kernel/lab"), PathBuf::from("xtask")];
+    for entry in fs::read_dir(root.join("crates")).context("crates")? {
+        let krate = Path::new("crates").join(entry?.file_name());
+        if root.join(&krate).join("Cargo.toml").exists() {
+            all.push(krate);
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// A library or a program, with what its files need of each other.
+struct Krate {
+    /// Where its sources are, from the workspace's root.
+    src: PathBuf,
+    tree: Tree,
+    dependencies: BTreeSet<Dependency>,
+}
+
+impl Krate {
+    /// The library and the program of a folder.
+    fn read(root: &Path, krate: &Path) -> Result<Vec<Self>> {
+        let src = krate.join("src");
+        let mut read = Vec::new();
+        for file in ["lib.rs", "main.rs"] {
+            if root.join(&src).join(file).exists() {
+                let tree = gather::read(&root.join(&src), file)?;
+                let dependencies = depend::dependencies(&tree);
+                read.push(Self { src: src.clone(), tree, dependencies });
+            }
+        }
+        ensure!(!read.is_empty(), "{}: neither lib.rs nor main.rs there", src.display());
+        Ok(read)
+    }
+
+    fn files(&self) -> usize {
+        self.tree.modules.iter().enumerate().filter(|(id, module)| module.owner == *id).count()
+    }
+
+    /// The part `part` of a folder, as a path below the sources.
+    fn part(&self, folder: usize, part: usize) -> String {
+        let module = &self.tree.modules[part];
+        let is_folder = |id| {
+            self.tree
+                .modules
+                .iter()
+                .enumerate()
+                .any(|(child, module)| module.parent == Some(id) && module.owner == child)
+        };
+        if part != folder && is_folder(part) {
+            let line = &self.tree.ancestry(part)[1..];
+            let names: Vec<&str> = line.iter().map(|&m| &*self.tree.modules[m].name).collect();
+            format!("{}/", names.join("/"))
+        } else {
+            module.file.display().to_string()
+        }
+    }
+
+    /// Every circle, by the folder it is in: its imports, a line each.
+    fn circles(&self, all: bool) -> Vec<(String, String)> {
+        let mut circles = Vec::new();
+        for (folder, needs) in circle::by_folder(&self.tree, &self.dependencies) {
+            for circle in circle::circles(&needs) {
+                let way = circle::shortest(&needs, &circle);
+                let parts: Vec<String> =
+                    circle.iter().map(|&part| self.part(folder, part)).collect();
+                let path = self.folder(folder).display().to_string();
+                let mut told = format!(
+                    "{path}: {} need each other; the shortest way around has {}:\n",
+                    parts.join(", "),
+                    way.len()
+                );
+                if all {
+                    for &(from, to) in needs.keys() {
+                        if circle.contains(&from) && circle.contains(&to) {
+                            self.imports(&mut told, folder, &needs, (from, to));
+                        }
+                    }
+                } else {
+                    let next = way.iter().cycle().skip(1);
+                    for step in way.iter().copied().zip(next.copied()) {
+                        self.imports(&mut told, folder, &needs, step);
+                    }
+                }
+                circles.push((path, told));
+            }
+        }
+        circles
+    }
+
+    fn folder(&self, folder: usize) -> PathBuf {
+        let line = &self.tree.ancestry(folder)[1..];
+        let names = line.iter().map(|&module| &*self.tree.modules[module].name);
+        self.src.iter().chain(names.map(AsRef::as_ref)).collect()
+    }
+
+    fn imports(&self, into: &mut String, folder: usize, needs: &Needs, step: (usize, usize)) {
+        let _ = writeln!(into, "  {} -> {}", self.part(folder, step.0), self.part(folder, step.1));
+        for dependency in &needs[&step] {
+            let _ = writeln!(
+                into,
+                "    {}:{}: {} (of {})",
+                self.src.join(&self.tree.modules[dependency.from].file).display(),
+                dependency.line,
+                dependency.what,
+                self.tree.modules[dependency.to].file.display()
+            );
+        }
+    }
+
+    /// What each part of the crate's own folder calls; its root file, which has them all, apart.
+    fn calls(&self) -> Calls {
+        let children = self
+            .tree
+            .modules
+            .iter()
+            .enumerate()
+            .filter(|(id, module)| module.parent == Some(0) && module.owner == *id);
+        let mut calls: Calls =
+            children.map(|(_, module)| (module.name.clone(), BTreeSet::new())).collect();
+        for (from, to) in circle::by_folder(&self.tree, &self.dependencies)
+            .get(&0)
+            .into_iter()
+            .flat_map(Needs::keys)
+        {
+            let name = |part: usize| document::plain(&self.part(0, part));
+            if let Some(calls) = calls.get_mut(&name(*from)) {
+                calls.insert(name(*to));
+            }
+        }
+        calls
+    }
+
+    /// What each part of each folder calls, in the form of a document's rows.
+    fn table(&self) -> String {
+        let mut table = String::new();
+        for (folder, needs) in circle::by_folder(&self.tree, &self.dependencies) {
+            let _ = writeln!(table, "<!-- modules: {} -->", self.folder(folder).display());
+            let mut rows: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            for &(from, to) in needs.keys() {
+                let (from, to) = (self.part(folder, from), self.part(folder, to));
+                rows.entry(to.clone()).or_default();
+                rows.entry(from).or_default().push(document::plain(&to));
+            }
+            for (part, calls) in rows {
+                let _ = writeln!(table, "| `{part}` | | {} |", calls.join(", "));
+            }
+        }
+        table
+    }
+}

@@ -4,12 +4,8 @@
 //! does not: the order of memory accesses, which on this host is the host's (loom's models are for
 //! that), and speed.
 
-use std::path::Path;
-
 use anyhow::Result;
 use xshell::{Shell, cmd};
-
-use crate::packages;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian puts the target's C library.
@@ -25,11 +21,6 @@ const SKIPPED: [(&str, &str); 4] = [
 
 /// Builds and runs them; loom's models and long searches are the host's business.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
-    packages::need(sh, "aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")?;
-    packages::need(sh, "qemu-aarch64", "qemu-user")?;
-    if !Path::new(SYSROOT).join("lib/crt1.o").exists() {
-        packages::bring(sh, "the C library for aarch64", "libc6-dev-arm64-cross")?;
-    }
     // With no network it is an error only where the target is not there yet.
     let installed = cmd!(sh, "rustup target list --installed").quiet().read()?;
     if !installed.lines().any(|line| line == TARGET) {

@@ -5,17 +5,14 @@ use std::process::{Command, exit};
 use anyhow::Result;
 use xshell::{Cmd, Shell, cmd};
 
-use crate::packages;
+use crate::packages::Need;
 
 /// The lab's commands that want a kernel's source.
 const WITH_SOURCE: [&str; 7] = ["prepare", "check", "build", "run", "test", "stress", "bench"];
 
-/// `cargo xtask kernel ARGS`, with the Debian packages that the command needs.
-pub(crate) fn run(sh: &Shell, args: &[String]) -> Result<()> {
-    if wants_source(args) {
-        bring(sh)?;
-    }
-    pass_on(sh, "kernel", args)
+/// What `cargo xtask kernel ARGS` needs.
+pub(crate) fn needs(args: &[String]) -> Vec<Need> {
+    if wants_source(args) { vec![Need::Lab] } else { vec![] }
 }
 
 /// Nothing is installed for help, or for a command that there is not.
@@ -33,21 +30,12 @@ pub(crate) fn pass_on(sh: &Shell, what: &str, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Both source trees, and with them the kernel's memory model.
-pub(crate) fn prepare(sh: &Shell) -> Result<()> {
-    run(sh, &["prepare".to_owned()])
-}
-
-/// The kernels, with the series and without.
-pub(crate) fn check(sh: &Shell) -> Result<()> {
-    run(sh, &["check".to_owned()])
-}
-
-/// Sees to the packages that the lab names as missing.
-fn bring(sh: &Shell) -> Result<()> {
-    let missing = lab(sh, "kernel", &["packages".to_owned()]).read()?;
-    let missing: Vec<_> = missing.split_whitespace().collect();
-    packages::install(sh, &missing)
+/// What `cargo xtask test` has of it. The litmus tests come after the source, which has the
+/// kernel's memory model.
+pub(crate) fn all(sh: &Shell) -> Result<()> {
+    pass_on(sh, "kernel", &["prepare".to_owned()])?;
+    pass_on(sh, "litmus", &[])?;
+    pass_on(sh, "kernel", &["check".to_owned()])
 }
 
 fn lab<'a>(sh: &'a Shell, what: &str, args: &[String]) -> Cmd<'a> {

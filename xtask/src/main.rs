@@ -1,14 +1,18 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
 mod aarch64;
+mod fresh;
 mod kernel;
 mod modules;
 mod packages;
 mod pin_counts;
 mod probes;
 
-use anyhow::Result;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use packages::Need;
 use xshell::{Shell, cmd};
 
 /// What the project does to itself.
@@ -24,6 +28,8 @@ enum Command {
     /// Everything that has to pass: format, modules, lints, tests, models, documentation, tracepoints, kernels
     Test,
     Modules(modules::ModulesArgs),
+    /// Run README's commands in a bare Debian 12, made for it; takes root
+    Fresh(fresh::FreshArgs),
     /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
@@ -51,15 +57,33 @@ fn main() -> Result<()> {
     let command = Cli::parse().command;
     let sh = Shell::new()?;
     sh.change_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    packages::bring(&sh, &command.needs())?;
     match command {
         Command::Test => test(&sh),
         Command::Modules(args) => modules::run(&sh.current_dir(), &args),
-        Command::Kernel(args) => kernel::run(&sh, &args.rest),
+        Command::Fresh(args) => fresh::run(&sh, &args),
+        Command::Kernel(args) => kernel::pass_on(&sh, "kernel", &args.rest),
         Command::Litmus(args) => kernel::pass_on(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
         Command::Aarch64 => aarch64::run(&sh),
         Command::Probes => probes::run(&sh),
         Command::PinCounts => pin_counts::run(&sh),
+    }
+}
+
+impl Command {
+    /// What is installed before anything else is done.
+    fn needs(&self) -> Vec<Need> {
+        match self {
+            Command::Test => PARTS.iter().flat_map(|part| part.needs).copied().collect(),
+            Command::Kernel(args) => kernel::needs(&args.rest),
+            // `fresh` brings its own, once it knows that it may.
+            Command::Fresh(_) | Command::Litmus(_) | Command::Modules(_) => vec![],
+            Command::Peers => vec![Need::Peers],
+            Command::Aarch64 => vec![Need::Aarch64],
+            Command::Probes => vec![Need::Probes],
+            Command::PinCounts => vec![Need::Valgrind],
+        }
     }
 }
 
@@ -83,8 +107,6 @@ const WITH_PEERS: [&str; 6] =
 
 /// Sees to it that the other caches compile: code for them is in no other build.
 fn lint_peers(sh: &Shell) -> Result<()> {
-    packages::need(sh, "g++", "g++")?;
-    packages::need_header(sh, "rocksdb/cache.h", "librocksdb-dev")?;
     Ok(cmd!(sh, "cargo clippy {WITH_PEERS...} --all-targets -- -D warnings").run()?)
 }
 
@@ -96,27 +118,55 @@ fn peers(sh: &Shell) -> Result<()> {
     Ok(cmd!(sh, "cargo test {WITH_PEERS...} --lib --test cli -- {tests...}").run()?)
 }
 
-/// Quick and strict things first.
+/// A part of `cargo xtask test`.
+struct Part {
+    name: &'static str,
+    needs: &'static [Need],
+    run: fn(&Shell) -> Result<()>,
+}
+
+/// Quick and strict things first; but no part begins before the packages of all are there.
+const PARTS: [Part; 6] = [
+    Part { name: "format and lints", needs: &[Need::Peers], run: lints },
+    Part { name: "tests", needs: &[Need::Lab], run: tests },
+    Part { name: "models", needs: &[], run: models },
+    Part { name: "documentation", needs: &[], run: documentation },
+    Part { name: "tracepoints", needs: &[Need::Probes], run: probes::run },
+    Part { name: "kernels", needs: &[Need::Lab], run: kernel::all },
+];
+
 fn test(sh: &Shell) -> Result<()> {
+    let mut took = Vec::new();
+    for part in PARTS {
+        let began = Instant::now();
+        (part.run)(sh).with_context(|| format!("{} failed", part.name))?;
+        took.push(format!("{} {} s", part.name, began.elapsed().as_secs()));
+    }
+    println!("cargo xtask test: all passed ({})", took.join(", "));
+    Ok(())
+}
+
+fn lints(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo fmt --all --check").run()?;
     modules::run(&sh.current_dir(), &modules::ModulesArgs::default())?;
     cmd!(sh, "cargo clippy --workspace --all-targets -- -D warnings").run()?;
+    // Tests have the feature `bench`; what people run first has not.
+    cmd!(sh, "cargo clippy -p pinfold-cli -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
-    lint_peers(sh)?;
+    cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/flaws,pinfold-cli/flaws --all-targets -- -D warnings").run()?;
+    lint_peers(sh)
+}
+
+fn tests(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace").run()?;
     // What misuse does without debug assertions.
     cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;
     // A build of its own: pauses in it, and flaws that can be switched on.
-    cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/flaws,pinfold-cli/flaws --all-targets -- -D warnings").run()?;
     cmd!(sh, "cargo test -p pinfold --features flaws --test twins --test objections").run()?;
-    models(sh)?;
-    {
-        let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
-        cmd!(sh, "cargo doc --workspace --no-deps").run()?;
-    }
-    // The kernel's memory model is in its source.
-    kernel::prepare(sh)?;
-    kernel::pass_on(sh, "litmus", &[])?;
-    probes::run(sh)?;
-    kernel::check(sh)
+    Ok(())
+}
+
+fn documentation(sh: &Shell) -> Result<()> {
+    let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
+    Ok(cmd!(sh, "cargo doc --workspace --no-deps").run()?)
 }

@@ -1,27 +1,95 @@
-//! Debian packages that a step needs: installed when we may, named when we may not.
+//! The Debian packages that the project's commands need: this list and no other. They are
+//! installed when we may, named when we may not. `main` brings them before a command begins.
 
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use xshell::{Shell, cmd};
 
-/// Sees to it that `program` is there, which Debian's `package` brings.
-pub(crate) fn need(sh: &Shell, program: &str, package: &str) -> Result<()> {
-    let found = cmd!(sh, "which {program}").quiet().ignore_stdout().ignore_stderr().run().is_ok();
-    if found { Ok(()) } else { bring(sh, program, package) }
+/// What needs packages beside README's prerequisites.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The kernel lab, and its unit tests.
+    Lab,
+    /// The other caches of `bench get`, one of them RocksDB's.
+    Peers,
+    /// The debugger that stops at the tracepoints.
+    Probes,
+    /// Instructions counted.
+    Valgrind,
+    /// A compiler and an emulator for aarch64.
+    Aarch64,
+    /// Another Debian beside this one.
+    Root,
 }
 
-/// Sees to it that the C or C++ header `header` is there, which Debian's `package` brings.
-pub(crate) fn need_header(sh: &Shell, header: &str, package: &str) -> Result<()> {
-    let found = sh.path_exists(format!("/usr/include/{header}"));
-    if found { Ok(()) } else { bring(sh, header, package) }
+impl Need {
+    fn packages(self) -> &'static [&'static str] {
+        match self {
+            // The headers are the kernel's build's (libelf) and its selftests'.
+            Need::Lab => &[
+                "bc",
+                "bison",
+                "busybox-static",
+                "cpio",
+                "e2fsprogs",
+                "flex",
+                "gcc",
+                "git",
+                "libc6-dev",
+                "libcap-dev",
+                "libelf-dev",
+                "libnuma-dev",
+                "linux-source-6.12",
+                "make",
+                "perl",
+                "python3",
+                "qemu-system-x86",
+                "xz-utils",
+            ],
+            Need::Peers => &["g++", "librocksdb-dev"],
+            Need::Probes => &["gdb"],
+            Need::Valgrind => &["valgrind"],
+            Need::Aarch64 => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"],
+            Need::Root => &["mmdebstrap"],
+        }
+    }
 }
 
-/// Installs the package that brings `what`.
-pub(crate) fn bring(sh: &Shell, what: &str, package: &str) -> Result<()> {
-    install(sh, &[package]).with_context(|| format!("{what} is missing"))
+/// Installs what is not there of the packages that these need.
+///
+/// # Errors
+/// If we are not root, with the command to run; or if apt fails.
+pub(crate) fn bring(sh: &Shell, needs: &[Need]) -> Result<()> {
+    // In alphabetical order, each once.
+    let wanted: BTreeSet<_> = needs.iter().flat_map(|need| need.packages()).copied().collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let status = "${Package} ${db:Status-Status}\\n";
+    // It fails for packages that it has never heard of, and lists the others.
+    let query = cmd!(sh, "dpkg-query --show --showformat {status}").args(&wanted);
+    let Ok(known) = query.quiet().ignore_status().ignore_stderr().read() else {
+        println!("no dpkg here, so nothing is installed; needed are Debian's {}", spaced(wanted));
+        return Ok(());
+    };
+    install(sh, &missing(wanted, &known))
 }
 
-/// Installs Debian packages; none is no work.
-pub(crate) fn install(sh: &Shell, packages: &[&str]) -> Result<()> {
+/// The packages that `dpkg-query` does not call installed.
+fn missing<'a>(mut wanted: BTreeSet<&'a str>, known: &str) -> Vec<&'a str> {
+    for line in known.lines() {
+        if let Some(package) = line.strip_suffix(" installed") {
+            wanted.remove(package);
+        }
+    }
+    wanted.into_iter().collect()
+}
+
+fn spaced<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    names.into_iter().collect::<Vec<_>>().join(" ")
+}
+
+fn install(sh: &Shell, packages: &[&str]) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
@@ -34,4 +102,17 @@ pub(crate) fn install(sh: &Shell, packages: &[&str]) -> Result<()> {
     cmd!(sh, "apt-get install -q -y --no-install-recommends {packages...}")
         .run()
         .with_context(|| format!("cannot install {names}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_installed_is_not_missing() {
+        let known = "make installed\ncpio config-files\nlibelf-dev installed\nlibelf-dev installed";
+        let wanted = BTreeSet::from(["bc", "cpio", "libelf-dev", "make"]);
+        assert_eq!(missing(wanted.clone(), known), ["bc", "cpio"]);
+        assert_eq!(missing(wanted, ""), ["bc", "cpio", "libelf-dev", "make"]);
+    }
 }

@@ -6,8 +6,6 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-use crate::packages;
-
 /// What is pinned in the pass that is counted: 16384 pages.
 const BYTES: u64 = 64 << 20;
 const PAGES: f64 = (BYTES / 4096) as f64;
@@ -27,8 +25,7 @@ struct Counts {
 
 /// Counts all, and prints the table that `docs/pin.md` explains.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
-    packages::need(sh, "valgrind", "valgrind")?;
-    cmd!(sh, "cargo build --quiet --release -p pinfold-cli").run()?;
+    cmd!(sh, "cargo build --quiet --release -p pinfold-cli --features bench").run()?;
     let mut table = String::new();
     for case in ["2M", "4K"] {
         for (half, functions) in HALVES {

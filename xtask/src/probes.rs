@@ -3,8 +3,6 @@
 use anyhow::{Result, ensure};
 use xshell::{Shell, cmd};
 
-use crate::packages;
-
 /// Each probe, what to print of it, and what the example makes it say first.
 const PROBES: [(&str, &str, &str); 7] = [
     ("set", "", ""),
@@ -18,7 +16,6 @@ const PROBES: [(&str, &str, &str); 7] = [
 
 /// Builds the example with probes and runs it once under gdb for each.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
-    packages::need(sh, "gdb", "gdb")?;
     cmd!(sh, "cargo build -p pinfold-refcount --features usdt --example operations").run()?;
     let program = sh.current_dir().join("target/debug/examples/operations");
     for (probe, arguments, expected) in PROBES {

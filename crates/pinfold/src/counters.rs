@@ -123,8 +123,9 @@ impl Counters {
         if at >= size_of_val(&self.shards) {
             return &self.shards[take_seat()];
         }
+        let shard = self.shards.as_ptr().wrapping_byte_add(at);
         // SAFETY: below the end of the shards, and a multiple of their size: see `SHARD_AT`.
-        unsafe { &*self.shards.as_ptr().byte_add(at) }
+        unsafe { &*shard }
     }
 
     /// Counts one more of the event of that number.

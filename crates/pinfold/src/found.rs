@@ -2,7 +2,7 @@
 //!
 //! | way | what the caller has then | called by |
 //! |---|---|---|
-//! | [`Handle::found`], [`Handle::look`] | nothing: an entry that said the right thing, and the stamp under which it did | each door's hit |
+//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | nothing: an entry that said the right thing, and the stamp under which it did | each door's hit |
 //! | [`Handle::held`] | a counted reference, taken if the page is there, or left by a fill | each door's long way |
 //!
 //! Not here: what a door does then: copy, announce, count or pin, and look at the stamp once more.
@@ -22,7 +22,7 @@ use crate::counters::Event;
 use crate::error::Result;
 use crate::fill;
 use crate::flaw::{self, Flaw};
-use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, Stamp};
+use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::handle::Handle;
 
 /// A folio as it was at a look. Nothing holds it: to be believed if [`Frame::read_retry`] says so.
@@ -110,10 +110,16 @@ pub(crate) enum Mark {
 }
 
 impl Handle {
-    /// Looks for what is wanted at byte `offset` of the file, in `page`.
+    /// Looks for what is wanted in `page`.
     #[inline(always)]
-    pub(crate) fn found<W: Want>(&self, page: u64, offset: u64, want: W) -> Option<Found<'_>> {
-        self.look(self.hint(page), offset, want)
+    pub(crate) fn found<W: Want>(&self, page: u64, want: W) -> Option<Found<'_>> {
+        self.look(self.hint(page), page << PAGE_SHIFT, want)
+    }
+
+    /// Looks for what is wanted from byte `offset` of the file on.
+    #[inline(always)]
+    pub(crate) fn found_at<W: Want>(&self, offset: u64, want: W) -> Option<Found<'_>> {
+        self.look(self.hint_of_byte(offset), offset, want)
     }
 
     /// The same in the folio at `head`, whatever that is: steps 2 and 3.

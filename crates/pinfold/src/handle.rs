@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::core::Core;
 use crate::counters::Counters;
-use crate::frame::{FrameNumber, Window};
+use crate::frame::{FrameNumber, PAGE_SHIFT, Window};
 use crate::index::Lookup;
 use crate::mapping::Mapping;
 use crate::options::Reference;
@@ -72,9 +72,18 @@ impl Handle {
     /// The head of the folio that has `page`: a hint, as [`Index::lookup_hint`](crate::index::Index).
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
-        match self.lookup.hint(page) {
+        match self.lookup.hint(page, 0) {
             Some(head) => head,
             None => self.hint_behind(page),
+        }
+    }
+
+    /// The same for the page that has byte `offset` of the file.
+    #[inline(always)]
+    pub(crate) fn hint_of_byte(&self, offset: u64) -> FrameNumber {
+        match self.lookup.hint(offset, PAGE_SHIFT) {
+            Some(head) => head,
+            None => self.hint_of_byte_behind(offset),
         }
     }
 
@@ -82,6 +91,12 @@ impl Handle {
     #[inline(never)]
     fn hint_behind(&self, page: u64) -> FrameNumber {
         self.lookup.hint_behind(&self.mapping.index, page)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hint_of_byte_behind(&self, offset: u64) -> FrameNumber {
+        self.hint_behind(offset >> PAGE_SHIFT)
     }
 
     /// The cache's counters.
@@ -115,19 +130,19 @@ mod tests {
             assert_eq!(old.read_at(&mut block, at as u64).unwrap(), 64);
             let page = (at / 4096) as u64;
             let head = old.handle().mapping.index.lookup(page);
-            assert_eq!(old.handle().lookup.hint(page), head, "page {page}");
+            assert_eq!(old.handle().lookup.hint(page, 0), head, "page {page}");
         }
         // A handle that was there before looks behind its end once, the others never.
         let last = (5 * MIB / 4096) as u64 - 1;
-        assert_eq!(young.handle().lookup.hint(last), None);
+        assert_eq!(young.handle().lookup.hint(last, 0), None);
         assert_eq!(young.read_at(&mut block, last * 4096).unwrap(), 64);
         let head = old.handle().mapping.index.lookup(last);
         assert!(head.is_some());
-        assert_eq!(young.handle().lookup.hint(last), head);
-        assert_eq!(young.clone().handle().lookup.hint(last), head);
+        assert_eq!(young.handle().lookup.hint(last, 0), head);
+        assert_eq!(young.clone().handle().lookup.hint(last, 0), head);
         // Both arrays are told of changes.
         old.invalidate(0..8192).unwrap();
-        assert_eq!(old.handle().lookup.hint(0), young.handle().lookup.hint(0));
-        assert_ne!(old.handle().lookup.hint(last), old.handle().lookup.hint(0));
+        assert_eq!(old.handle().lookup.hint(0, 0), young.handle().lookup.hint(0, 0));
+        assert_ne!(old.handle().lookup.hint(last, 0), old.handle().lookup.hint(0, 0));
     }
 }

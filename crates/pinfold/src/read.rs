@@ -74,7 +74,7 @@ impl Handle {
             not_shortly::<{ Event::LongRead as usize }>(self);
             return false;
         }
-        let found = self.found(offset >> PAGE_SHIFT, offset, Bytes(buf.len() as u64));
+        let found = self.found_at(offset, Bytes(buf.len() as u64));
         let Some(Found { frame, head, from, stamp, at, .. }) = found else { return false };
         let from = guessed(from, at as usize, offset as usize & (PAGE_BYTES - 1));
         // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena

@@ -222,7 +222,7 @@ fn a_thread_that_ends_with_a_borrow_alive_leaves_nothing_behind() {
     // A scope ends before its threads' destructors have.
     let since = Instant::now();
     while subject.cache.stats().borrow.readers > 0 {
-        assert!(since.elapsed() < Duration::from_secs(10), "the reader is still there");
+        assert!(since.elapsed() < Duration::from_secs(120), "the reader is still there");
         thread::yield_now();
     }
     assert!(!is_held(&subject, 6));
@@ -305,7 +305,7 @@ fn a_budget_full_of_borrows_is_an_error_and_no_hang() {
             }
             Err(error) => Some(error),
         });
-    assert!(since.elapsed() < Duration::from_secs(20));
+    assert!(since.elapsed() < Duration::from_secs(120));
     let Some(Error::NoMemory { held_bytes, budget_bytes, .. }) = error else {
         panic!("{error:?} with {} pages borrowed", held.len())
     };

@@ -27,7 +27,7 @@ fn in_time(body: impl FnOnce() + Send + 'static) {
         body();
         done.send(()).unwrap();
     });
-    wait.recv_timeout(Duration::from_secs(20)).expect("it ends, without a panic");
+    wait.recv_timeout(Duration::from_secs(120)).expect("it ends, without a panic");
 }
 
 /// Sevens without end, but for the first read, which panics as soon as `go` says.

@@ -26,13 +26,29 @@ fn stress(change: impl FnOnce(&mut Options)) -> Result<Report, Box<Failure>> {
 #[test]
 fn every_byte_is_right_under_stress() {
     let seconds = number("PINFOLD_STRESS_SECONDS").unwrap_or(5);
-    let report = stress(|options| options.time = Duration::from_secs(seconds));
-    let report = report.unwrap_or_else(|failure| panic!("{failure}"));
+    // It has to have been stress; on a machine that does other things, too, that may take longer.
+    let report = stress_until(seconds, |report| hardly_done(report).is_none());
     println!("{report}");
-    // It has to have been stress.
-    assert!(report.reads > 10_000, "{report}");
+    assert_eq!(hardly_done(&report), None, "hardly ever, in {report}");
+}
+
+/// Runs for so many seconds, and for up to 16 times as many until there was enough of it.
+fn stress_until(seconds: u64, enough: impl Fn(&Report) -> bool) -> Report {
+    for factor in [1, 4, 16] {
+        let report = stress(|options| options.time = Duration::from_secs(seconds * factor));
+        let report = report.unwrap_or_else(|failure| panic!("{failure}"));
+        if enough(&report) || factor == 16 {
+            return report;
+        }
+    }
+    unreachable!("the last one returns")
+}
+
+/// What happened too seldom to have been stress.
+fn hardly_done(report: &Report) -> Option<&'static str> {
     let stats = &report.stats;
-    for (count, what) in [
+    [
+        (report.reads / 1000, "read"),
         (stats.evictions, "evicted"),
         (stats.splits, "split"),
         (stats.migrations, "moved"),
@@ -41,9 +57,9 @@ fn every_byte_is_right_under_stress() {
         (stats.counted_hits, "read under a reference"),
         (stats.pin_migrations, "moved to be pinned"),
         (report.excused, "met a fault"),
-    ] {
-        assert!(count > 10, "hardly anything was {what}: {report}");
-    }
+    ]
+    .into_iter()
+    .find_map(|(count, what)| (count <= 10).then_some(what))
 }
 
 #[test]
@@ -59,12 +75,15 @@ fn a_budget_of_the_smallest_size_holds_up_too() {
 #[test]
 fn races_by_themselves_hold_too() {
     for schedule in [Schedule::Moving, Schedule::Resizing, Schedule::Reopening] {
-        let report = stress(|options| {
-            options.time = Duration::from_secs(1);
-            options.schedule = schedule;
+        let reads = [1, 4, 16].map(Duration::from_secs).into_iter().find_map(|time| {
+            let report = stress(|options| {
+                options.time = time;
+                options.schedule = schedule;
+            });
+            let report = report.unwrap_or_else(|failure| panic!("{schedule:?}: {failure}"));
+            (report.reads > 1000).then_some(report.reads)
         });
-        let report = report.unwrap_or_else(|failure| panic!("{schedule:?}: {failure}"));
-        assert!(report.reads > 1000, "{schedule:?}: {report}");
+        assert!(reads.is_some(), "{schedule:?}: hardly anything was read");
     }
 }
 
@@ -78,7 +97,9 @@ fn a_write_to_pinned_bytes_is_caught() {
 fn caught(sabotage: Sabotage) -> Failure {
     let result = stress(|options| {
         options.time = Duration::from_secs(60);
-        options.hang = Duration::from_secs(3);
+        if matches!(sabotage, Sabotage::Hang) {
+            options.hang = Duration::from_secs(3);
+        }
         options.sabotage = Some(sabotage);
     });
     *result.expect_err("it should have been noticed")

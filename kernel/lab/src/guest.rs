@@ -31,7 +31,7 @@ fn compile(paths: &Paths, program: &str) -> Result<PathBuf> {
 }
 
 /// The busybox that the guest is made of. There is nothing else in it, and so no loader either.
-pub(crate) fn busybox() -> Option<&'static Path> {
+fn busybox() -> Option<&'static Path> {
     ["/bin/busybox", "/usr/bin/busybox"]
         .map(Path::new)
         .into_iter()
@@ -65,7 +65,7 @@ pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
         fs::create_dir_all(root.join(dir))?;
     }
     let busybox =
-        busybox().context("no static busybox; on Debian: apt-get install busybox-static")?;
+        busybox().context("no static busybox; `cargo xtask kernel prepare` installs one")?;
     fs::copy(busybox, root.join("bin/busybox"))?;
     fs::copy(paths.kernel.join("guest/init.sh"), root.join("init"))?;
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;

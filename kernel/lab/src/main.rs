@@ -61,8 +61,6 @@ enum Command {
 
 #[derive(Subcommand)]
 enum Kernel {
-    /// Name the Debian packages that are missing here, one a line.
-    Packages,
     /// Unpack Debian's kernel source into the cache, and apply the series.
     Prepare,
     /// What every change has to pass: the series applies, its style is clean, a tiny
@@ -144,10 +142,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Litmus { model, write } => litmus::run(&paths, model, write),
         Command::Kernel(kernel) => {
-            let _lock = match kernel {
-                Kernel::Packages => None,
-                _ => Some(lock::take(&paths)?),
-            };
+            let _lock = lock::take(&paths)?;
             run_kernel(&paths, kernel)
         }
     }
@@ -155,12 +150,6 @@ fn run(cli: Cli) -> Result<()> {
 
 fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
     match kernel {
-        Kernel::Packages => {
-            for package in prepare::packages(&prepare::missing()) {
-                println!("{package}");
-            }
-            Ok(())
-        }
         Kernel::Prepare => prepare::prepare(paths),
         Kernel::Check => suite::check(paths),
         Kernel::Build(which) => {

@@ -4,79 +4,31 @@
 use crate::git::{self, BASE_TAG, git};
 use crate::kernels::Tree;
 use crate::paths::Paths;
-use crate::{guest, proc, series};
-use anyhow::{Context, Result, bail};
+use crate::{proc, series};
+use anyhow::{Context, Result};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What unpacking, building and booting need: program and Debian package.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("tar", "tar"),
-    ("xz", "xz-utils"),
-    ("git", "git"),
-    ("make", "make"),
-    ("gcc", "gcc"),
-    ("flex", "flex"),
-    ("bison", "bison"),
-    ("bc", "bc"),
-    ("perl", "perl"),
-    ("python3", "python3"),
-    ("cpio", "cpio"),
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("mke2fs", "e2fsprogs"),
-];
-
 /// Where Debian's package puts the source.
 const TARBALL: &str = "/usr/src/linux-source-6.12.tar.xz";
-
-/// What they need besides: file and Debian package. The kernel's own build wants the
-/// first of the headers, its selftests the others.
-const FILES: &[(&str, &str)] = &[
-    (TARBALL, "linux-source-6.12"),
-    ("/usr/include/gelf.h", "libelf-dev"),
-    ("/usr/include/numa.h", "libnuma-dev"),
-    ("/usr/include/sys/capability.h", "libcap-dev"),
-];
 
 /// Makes both source trees ready; a second call finds them so.
 ///
 /// # Errors
-/// A missing program or package, a full disk, or a patch that does not apply.
+/// A missing source or program, a full disk, or a patch that does not apply.
 pub(crate) fn prepare(paths: &Paths) -> Result<()> {
-    let missing = missing();
-    if !missing.is_empty() {
-        let names: Vec<_> = missing.iter().map(|m| m.0).collect();
-        bail!(
-            "missing: {}; on Debian: apt-get install {}",
-            names.join(", "),
-            packages(&missing).join(" ")
-        );
-    }
     unpack(paths, Path::new(TARBALL))?;
     series::apply(paths)
 }
 
-/// Programs and files that are not here, each with the package that brings it.
-pub(crate) fn missing() -> Vec<(&'static str, &'static str)> {
-    let programs = PROGRAMS.iter().filter(|(program, _)| !proc::on_path(program));
-    let files = FILES.iter().filter(|(file, _)| !Path::new(file).is_file());
-    let busybox = guest::busybox().is_none().then_some(("a static busybox", "busybox-static"));
-    programs.chain(files).copied().chain(busybox).collect()
-}
-
-/// The packages that bring what is missing, each once.
-pub(crate) fn packages(missing: &[(&'static str, &'static str)]) -> Vec<&'static str> {
-    let mut packages: Vec<_> = missing.iter().map(|m| m.1).collect();
-    packages.sort_unstable();
-    packages.dedup();
-    packages
-}
-
 /// Which tarball the tree was unpacked from: a newer package is unpacked anew.
 fn stamp(tarball: &Path) -> Result<String> {
-    let meta = fs::metadata(tarball)?;
+    let meta = fs::metadata(tarball).with_context(|| {
+        let tarball = tarball.display();
+        format!("no kernel source, {tarball}; `cargo xtask kernel prepare` installs it")
+    })?;
     let time = meta.modified()?.duration_since(std::time::UNIX_EPOCH)?.as_secs();
     Ok(format!("{} {} {time}\n", tarball.display(), meta.len()))
 }
@@ -177,12 +129,6 @@ pub(crate) fn version(source: &Path) -> Result<String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_package_that_brings_two_things_is_named_once() {
-        let missing = [("b", "two"), ("a", "one"), ("c", "two")];
-        assert_eq!(packages(&missing), ["one", "two"]);
-    }
-
     /// A tarball of a source with one file, which is older than anything here.
     fn tarball(dir: &Path, content: &str) -> PathBuf {
         let source = dir.join("linux");
@@ -199,6 +145,14 @@ mod tests {
         fs::create_dir_all(paths.cache.join("log")).unwrap();
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         paths
+    }
+
+    #[test]
+    fn a_source_that_is_not_there_is_named_with_what_brings_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let tarball = dir.path().join("linux-source.tar.xz");
+        let error = unpack(&paths_in(dir.path()), &tarball).unwrap_err().to_string();
+        assert!(error.contains("linux-source.tar.xz") && error.contains("prepare"), "{error}");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! What all benchmarks have in common: options, taking samples in turns, and publishing.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
 
+use super::publish::publish;
 use super::workers::Crew;
 use super::{report, shared};
 
@@ -119,25 +119,6 @@ pub fn chosen<'a>(
     }
     let kept = |one: &&str| names.is_empty() || names.iter().any(|name| name == one);
     Ok(all.iter().copied().filter(kept).collect())
-}
-
-/// Prints the table, and writes the JSON to `path`, if there is one; the table makes way for it
-/// on standard output.
-pub fn publish(path: Option<&Path>, table: &str, json: &impl Serialize) -> Result<()> {
-    let Some(path) = path else {
-        println!("{table}");
-        return Ok(());
-    };
-    let text = serde_json::to_string_pretty(json)?;
-    if path.as_os_str() == "-" {
-        eprintln!("{table}");
-        println!("{text}");
-    } else {
-        println!("{table}");
-        std::fs::write(path, text + "\n")
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
 }
 
 /// A bar on a terminal, nothing in a pipe.

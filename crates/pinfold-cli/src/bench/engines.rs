@@ -259,12 +259,17 @@ impl Blocks {
 
     fn read<R: Reader>(self, reader: &R, board: &Board, worker: usize) -> Result<()> {
         match self.block_bytes {
+            #[cfg(feature = "bench")]
             1 => self.read_sized::<R, 1>(reader, board, worker),
+            #[cfg(feature = "bench")]
             32 => self.read_sized::<R, 32>(reader, board, worker),
             64 => self.read_sized::<R, 64>(reader, board, worker),
+            #[cfg(feature = "bench")]
             256 => self.read_sized::<R, 256>(reader, board, worker),
+            #[cfg(feature = "bench")]
             1024 => self.read_sized::<R, 1024>(reader, board, worker),
             4096 => self.read_sized::<R, 4096>(reader, board, worker),
+            #[cfg(feature = "bench")]
             32768 => self.read_sized::<R, 32768>(reader, board, worker),
             _ => self.read_sized::<R, 0>(reader, board, worker),
         }

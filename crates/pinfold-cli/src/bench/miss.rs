@@ -15,9 +15,10 @@ use super::cgroup::Group;
 use super::common::{Common, chosen};
 use super::miss_child::{Job, Order, Outcome};
 use super::place::{self, Scratch};
+use super::processes;
 use super::ranks::check_skew;
 use super::report::{self, Object, Row};
-use super::workers::{self, Crew};
+use super::workers::Crew;
 use crate::size::Size;
 
 const ENGINES: [&str; 5] = ["direct-deep", "pread-direct", "pread", "mmap", "pinfold"];
@@ -252,7 +253,7 @@ fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
     if let Some(group) = group {
         group.settle(ALLOWANCE_BYTES / 4);
     }
-    let output = workers::this_program()?
+    let output = processes::this_program()?
         .args(["bench", "miss-child", &serde_json::to_string(job)?])
         .stdin(Stdio::null())
         .output()

@@ -17,12 +17,12 @@ use rand_pcg::Pcg64Mcg;
 use rustix::fs::Advice as FileAdvice;
 use serde::{Deserialize, Serialize};
 
-use super::cgroup;
 use super::engines::{Bytes, Reader, mapping_of};
 use super::place::{Aligned, open_direct, open_plain};
 use super::ranks::Ranks;
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Work};
+use super::{cgroup, processes};
 
 /// Workers that fill memory before a sample: enough to keep any device busy.
 const WARM_UP_WORKERS: usize = 32;
@@ -112,7 +112,7 @@ enum Engine {
 
 /// Takes the sample and writes what came of it to standard output.
 pub fn run(args: &ChildArgs) -> Result<()> {
-    workers::end_with_parent()?;
+    processes::end_with_parent()?;
     let job: Job = serde_json::from_str(&args.job).context("not a job for a child of miss")?;
     if let Some(group) = &job.group {
         cgroup::enter(group)?;

@@ -5,41 +5,63 @@
 //! every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`] has
 //! the rows for the table and the JSON. [`engines`] are the ways to read a file that the
 //! benchmarks of reads compare, [`place`] is where their files live, [`cgroup`] limits the
-//! kernel's share of memory.
+//! kernel's share of memory. What `try` measures with is in every build, the rest in those with the
+//! feature `bench`.
 
+#[cfg(feature = "bench")]
 mod by_engine;
+#[cfg(feature = "bench")]
 mod cgroup;
+#[cfg(feature = "bench")]
 mod common;
 pub mod engines;
+#[cfg(feature = "bench")]
 mod evict;
+#[cfg(feature = "bench")]
 mod get;
+#[cfg(feature = "bench")]
 mod get_engines;
+#[cfg(feature = "bench")]
 mod miss;
+#[cfg(feature = "bench")]
 mod miss_child;
 mod opaque;
+#[cfg(feature = "bench")]
 mod pin;
 pub mod place;
+#[cfg(feature = "bench")]
+mod processes;
+mod publish;
+#[cfg(feature = "bench")]
 mod ranks;
+#[cfg(feature = "bench")]
 mod read;
+#[cfg(feature = "bench")]
 mod read_tables;
+#[cfg(feature = "bench")]
 mod refs;
 pub mod report;
 pub mod shared;
+#[cfg(feature = "bench")]
 mod worker_process;
 pub mod workers;
 
+#[cfg(feature = "bench")]
 use anyhow::Result;
+#[cfg(feature = "bench")]
 use clap::{Args, Subcommand};
 
-pub use common::publish;
+pub use publish::publish;
 
 /// `pinfold bench ...`
+#[cfg(feature = "bench")]
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
     bench: Bench,
 }
 
+#[cfg(feature = "bench")]
 #[derive(Debug, Subcommand)]
 enum Bench {
     /// Get and put a reference on one shared word: the counts, old and new
@@ -69,6 +91,7 @@ enum Bench {
 }
 
 /// Runs a benchmark and reports it.
+#[cfg(feature = "bench")]
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.bench {
         Bench::Ref(args) => refs::run(&args),

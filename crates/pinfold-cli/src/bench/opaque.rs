@@ -19,7 +19,7 @@ pub fn unknown(mut value: u64) -> u64 {
 pub fn looked_at(bytes: &[u8]) {
     // SAFETY: it is empty.
     unsafe {
-        asm!("/* {0} */", in(reg) bytes.as_ptr(), options(readonly, nostack, preserves_flags))
+        asm!("/* {0} */", in(reg) bytes.as_ptr(), options(readonly, nostack, preserves_flags));
     };
 }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::common::{Common, chosen};
 use super::engines::{self, Blocks, Opened};
 use super::place::{self, Scratch};
+use super::processes;
 use super::read_tables::{self, Cell};
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
@@ -262,7 +263,7 @@ pub fn run(args: &ReadArgs) -> Result<()> {
                 block_bytes: cell.block_bytes,
                 paths: paths(&files[&cell.group()]),
             };
-            workers::sample_processes(n, "read", &job, &board, length)
+            processes::sample_processes(n, "read", &job, &board, length)
         }
     })?;
     for ((_, engine), (opened, before)) in &engines {

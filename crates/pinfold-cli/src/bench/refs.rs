@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::by_engine::ByEngine;
 use super::common::Common;
+use super::processes;
 use super::report::{self, Object, Row};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, BATCH, Crew, Work};
@@ -136,7 +137,7 @@ pub fn run(args: &RefArgs) -> Result<()> {
         let job = Job { engine: engine.to_owned(), work: args.work };
         Ok(match crew {
             Crew::Threads(n) => workers::sample_threads(n, &job, board.board(), length),
-            Crew::Processes(n) => workers::sample_processes(n, "ref", &job, &board, length),
+            Crew::Processes(n) => processes::sample_processes(n, "ref", &job, &board, length),
         }?
         .ops_per_s)
     })?;

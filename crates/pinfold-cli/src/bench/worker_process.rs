@@ -1,11 +1,12 @@
-//! `pinfold bench worker`: the life of a worker process. `workers.rs` starts it; here it finds the
+//! `pinfold bench worker`: the life of a worker process. `processes.rs` starts it; here it finds the
 //! benchmark whose job it is given.
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 
+use super::processes::end_with_parent;
 use super::shared::{MAX_WORKERS, SharedBoard};
-use super::workers::{Work, cpus, end_with_parent, pin_to_cpu};
+use super::workers::{Work, cpus, pin_to_cpu};
 use super::{read, refs};
 
 /// What a worker process is told.

@@ -1,20 +1,16 @@
-//! Workers: pinned threads, or pinned processes, that do one thing as often as they can for the
-//! length of a sample.
+//! Workers: pinned threads that do one thing as often as they can for the length of a sample.
 //!
 //! Here: starting, timing and stopping them. Not here: what they do, which each benchmark says as
-//! [`Work`], and the life of a worker process (`worker_process.rs`). Called by every benchmark.
+//! [`Work`], and workers that are processes (`processes.rs`). Called by every benchmark.
 
 use std::fmt;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use serde::Serialize;
 
-use super::shared::{Board, SharedBoard};
+use super::shared::Board;
 
 const WAIT: u32 = 0;
 const WORK: u32 = 1;
@@ -145,35 +141,13 @@ pub fn sample_threads(
     Ok(collect(board, n))
 }
 
-/// Takes a sample with so many processes, each of which does `job` of the benchmark `bench`.
-pub fn sample_processes(
-    n: usize,
-    bench: &str,
-    job: &impl Serialize,
-    shared: &SharedBoard,
-    length: Duration,
-) -> Result<Sample> {
-    let board = shared.board();
-    begin(board);
-    let mut children =
-        (0..n).map(|worker| spawn(bench, job, worker, shared)).collect::<Result<Vec<Child>>>()?;
-    direct(board, n, length, || {
-        children.iter_mut().any(|child| !matches!(child.try_wait(), Ok(None)))
-    });
-    for child in &mut children {
-        let status = child.wait().context("cannot wait for a worker process")?;
-        ensure!(status.success(), "a worker process failed: {status}");
-    }
-    Ok(collect(board, n))
-}
-
-fn begin(board: &Board) {
+pub(super) fn begin(board: &Board) {
     // Relaxed: the workers are started after this.
     board.ready.0.store(0, Relaxed);
     board.phase.0.store(WAIT, Relaxed);
 }
 
-fn collect(board: &Board, workers: usize) -> Sample {
+pub(super) fn collect(board: &Board, workers: usize) -> Sample {
     // Relaxed: the workers were joined.
     let operations = |worker: usize| board.operations[worker].0.load(Relaxed);
     let rate = |worker: usize| {
@@ -186,7 +160,12 @@ fn collect(board: &Board, workers: usize) -> Sample {
 }
 
 /// Lets the workers go once all are there, and stops them; at once if one has given up.
-fn direct(board: &Board, workers: usize, length: Duration, mut gave_up: impl FnMut() -> bool) {
+pub(super) fn direct(
+    board: &Board,
+    workers: usize,
+    length: Duration,
+    mut gave_up: impl FnMut() -> bool,
+) {
     // Acquire, pairs with the release of a worker that reports ready.
     while (board.ready.0.load(Acquire) as usize) < workers && !gave_up() {
         std::thread::sleep(Duration::from_micros(100));
@@ -197,24 +176,4 @@ fn direct(board: &Board, workers: usize, length: Duration, mut gave_up: impl FnM
         std::thread::sleep(length);
     }
     board.phase.0.store(STOP, Release);
-}
-
-fn spawn(bench: &str, job: &impl Serialize, worker: usize, shared: &SharedBoard) -> Result<Child> {
-    this_program()?
-        .args(["bench", "worker", bench, &serde_json::to_string(job)?])
-        .args([worker.to_string(), shared.descriptor().to_string()])
-        .stdin(Stdio::null())
-        .spawn()
-        .context("cannot start a worker process")
-}
-
-/// This program, to be started again.
-pub fn this_program() -> Result<Command> {
-    Ok(Command::new(std::env::current_exe().context("cannot find this program's own file")?))
-}
-
-/// Ends this process when the one that started it ends, however that ends.
-pub fn end_with_parent() -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .context("cannot ask to be ended with the parent process")
 }

@@ -85,8 +85,7 @@ impl Handle {
     /// Steps 1 to 4, if nothing is in the way: the page, with a reference that is the caller's.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        let Found { frame, head, from, stamp, at, span } =
-            self.found(page, page << PAGE_SHIFT, AnyPage)?;
+        let Found { frame, head, from, stamp, at, span } = self.found(page, AnyPage)?;
         let used_most = frame.is_used_most();
         if !take_one(self.reference, frame) {
             return None;

@@ -12,7 +12,7 @@
 use super::view::View;
 use crate::error::Result;
 use crate::found::{AnyPage, Found};
-use crate::frame::{Frame, PAGE_SHIFT, Stamp, copy_racing};
+use crate::frame::{Frame, Stamp, copy_racing};
 use crate::handle::Handle;
 
 /// A page of a file that nothing holds: copies of its bytes, and whether they can be believed.
@@ -74,8 +74,7 @@ impl Handle {
     /// The page as the index has it now, if it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
-        let Found { frame, from, stamp, at, span, .. } =
-            self.found(page, page << PAGE_SHIFT, AnyPage)?;
+        let Found { frame, from, stamp, at, span, .. } = self.found(page, AnyPage)?;
         // SAFETY: inside the arena, and that page's if the stamp is still valid below.
         let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
         // So that length and address are those of the folio with this stamp.

@@ -150,7 +150,7 @@ fn announce<const ANY: bool, W: Want>(
     if shown.page == page && announce_again::<ANY>(handle, shown, free.0, reader) {
         return true;
     }
-    let Some(found) = handle.found(page, page << PAGE_SHIFT, want) else { return false };
+    let Some(found) = handle.found(page, want) else { return false };
     announce_found::<ANY>(page, found, free, reader)
 }
 

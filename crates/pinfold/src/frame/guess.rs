@@ -10,13 +10,20 @@ use std::arch::asm;
 /// `from + at`, by way of `from + guess` where that is the same.
 #[inline(always)]
 pub(crate) fn guessed(from: *mut u8, at: usize, guess: usize) -> *mut u8 {
-    if at == guess {
-        return from.wrapping_add(guess);
+    let mut address = hidden(from.wrapping_add(guess));
+    if at != guess {
+        address = hidden(from.wrapping_add(at));
     }
-    // Without this the compiler sees that both ways say the same, and makes one of them.
+    address
+}
+
+/// The same address, of which the compiler does not know what it was computed from. Where `at` and
+/// `guess` are the same it would take either for the other, and make one way of the two.
+#[inline(always)]
+fn hidden(mut address: *mut u8) -> *mut u8 {
     // SAFETY: it is empty.
-    unsafe { asm!("", options(nomem, nostack, preserves_flags)) };
-    from.wrapping_add(at)
+    unsafe { asm!("/* {0} */", inout(reg) address, options(readonly, nostack, preserves_flags)) };
+    address
 }
 
 #[cfg(all(test, not(loom)))]

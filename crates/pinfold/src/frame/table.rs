@@ -5,18 +5,22 @@
 //!
 //! The entries take 64 bytes of each 4096, 1.5625 % of the budget, and their frames have entries
 //! too, which say frozen and odd for ever.
+//!
+//! Those of 64 frames, which are a page of the table, do not lie in the frames' order: see
+//! [`entry_at`].
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
 
 use super::entry::Frame;
-use super::units::{FrameNumber, PAGE_BYTES};
+use super::units::{FrameNumber, Order, PAGE_BYTES};
 
 /// The entries of all frames of an arena.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Points to `frames` entries that are initialised and live as long as the table.
+    /// Points to as many entries as whole pages of the table have, initialised and living as long as
+    /// the table.
     entries: NonNull<Frame>,
     frames: u32,
 }
@@ -38,8 +42,8 @@ impl Table {
     /// stays mapped for as long as the table lives and that nobody else uses, then or before.
     pub(super) unsafe fn place(base: NonNull<u8>, frames: u32) -> Self {
         let entries = base.cast::<Frame>();
-        for n in 0..frames as usize {
-            // SAFETY: entry `n` lies in the memory that the caller vouches for.
+        for n in 0..frames.next_multiple_of(PAGE_ENTRIES) as usize {
+            // SAFETY: entry `n` lies in the memory that the caller vouches for: whole pages of it.
             let entry = unsafe { entries.add(n) };
             // SAFETY: as above; a page is aligned to more than an entry needs.
             unsafe { entry.write(Frame::new()) };
@@ -47,10 +51,17 @@ impl Table {
         Table { entries, frames }
     }
 
+    /// How many frames the table describes.
+    #[inline]
+    pub(super) fn frames(&self) -> u32 {
+        self.frames
+    }
+
     #[inline]
     fn entries(&self) -> &[Frame] {
+        let entries = self.frames.next_multiple_of(PAGE_ENTRIES) as usize;
         // SAFETY: `place` initialised that many; entries change through their atomics only.
-        unsafe { std::slice::from_raw_parts(self.entries.as_ptr(), self.frames as usize) }
+        unsafe { std::slice::from_raw_parts(self.entries.as_ptr(), entries) }
     }
 }
 
@@ -69,18 +80,30 @@ impl Table {
     fn entries(&self) -> &[Frame] {
         &self.0
     }
+
+    /// How many frames the table describes.
+    pub(super) fn frames(&self) -> u32 {
+        self.0.len() as u32
+    }
+}
+
+/// Entries in a page of the table.
+const PAGE_ENTRIES: u32 = (PAGE_BYTES / 64) as u32;
+
+/// Which entry of the table is that of `frame`; the other way round, the same.
+///
+/// Heads of folios of 2 MiB are 512 frames apart, and were their entries 512 entries apart, they would
+/// all compete for one set of the processor's first cache, and for few of its second. So each 512
+/// entries begin elsewhere in their page.
+#[inline(always)]
+pub(super) const fn entry_at(frame: u32) -> u32 {
+    frame ^ ((frame >> Order::MAX.get()) & (PAGE_ENTRIES - 1))
 }
 
 impl Table {
     /// Frames that the table of `frames` frames takes up, at the start of the arena.
     pub(super) fn frames_taken(frames: u32) -> u32 {
-        let entries_per_frame = (PAGE_BYTES / 64) as u32;
-        frames.div_ceil(entries_per_frame)
-    }
-
-    /// How many frames the table describes.
-    pub(super) fn frames(&self) -> u32 {
-        self.entries().len() as u32
+        frames.div_ceil(PAGE_ENTRIES)
     }
 
     #[inline]
@@ -96,12 +119,17 @@ impl Table {
         let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(entries.as_ptr().addr());
         let number = bytes / size_of::<Frame>();
         assert!(std::ptr::eq(entry, &raw const entries[number]), "an entry of another table");
-        FrameNumber(number as u32)
+        let frame = entry_at(number as u32);
+        assert!(frame < self.frames(), "an entry behind the last frame's");
+        FrameNumber(frame)
     }
 
     #[inline]
     pub(super) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
-        self.entries().get(frame.0 as usize)
+        if frame.0 >= self.frames() {
+            return None;
+        }
+        self.entries().get(entry_at(frame.0) as usize)
     }
 }
 
@@ -114,5 +142,16 @@ mod tests {
         assert_eq!(Table::frames_taken(64), 1);
         assert_eq!(Table::frames_taken(65), 2);
         assert_eq!(Table::frames_taken(1 << 30), 1 << 24);
+    }
+
+    #[test]
+    fn entries_change_places_in_their_page_and_the_heads_of_large_folios_are_spread() {
+        for frame in (0..3000).chain(u32::MAX - 3000..u32::MAX) {
+            let entry = entry_at(frame);
+            assert_eq!((entry_at(entry), entry / PAGE_ENTRIES), (frame, frame / PAGE_ENTRIES));
+        }
+        // Which line of its page each of 64 heads has: all of them.
+        let lines = (0..64).map(|run| entry_at(run * 512) % PAGE_ENTRIES);
+        assert_eq!(lines.collect::<std::collections::BTreeSet<_>>().len(), 64);
     }
 }

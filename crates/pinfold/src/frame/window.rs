@@ -6,9 +6,9 @@
 #[cfg(not(loom))]
 use std::ptr::NonNull;
 
-#[cfg(not(loom))]
-use super::PAGE_SHIFT;
 use super::{Frame, FrameNumber, Frames};
+#[cfg(not(loom))]
+use super::{PAGE_SHIFT, table::entry_at};
 use crate::flaw;
 
 /// Entries and bytes of an arena.
@@ -45,8 +45,8 @@ impl Window {
         if frame.0 >= self.frames {
             return None;
         }
-        let entry = self.base.cast::<Frame>().as_ptr().wrapping_add(frame.0 as usize);
-        // SAFETY: the table has an entry for each frame of the arena, is the first thing in it, and
+        let entry = self.base.cast::<Frame>().as_ptr().wrapping_add(entry_at(frame.0) as usize);
+        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, is the first thing in it, and
         // lives as long as the window is used.
         let entry = unsafe { &*entry };
         Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))

@@ -181,11 +181,12 @@ impl<const BITS: u32> Lookup<BITS> {
         }
     }
 
-    /// As [`Index::lookup_hint`], where the directory has the page as far as it is known here. For
-    /// all other pages there is [`Self::hint_behind`].
+    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a page,
+    /// where the directory has it as far as it is known here. For all other pages there is
+    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios only.
     #[inline(always)]
-    pub(crate) fn hint(&self, page: u64) -> Option<FrameNumber> {
-        let block = page >> BITS;
+    pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
+        let block = at >> (unit + BITS);
         // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
         // array.
         if block >= self.blocks.load(Ordering::Acquire) as u64 {
@@ -201,7 +202,8 @@ impl<const BITS: u32> Lookup<BITS> {
         if !self.memory.is_node(entry) {
             return Some(entry.frame_or_none_such());
         }
-        Some(Entry(self.memory.slot(entry, page).load(Ordering::Relaxed)).frame_or_none_such())
+        let slot = self.memory.slot(entry, at >> unit);
+        Some(Entry(slot.load(Ordering::Relaxed)).frame_or_none_such())
     }
 
     /// For a page that is not in the directory as far as it is known here. `index` is the one that

@@ -232,8 +232,7 @@ const ONE_PAGE: u8 = 2;
 #[inline(always)]
 fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     let Seek { handle, page, to, end_byte } = seek;
-    let Found { frame, head, stamp, at, span, .. } =
-        handle.found(page, page << PAGE_SHIFT, PageOfFolio)?;
+    let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
     if must_move(&handle.core, head, span) || (KIND == SINGLES && span != PAGE_BYTES as u64) {
         return None;
     }

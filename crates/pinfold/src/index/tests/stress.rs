@@ -308,12 +308,15 @@ fn readings(world: &World, stop: &AtomicBool, seed: u64) -> Seen {
 
 #[test]
 fn readers_against_writers() {
-    let seen = stress(Duration::from_secs(3), None);
-    println!("{seen:?}");
-    assert_eq!(seen.stable_missed, 0, "a page that was resident all the time was missed");
-    assert!(seen.accepted > seen.lookups / 8, "most lookups of stable pages pass: {seen:?}");
-    assert!(seen.resident_while_splitting > 0, "no lookup met a split: {seen:?}");
-    assert!(seen.rejected > 0, "the identity check was never needed: {seen:?}");
+    // Longer where the threads hardly meet, as on a machine that does other things, too.
+    let met = [3, 12, 48].map(Duration::from_secs).into_iter().any(|time| {
+        let seen = stress(time, None);
+        println!("{seen:?}");
+        assert_eq!(seen.stable_missed, 0, "a page that was resident all the time was missed");
+        assert!(seen.accepted > seen.lookups / 8, "most lookups of stable pages pass: {seen:?}");
+        seen.resident_while_splitting > 0 && seen.rejected > 0
+    });
+    assert!(met, "no lookup met a split, or the identity check was never needed");
 }
 
 #[test]

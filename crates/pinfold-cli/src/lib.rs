@@ -1,0 +1,93 @@
+//! The `pinfold` command, as a library of which its program calls [`run`]. By default it can `try`
+//! and nothing else, which compiles in half the time; the feature `bench` adds the others.
+
+#![allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    reason = "a program has no public interface"
+)]
+
+pub mod bench;
+#[cfg(feature = "bench")]
+mod sim;
+mod size;
+#[cfg(feature = "bench")]
+mod stress;
+mod try_cache;
+
+#[cfg(any(test, not(feature = "bench")))]
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+/// A page cache that a program links, and what it is made of.
+#[derive(Debug, Parser)]
+#[command(name = "pinfold", version, max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Read a file through a cache, check every byte, and set the cache beside pread and mmap
+    #[command(after_help = try_cache::HELP)]
+    Try(try_cache::TryArgs),
+    /// Measure one thing against its alternatives and its physical limit, side by side
+    #[cfg(feature = "bench")]
+    Bench(bench::BenchArgs),
+    /// Replay traces of page numbers against replacement policies and print their hit ratios
+    #[cfg(feature = "bench")]
+    Sim(sim::SimArgs),
+    /// Read files under stress and check every byte
+    #[cfg(feature = "bench")]
+    #[command(after_help = stress::HELP)]
+    Stress(stress::StressArgs),
+    /// bench, sim, stress: in a build with the feature `bench`
+    #[cfg(not(feature = "bench"))]
+    #[command(external_subcommand)]
+    Other(Vec<OsString>),
+}
+
+/// Runs the command that this process was started with.
+///
+/// # Errors
+/// The command's.
+pub fn run() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Try(args) => try_cache::run(&args),
+        #[cfg(feature = "bench")]
+        Command::Bench(args) => bench::run(args),
+        #[cfg(feature = "bench")]
+        Command::Sim(args) => Ok(sim::run(&args)?),
+        #[cfg(feature = "bench")]
+        Command::Stress(args) => stress::run(&args),
+        #[cfg(not(feature = "bench"))]
+        Command::Other(words) => Err(not_here(&words)),
+    }
+}
+
+/// Says which build has what was asked for.
+#[cfg(any(test, not(feature = "bench")))]
+fn not_here(words: &[OsString]) -> anyhow::Error {
+    let word = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+    match &*word {
+        "bench" | "sim" | "stress" => {
+            anyhow::anyhow!("this build can only try: `cargo pinfold {word}` makes one with {word}")
+        }
+        _ => anyhow::anyhow!("no such command: {word}; there are try, bench, sim and stress"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_that_can_only_try_says_what_makes_another() {
+        let said = |word: &str| not_here(&[word.into(), "--help".into()]).to_string();
+        assert!(said("sim").contains("`cargo pinfold sim`"), "{}", said("sim"));
+        assert!(said("bnech").contains("no such command: bnech"), "{}", said("bnech"));
+    }
+}

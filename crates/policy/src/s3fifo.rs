@@ -179,6 +179,8 @@ impl Rules for S3Fifo {
         let id = self.queues.head(queue);
         let uses = r.uses(id);
         match queue {
+            // It would be offered all the same, after all of main once more.
+            Queue::Small if self.queues.all_refused(Queue::Main, sweep) => return false,
             Queue::Small if uses >= self.options.promote_uses => r.set_uses(id, 0),
             Queue::Main if uses > 0 => r.set_uses(id, uses - 1),
             _ => return false,

@@ -75,6 +75,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("register-late", "it was not tried; the models see it"),
     ("leave-by-number", "it was not tried; the models see it"),
     ("current-blindly", "nobody here asks whether a guard is current"),
+    ("lose-dirty", "nothing writes yet"),
     ("write-under-borrow", "nothing writes yet"),
     ("old-goes-late", "nothing writes yet"),
     ("pin-blindly", "it was not tried; the models see it"),

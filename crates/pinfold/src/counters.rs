@@ -205,10 +205,10 @@ struct Leaving;
 impl Drop for Leaving {
     fn drop(&mut self) {
         let seat = SHARD_AT.replace(SHARDS * size_of::<Shard>()) / size_of::<Shard>();
-        if seat < SHARDS {
-            if let Some(mut free) = free_seats() {
-                free.push(seat);
-            }
+        if seat < SHARDS
+            && let Some(mut free) = free_seats()
+        {
+            free.push(seat);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pinfold::mutants::Named;
-use pinfold::testing::stress::{Options, Schedule, run};
+use pinfold_testing::stress::{Options, Schedule, run};
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// Bytes of something else, or not as many as there are.
@@ -100,7 +100,8 @@ fn child() {
     let broken = mutant.is_some();
     Named::switch_on(mutant.map(|name| Named::named(&name).expect("a mutant's name")));
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (since, limit) = (Instant::now(), Duration::from_secs(number("PINFOLD_STRESS_MUTANT_SECONDS")));
+    let (since, limit) =
+        (Instant::now(), Duration::from_secs(number("PINFOLD_STRESS_MUTANT_SECONDS")));
     let mut options = Options::new(dir.path());
     options.schedule = schedule;
     options.time = Duration::from_secs(3);

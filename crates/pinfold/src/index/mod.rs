@@ -68,6 +68,7 @@ mod memory;
 mod node;
 mod pool;
 mod shape;
+#[cfg(feature = "testing")]
 mod split;
 mod trim;
 mod walk;
@@ -76,12 +77,13 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(crate) use self::split::SplitError;
 #[allow(unused_imports, reason = "the room's front door")]
 pub(crate) use self::{
     directory::Lookup,
     entry::FrameNumber,
     pool::{NoNodes, NodePool, PoolStats},
-    split::SplitError,
     trim::{TrimWhere, Trimmed},
     writer::{IndexWriter, InsertError, Inserted},
 };

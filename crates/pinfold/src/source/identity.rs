@@ -8,7 +8,7 @@
 pub struct SourceIdentity {
     /// Names the object, among all that are attached to one cache: a URL, say.
     pub key: String,
-    /// Another one for other bytes: an ETag, or a number that grows with each change.
+    /// Another one for other bytes: an `ETag`, or a number that grows with each change.
     pub version: String,
 }
 

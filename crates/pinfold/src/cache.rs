@@ -131,7 +131,7 @@ impl Cache {
     /// # Errors
     /// As [`open`](Self::open), and when direct I/O is demanded and cannot be had.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
-        self.core.owner.check()?;
+        self.core.check_owner()?;
         let path = path.as_ref();
         let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
             .map_err(Arc::new)?;
@@ -164,7 +164,7 @@ impl Cache {
         identity: Option<source::Identity>,
         source: Arc<dyn Source>,
     ) -> Result<File> {
-        self.core.owner.check()?;
+        self.core.check_owner()?;
         let backing = Backing::new(source, self.core.engine.clone());
         backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
@@ -192,7 +192,7 @@ impl Cache {
     /// # Errors
     /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them already.
     pub fn reader(&self) -> Result<Reader> {
-        self.core.owner.check()?;
+        self.core.check_owner()?;
         self.core.readers.register().map(Reader::new)
     }
 
@@ -204,7 +204,7 @@ impl Cache {
     /// Who pins what, the oldest first; `None` unless the cache was opened with
     /// [`Options::track_pins`], and in a forked child.
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
-        self.core.owner.check().ok()?;
+        self.core.check_owner().ok()?;
         self.core.holders.all()
     }
 

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::counters::Counters;
+use crate::error::{Error, Result};
 use crate::failures::Failures;
 use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
@@ -72,6 +73,12 @@ impl Core {
             nodes,
             frames,
         })
+    }
+
+    /// # Errors
+    /// [`Error::Forked`] if the calling process is not the cache's owner.
+    pub(crate) fn check_owner(&self) -> Result<()> {
+        if self.owner.is_here() { Ok(()) } else { Err(Error::Forked { owner: self.owner.pid() }) }
     }
 
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may

@@ -194,7 +194,7 @@ impl File {
     /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
         let pages = Self::pages(&range)?;
-        self.handle.core.owner.check()?;
+        self.handle.core.check_owner()?;
         match hint {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
             Hint::WillNeed => fill::will_need(&self.handle, pages),
@@ -222,7 +222,7 @@ impl File {
 
     /// Asks the source for its length, and acts on it if it has changed.
     pub(crate) fn refresh_len(&self) -> Result<()> {
-        self.handle.core.owner.check()?;
+        self.handle.core.check_owner()?;
         let mapping = &self.handle.mapping;
         // Across both: of two answers, the later must be the one that stays.
         let _resizing = mapping.resizing.lock();

@@ -172,7 +172,7 @@ pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>
 
 /// See [`get`]; `plan` is asked if there is something to read.
 fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
-    reader.core.owner.check()?;
+    reader.core.check_owner()?;
     reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio
     // being frozen and then waited for that under the mapping's mutex.

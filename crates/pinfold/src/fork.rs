@@ -7,7 +7,7 @@
 //! | what | becomes |
 //! |---|---|
 //! | a hit, by whatever door | a hit: it takes no lock, and nothing is evicted or filled any more |
-//! | anything that needs a lock, a thread or the source | [`Error::Forked`] |
+//! | anything that needs a lock, a thread or the source | [`Error::Forked`](crate::Error::Forked) |
 //! | dropping a handle, a guard or a pin | nothing is given back, nothing is waited for |
 //! | the last handle | the cache stays in memory until the child ends or calls exec |
 //!
@@ -20,8 +20,6 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 // Not from `crate::sync`: a model does not fork.
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-
-use crate::error::{Error, Result};
 
 /// How often this process, counted from its first ancestor that had a cache, is the child of a fork.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -96,10 +94,9 @@ impl Owner {
         self.birth.is_here()
     }
 
-    /// # Errors
-    /// [`Error::Forked`] if the calling process is not the owner.
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.is_here() { Ok(()) } else { Err(Error::Forked { owner: self.pid }) }
+    /// The owner's number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// From now on `arc` is never dropped for good in a child. To be called once, of the `Arc` that

@@ -1,5 +1,7 @@
 //! What a program may choose when it opens a cache or a file.
 
+use std::time::Duration;
+
 use crate::readers::Barrier;
 use crate::source::Preference;
 
@@ -14,6 +16,8 @@ pub struct Options {
     pub(crate) io_uring: bool,
     pub(crate) track_pins: bool,
     pub(crate) pin_in_place: bool,
+    /// How long a reader waits for others to let go of memory. Tests have less.
+    pub(crate) patience: Duration,
 }
 
 /// How a reader takes a counted reference. Feature `testing`: for comparisons only.
@@ -40,6 +44,7 @@ impl Options {
             io_uring: true,
             track_pins: false,
             pin_in_place: false,
+            patience: crate::sizes::PATIENCE,
         }
     }
 

@@ -96,6 +96,13 @@ impl Source for Stuck {
     }
 }
 
+/// In a child, which is a process by itself: takes what the parent has, and the child's own copy of
+/// the test does not use again.
+fn taken<T>(from: &T) -> T {
+    // SAFETY: the child ends without dropping `from`.
+    unsafe { std::ptr::read(from) }
+}
+
 #[track_caller]
 fn is_forked<T>(result: Result<T, Error>) {
     let error = result.err().expect("a forked child cannot do that");
@@ -188,15 +195,12 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 assert!(cache.pins().is_none() && !cache.compact());
 
                 // All that there is, dropped: by reading it out of where the parent has it.
-                // SAFETY: the child, a process by itself, does not use any of these again.
-                unsafe {
-                    drop(std::ptr::read(&raw const pinned));
-                    drop(std::ptr::read(&raw const owned));
-                    drop(std::ptr::read(&raw const reader));
-                    drop(file.clone());
-                    drop(std::ptr::read(&raw const file));
-                    drop(std::ptr::read(&raw const cache));
-                }
+                drop(taken(&pinned));
+                drop(taken(&owned));
+                drop(taken(&reader));
+                drop(file.clone());
+                drop(taken(&file));
+                drop(taken(&cache));
 
                 // And a cache of its own, with threads of its own.
                 let cache = Cache::new(Options::new(4 << 20).track_pins(true)).unwrap();

@@ -74,16 +74,17 @@ impl Rules for Clock {
     }
 
     fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue> {
-        let once = self.queues.weight(Queue::Once);
-        let once_is_due = once.folios > 0
-            && (once.pages > self.once_target_pages || r.uses(self.queues.head(Queue::Once)) > 0);
-        if !once_is_due && sweep.pinned_in_row() < self.queues.weight(Queue::Main).folios {
+        let gives = |queue| self.queues.gives(queue, sweep);
+        let once_is_due = gives(Queue::Once)
+            && (self.queues.weight(Queue::Once).pages > self.once_target_pages
+                || r.uses(self.queues.head(Queue::Once)) > 0);
+        if !once_is_due && gives(Queue::Main) {
             return Some(Queue::Main);
         }
-        (once.folios > 0).then_some(Queue::Once)
+        gives(Queue::Once).then_some(Queue::Once)
     }
 
-    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool {
+    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, _: &Sweep) -> bool {
         let id = self.queues.head(queue);
         let spared = self.second_chance && queue == Queue::Main && r.uses(id) > 0;
         if spared {

@@ -105,11 +105,11 @@ pub(crate) trait Rules: PolicyState {
     /// The queue for a folio that arrives.
     fn enters(&self, arrival: Arrival) -> Queue;
 
-    /// The queue that gives the next candidate.
+    /// The queue that gives the next candidate: one that [`Queues::gives`]; `None` if none does.
     fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue>;
 
-    /// Spares the head of a queue if it was used enough.
-    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool;
+    /// Spares the head of a queue if it was used enough: moves it to the newest end of main.
+    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool;
 
     /// The most folios spared in one call.
     fn reprieves_max(&self) -> u32;
@@ -131,12 +131,12 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
         // Ends: each turn spends one of the sweep's effort.
         loop {
             let Some(queue) = self.pick(residents, sweep) else {
-                return Err(sweep.gave_up(self.queues().why_nothing()));
+                return Err(sweep.gave_up(self.queues().why_nothing(sweep)));
             };
             if !sweep.spend() {
                 return Err(sweep.gave_up(GaveUpReason::EffortExhausted));
             }
-            if reprieves_left == 0 || !self.spare(residents, queue) {
+            if reprieves_left == 0 || !self.spare(residents, queue, sweep) {
                 return Ok(self.queues().offer(residents, queue));
             }
             reprieves_left -= 1;
@@ -154,7 +154,10 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
         let pages = residents.pages(id);
         sweep.note(answer, pages);
         if answer != Answer::Evicted {
-            self.queues().put_back(residents, id, answer == Answer::Pinned);
+            let queue = self.queues().put_back(residents, id, answer == Answer::Pinned);
+            if let Some(queue) = queue {
+                sweep.note_refusal(queue);
+            }
             return None;
         }
         let from = self.queues().take_out(residents, id);

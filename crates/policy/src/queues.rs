@@ -4,7 +4,7 @@
 //! Not here: which queue to take from or whom to spare (`s3fifo.rs`, `clock.rs`).
 
 use crate::residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents};
-use crate::sweep::GaveUpReason;
+use crate::sweep::{GaveUpReason, Sweep};
 
 /// A number of folios and their sum of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,6 +127,18 @@ impl Queues {
         self.lists[queue as usize].head
     }
 
+    /// Whether this queue's head was not offered to the sweep yet; of an empty queue: no.
+    #[inline]
+    pub(crate) fn gives(&self, queue: Queue, sweep: &Sweep) -> bool {
+        sweep.refused(queue) < self.weight(queue).folios
+    }
+
+    /// Whether this queue has folios, and all of them refused this sweep.
+    #[inline]
+    pub(crate) fn all_refused(&self, queue: Queue, sweep: &Sweep) -> bool {
+        self.weight(queue).folios > 0 && !self.gives(queue, sweep)
+    }
+
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             once: self.weight(Queue::Once),
@@ -174,13 +186,20 @@ impl Queues {
         id
     }
 
-    /// Ends an offer by queueing the folio again. A folio that is not on offer (any more) is left
-    /// where it is: its offer was ended by a removal, and what has the id now is another folio.
-    pub(crate) fn put_back<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id, pinned: bool) {
-        if let Place::Offered(queue) = r.place(id) {
-            self.offered.sub(r.pages(id));
-            self.push_tail(r, id, if pinned { Queue::Main } else { queue });
-        }
+    /// Ends an offer by queueing the folio again; tells where. A folio that is not on offer (any
+    /// more) is left where it is: its offer was ended by a removal, and what has the id now is
+    /// another folio.
+    pub(crate) fn put_back<R: Residents + ?Sized>(
+        &mut self,
+        r: &mut R,
+        id: Id,
+        pinned: bool,
+    ) -> Option<Queue> {
+        let Place::Offered(from) = r.place(id) else { return None };
+        let queue = if pinned { Queue::Main } else { from };
+        self.offered.sub(r.pages(id));
+        self.push_tail(r, id, queue);
+        Some(queue)
     }
 
     /// Takes a folio out from wherever it is; tells the queue it was in or offered from.
@@ -212,13 +231,16 @@ impl Queues {
     }
 
     /// Why there is no candidate, if there is none.
-    pub(crate) fn why_nothing(&self) -> GaveUpReason {
-        debug_assert_eq!(self.weight(Queue::Once).folios, 0, "the once queue still has some");
-        debug_assert_eq!(self.weight(Queue::Small).folios, 0, "the small queue still has some");
-        if self.weight(Queue::Main).folios == 0 {
+    pub(crate) fn why_nothing(&self, sweep: &Sweep) -> GaveUpReason {
+        for queue in Queue::ALL {
+            debug_assert!(!self.gives(queue, sweep), "the {queue:?} queue still has some");
+        }
+        if Queue::ALL.iter().all(|&queue| self.weight(queue).folios == 0) {
             GaveUpReason::Empty
-        } else {
+        } else if sweep.counts().busy == 0 {
             GaveUpReason::AllPinned
+        } else {
+            GaveUpReason::AllBusy
         }
     }
 

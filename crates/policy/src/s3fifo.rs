@@ -23,14 +23,14 @@
 //! between its watermarks do not count as lacking. A third queue holds what is used once by declaration. Pinned
 //! folios are met, and told of.
 //!
-//! Which queue gives, in this order:
+//! Which queue gives, in this order, of those that still have a folio that did not refuse this
+//! sweep (`sweep.rs`):
 //! 1. once, if its head was used (so its reader is past it), or it has more than its share;
 //! 2. small, if it has its share;
-//! 3. main, unless as many folios in a row were pinned as main holds;
+//! 3. main;
 //! 4. small, then once, whatever they have.
 //!
-//! What is pinned in small or once moves to main. So a sweep that finds everything pinned ends with
-//! all in main, all of it met in a row, and that is how it knows.
+//! What is busy goes back to its queue; what is pinned in small or once moves to main.
 
 use crate::policy::{Arrival, Hint, PolicyState, Rules};
 use crate::queues::{Queues, Usage};
@@ -155,31 +155,32 @@ impl Rules for S3Fifo {
     /// By the order at the module's head.
     #[inline]
     fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue> {
-        let (once, small, main) = (
-            self.queues.weight(Queue::Once),
-            self.queues.weight(Queue::Small),
-            self.queues.weight(Queue::Main),
-        );
-        let once_is_due = once.folios > 0
-            && (once.pages > self.small_target_pages || r.uses(self.queues.head(Queue::Once)) > 0);
+        let gives = |queue| self.queues.gives(queue, sweep);
+        let pages = |queue| self.queues.weight(queue).pages;
+        let once_is_due = gives(Queue::Once)
+            && (pages(Queue::Once) > self.small_target_pages
+                || r.uses(self.queues.head(Queue::Once)) > 0);
+        let small_gives = gives(Queue::Small);
         if once_is_due {
             Some(Queue::Once)
-        } else if small.pages >= self.small_target_pages {
+        } else if small_gives && pages(Queue::Small) >= self.small_target_pages {
             Some(Queue::Small)
-        } else if sweep.pinned_in_row() < main.folios {
+        } else if gives(Queue::Main) {
             Some(Queue::Main)
-        } else if small.folios > 0 {
+        } else if small_gives {
             Some(Queue::Small)
         } else {
-            (once.folios > 0).then_some(Queue::Once)
+            gives(Queue::Once).then_some(Queue::Once)
         }
     }
 
     #[inline]
-    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool {
+    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool {
         let id = self.queues.head(queue);
         let uses = r.uses(id);
         match queue {
+            // It would be offered all the same, after all of main once more.
+            Queue::Small if self.queues.all_refused(Queue::Main, sweep) => return false,
             Queue::Small if uses >= self.options.promote_uses => r.set_uses(id, 0),
             Queue::Main if uses > 0 => r.set_uses(id, uses - 1),
             _ => return false,

@@ -2,6 +2,15 @@
 //!
 //! Here: the effort cap, the answers a caller gives, why an attempt ended. Not here: choosing.
 //! A sweep belongs to one caller; several may be under way on one policy.
+//!
+//! **A folio that refuses (busy or pinned) is not offered to the same sweep again.** It goes to the
+//! newest end of a queue, and the sweep counts how many in a row went there. As long as that is
+//! less than what the queue holds, its head was not offered yet; then the queue has nothing more
+//! for this sweep. A spared folio ends main's row, since it stands behind those that refused. What
+//! other callers add and remove meanwhile makes a row end a little early or late; the next sweep
+//! counts anew.
+
+use crate::residents::Queue;
 
 /// What became of a folio that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +52,9 @@ pub enum GaveUpReason {
     Empty,
     /// Every queued folio was offered in turn, and every one was answered pinned.
     AllPinned,
+    /// Every queued folio was offered in turn and refused, and this sweep met some that were busy:
+    /// a moment later they may not be.
+    AllBusy,
     /// The effort was spent first; the counts say on what.
     EffortExhausted,
 }
@@ -66,6 +78,12 @@ impl core::fmt::Display for GaveUp {
                 "everything is pinned: {} pages in the {} folios last looked at",
                 c.pinned_pages, c.pinned
             ),
+            GaveUpReason::AllBusy => write!(
+                f,
+                "everything is in use: {} busy ({} pages) and {} pinned ({} pages) in the folios \
+                 last looked at",
+                c.busy, c.busy_pages, c.pinned, c.pinned_pages
+            ),
             GaveUpReason::EffortExhausted => write!(
                 f,
                 "gave up after looking at {} folios: {} evicted, {} pinned ({} pages), {} busy \
@@ -82,8 +100,8 @@ impl core::error::Error for GaveUp {}
 #[derive(Debug)]
 pub struct Sweep {
     effort_max: u32,
-    /// Folios answered pinned since the last one that was anything else.
-    pinned_in_row: u32,
+    /// By queue: the folios that refused in a row and went to its newest end.
+    refused: [u32; Queue::ALL.len()],
     counts: SweepCounts,
 }
 
@@ -92,7 +110,7 @@ impl Sweep {
     pub const fn new(effort_max: u32) -> Self {
         Self {
             effort_max,
-            pinned_in_row: 0,
+            refused: [0; Queue::ALL.len()],
             counts: SweepCounts {
                 examined: 0,
                 reprieved: 0,
@@ -111,9 +129,15 @@ impl Sweep {
         self.counts
     }
 
+    /// The folios in a row, up to the newest end of this queue, that refused.
     #[inline]
-    pub(crate) const fn pinned_in_row(&self) -> u32 {
-        self.pinned_in_row
+    pub(crate) const fn refused(&self, queue: Queue) -> u32 {
+        self.refused[queue as usize]
+    }
+
+    /// A folio refused and is at the newest end of this queue now.
+    pub(crate) const fn note_refusal(&mut self, queue: Queue) {
+        self.refused[queue as usize] += 1;
     }
 
     /// Pays for looking at one folio; false if the effort is spent.
@@ -126,14 +150,14 @@ impl Sweep {
         true
     }
 
+    /// A folio was spared and is at the newest end of main now.
     pub(crate) const fn note_reprieve(&mut self) {
         self.counts.reprieved += 1;
-        self.pinned_in_row = 0;
+        self.refused[Queue::Main as usize] = 0;
     }
 
     pub(crate) fn note(&mut self, answer: Answer, pages: u32) {
         let pages = u64::from(pages);
-        self.pinned_in_row = if answer == Answer::Pinned { self.pinned_in_row + 1 } else { 0 };
         let (folios, sum) = match answer {
             Answer::Evicted => (&mut self.counts.evicted, &mut self.counts.evicted_pages),
             Answer::Busy => (&mut self.counts.busy, &mut self.counts.busy_pages),

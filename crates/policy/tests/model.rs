@@ -78,7 +78,8 @@ struct Model {
     ghosts: Vec<u32>,
     counts: SweepCounts,
     effort_max: u32,
-    pinned_in_row: usize,
+    /// By queue: how many refused this sweep in a row and went to its newest end.
+    refused: [usize; 3],
 }
 
 impl Model {
@@ -95,7 +96,7 @@ impl Model {
             ghosts: Vec::new(),
             counts: SweepCounts::default(),
             effort_max: 100,
-            pinned_in_row: 0,
+            refused: [0; 3],
         }
     }
 
@@ -157,24 +158,30 @@ impl Model {
 
     fn pick(&self) -> Option<Queue> {
         let share = (self.capacity / 10).max(1);
-        if let Some(head) = self.once.front()
+        let [once_gives, small_gives, main_gives] =
+            [(Queue::Once, &self.once), (Queue::Small, &self.small), (Queue::Main, &self.main)]
+                .map(|(queue, list)| self.refused[queue as usize] < list.len());
+        if once_gives
+            && let Some(head) = self.once.front()
             && (self.uses[head] > 0 || self.weigh(&self.once).pages > share)
         {
             return Some(Queue::Once);
         }
         let rest = [
-            (Queue::Small, self.weigh(&self.small).pages >= share),
-            (Queue::Main, self.pinned_in_row < self.main.len()),
-            (Queue::Small, !self.small.is_empty()),
-            (Queue::Once, !self.once.is_empty()),
+            (Queue::Small, small_gives && self.weigh(&self.small).pages >= share),
+            (Queue::Main, main_gives),
+            (Queue::Small, small_gives),
+            (Queue::Once, once_gives),
         ];
         rest.into_iter().find(|&(_, gives)| gives).map(|(queue, _)| queue)
     }
 
     fn spare(&mut self, queue: Queue, id: Id) -> bool {
         let uses = self.uses[&id];
+        let main_refused =
+            !self.main.is_empty() && self.refused[Queue::Main as usize] >= self.main.len();
         let left = match (self.kind, queue) {
-            (Kind::S3Fifo, Queue::Small) if uses >= 2 => 0,
+            (Kind::S3Fifo, Queue::Small) if uses >= 2 && !main_refused => 0,
             (Kind::S3Fifo, Queue::Main) if uses >= 1 => uses - 1,
             (Kind::Clock, Queue::Main) if uses >= 1 => 0,
             _ => return false,
@@ -187,8 +194,12 @@ impl Model {
         let mut spared = 0;
         loop {
             let Some(queue) = self.pick() else {
-                let empty = self.main.is_empty();
-                return Err(if empty { GaveUpReason::Empty } else { GaveUpReason::AllPinned });
+                let empty = self.once.is_empty() && self.small.is_empty() && self.main.is_empty();
+                return Err(match (empty, self.counts.busy) {
+                    (true, _) => GaveUpReason::Empty,
+                    (false, 0) => GaveUpReason::AllPinned,
+                    (false, _) => GaveUpReason::AllBusy,
+                });
             };
             if self.counts.examined == self.effort_max {
                 return Err(GaveUpReason::EffortExhausted);
@@ -202,7 +213,7 @@ impl Model {
             self.main.push_back(id);
             spared += 1;
             self.counts.reprieved += 1;
-            self.pinned_in_row = 0;
+            self.refused[Queue::Main as usize] = 0;
         }
     }
 
@@ -210,7 +221,6 @@ impl Model {
     fn answer(&mut self, id: Id, answer: Answer) -> bool {
         let pages = self.pages[&id];
         let offer = self.offered.iter().find(|&&(offered, _)| offered == id).copied();
-        self.pinned_in_row = if answer == Answer::Pinned { self.pinned_in_row + 1 } else { 0 };
         match answer {
             Answer::Evicted => {
                 self.counts.evicted += 1;
@@ -230,9 +240,11 @@ impl Model {
                 self.counts.pinned_pages += u64::from(pages);
             }
         }
-        if let Some((_, queue)) = offer {
+        if let Some((_, from)) = offer {
+            let queue = if answer == Answer::Pinned { Queue::Main } else { from };
             self.forget(id);
-            self.queue(if answer == Answer::Pinned { Queue::Main } else { queue }).push_back(id);
+            self.queue(queue).push_back(id);
+            self.refused[queue as usize] += 1;
         }
         false
     }
@@ -391,7 +403,7 @@ impl Pair {
                 self.sweep = Sweep::new(effort_max);
                 self.model.counts = SweepCounts::default();
                 self.model.effort_max = effort_max;
-                self.model.pinned_in_row = 0;
+                self.model.refused = [0; 3];
             }
             Op::Split(id) => self.split(id),
             Op::Replace(old, new) => self.replace(old, new),
@@ -472,5 +484,100 @@ proptest! {
     #[test]
     fn fifo_is_its_reference(capacity in 0..2000_u64, ops in prop::collection::vec(ops(), 1..400)) {
         same_as_reference(Kind::Fifo, capacity, &ops);
+    }
+}
+
+/// The most of a population.
+const POPULATION_MAX: usize = 120;
+
+#[derive(Clone, Debug)]
+struct Member {
+    arrival: Arrival,
+    uses: u8,
+    pages: u32,
+    answer: Answer,
+}
+
+fn population() -> impl Strategy<Value = Vec<Member>> {
+    let hint = prop_oneof![2 => Just(Hint::Normal), 1 => Just(Hint::Sequential)];
+    let member = (hint, any::<bool>(), 0..=USES_MAX, 1..20_u32, answers()).prop_map(
+        |(hint, ahead, uses, pages, answer)| {
+            let arrival = Arrival { hint, ahead, shadow: None };
+            Member { arrival, uses, pages, answer }
+        },
+    );
+    prop::collection::vec(member, 0..POPULATION_MAX)
+}
+
+/// Offers batches, as the cache does, until the sweep has nothing more. Each folio that gives way
+/// is evicted; each that refuses is met, and no more often than it takes to use up its uses.
+fn a_sweep_finds_all_that_gives_way(
+    policy: &mut dyn Policy<Table>,
+    members: &[Member],
+    batch_max: usize,
+) {
+    let name = policy.name();
+    let mut table = Table::new(POPULATION_MAX);
+    for (id, member) in (0..).zip(members) {
+        table.set_pages(id, member.pages);
+        policy.insert(&mut table, id, member.arrival);
+        (0..member.uses).for_each(|_| table.touch(id));
+    }
+    let mut sweep = Sweep::new(100_000);
+    let mut met = vec![0; members.len()];
+    // Ends: the sweep's effort is bounded.
+    let gave_up = loop {
+        let mut batch = Vec::new();
+        let mut ended = None;
+        while batch.len() < batch_max && ended.is_none() {
+            match policy.next_victim(&mut table, &mut sweep) {
+                Ok(id) => batch.push(id),
+                Err(gave_up) => ended = Some(gave_up),
+            }
+        }
+        if let (Some(gave_up), true) = (ended, batch.is_empty()) {
+            break gave_up;
+        }
+        for id in batch {
+            met[id as usize] += 1;
+            policy.answer(&mut table, &mut sweep, id, members[id as usize].answer);
+        }
+    };
+    let count = |answer| members.iter().filter(|member| member.answer == answer).count();
+    for (id, member) in members.iter().enumerate() {
+        let most = if member.answer == Answer::Evicted { 1 } else { usize::from(USES_MAX) + 2 };
+        assert!((1..=most).contains(&met[id]), "{name}: {id} was offered {} times", met[id]);
+    }
+    assert_eq!(sweep.counts().evicted as usize, count(Answer::Evicted), "{name}");
+    let looked = sweep.counts().examined as usize;
+    let most = (usize::from(USES_MAX) + 2) * members.len();
+    assert!(looked <= most, "{name}: looked {looked} times at {} folios", members.len());
+    let reason = match (count(Answer::Busy), count(Answer::Pinned)) {
+        (0, 0) => GaveUpReason::Empty,
+        (0, _) => GaveUpReason::AllPinned,
+        _ => GaveUpReason::AllBusy,
+    };
+    assert_eq!(gave_up.reason, reason, "{name}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whoever_refuses_a_sweep_finds_all_others_and_ends(
+        capacity in 1..2000_u64,
+        main_fill_percent in 0..=75_u32,
+        members in population(),
+        batch_max in 1..=16_usize,
+    ) {
+        let options = S3FifoOptions { main_fill_percent, ..S3FifoOptions::default() };
+        let policies: [Box<dyn Policy<Table>>; 3] = [
+            Box::new(S3Fifo::with_options(capacity, options)),
+            Box::new(Clock::second_chance(capacity)),
+            Box::new(Clock::fifo(capacity)),
+        ];
+        for mut policy in policies {
+            a_sweep_finds_all_that_gives_way(&mut *policy, &members, batch_max);
+        }
     }
 }

@@ -188,6 +188,73 @@ fn the_one_folio_that_is_not_pinned_is_found_wherever_it_is() {
     }
 }
 
+/// Every policy, with 100 folios; for S3-FIFO 25 of them in small, which is more than its share.
+fn full() -> [(Box<dyn Policy<Table>>, Table); 3] {
+    let policies: [Box<dyn Policy<Table>>; 3] = [
+        Box::new(S3Fifo::new(100)),
+        Box::new(Clock::second_chance(100)),
+        Box::new(Clock::fifo(100)),
+    ];
+    policies.map(|mut policy| {
+        let mut table = Table::new(1000);
+        for id in 0..100 {
+            policy.insert(&mut table, id, NORMAL);
+        }
+        (policy, table)
+    })
+}
+
+/// Offers folios until the sweep gives up; the folios offered, and why it did.
+fn sweep_all(
+    policy: &mut dyn Policy<Table>,
+    table: &mut Table,
+    answer: impl Fn(Id) -> Answer,
+) -> (Vec<Id>, GaveUp) {
+    let (mut sweep, mut offered) = (Sweep::new(10_000), Vec::new());
+    // Ends: the sweep's effort is bounded.
+    loop {
+        match policy.next_victim(table, &mut sweep) {
+            Ok(id) => {
+                offered.push(id);
+                policy.answer(table, &mut sweep, id, answer(id));
+            }
+            Err(gave_up) => return (offered, gave_up),
+        }
+    }
+}
+
+#[test]
+fn busy_newcomers_do_not_hide_what_main_can_give() {
+    for (mut policy, mut table) in full() {
+        let small = |id| !(10..85).contains(&id);
+        let name = policy.name();
+        let answer = |id| if small(id) { Answer::Busy } else { Answer::Evicted };
+        let (offered, gave_up) = sweep_all(&mut *policy, &mut table, answer);
+        let first = offered.iter().position(|&id| !small(id));
+        assert!(first.is_some_and(|first| first <= 25), "{name}: main first gave {first:?}");
+        let counts = gave_up.counts;
+        assert_eq!((counts.evicted, counts.busy, counts.examined), (75, 25, 100), "{name}");
+        assert_eq!(gave_up.reason, GaveUpReason::AllBusy, "{name}");
+    }
+}
+
+#[test]
+fn a_sweep_meets_each_busy_folio_once() {
+    for (mut policy, mut table) in full() {
+        let name = policy.name();
+        let (mut offered, gave_up) = sweep_all(&mut *policy, &mut table, |_| Answer::Busy);
+        assert_eq!(offered.len(), 100, "{name}");
+        offered.sort_unstable();
+        assert_eq!(offered, Vec::from_iter(0..100), "{name}");
+        assert_eq!(gave_up.reason, GaveUpReason::AllBusy, "{name}");
+        assert_eq!((gave_up.counts.busy, gave_up.counts.busy_pages), (100, 100), "{name}");
+        assert!(gave_up.to_string().contains("100 busy (100 pages)"), "{name}: {gave_up}");
+        // The next sweep starts anew.
+        let (offered, _) = sweep_all(&mut *policy, &mut table, |_| Answer::Evicted);
+        assert_eq!(offered.len(), 100, "{name}");
+    }
+}
+
 #[test]
 fn effort_is_never_exceeded_and_its_end_is_told() {
     let (mut policy, mut table) = filled(50, 100);

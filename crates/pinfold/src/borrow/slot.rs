@@ -265,7 +265,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         // from before the freeze until he has put it back, it is not.
         let got = count.try_get(1);
         if got.is_err() {
-            self.handle().core.owner.check()?;
+            self.handle().core.check_owner()?;
         }
         let got = got.or_else(|_| {
             let _changing = self.handle().mapping.change();

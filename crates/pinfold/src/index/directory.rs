@@ -24,13 +24,8 @@
 //! that looks behind its end finds the second. Behind the end of that one readers walk.
 
 use std::sync::OnceLock;
-// Not from `crate::sync`: which array is used is a hint, as its words are.
-use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
-use super::Index;
-use super::entry::{Entry, FrameNumber, Kind};
-use super::memory::NodeMemory;
-use super::writer::{IndexWriter, slot_of};
+use super::entry::Entry;
 use crate::mutant::{self, Mutant};
 use crate::sizes::DIRECTORY_BLOCKS_MAX;
 use crate::sync::{AtomicU32, Ordering};
@@ -53,7 +48,7 @@ impl Directory {
 
     /// The array that has more.
     #[inline]
-    fn words(&self) -> &[AtomicU32] {
+    pub(super) fn words(&self) -> &[AtomicU32] {
         self.whole.get().unwrap_or(&self.first)
     }
 
@@ -65,7 +60,7 @@ impl Directory {
     }
 
     /// For the writer, who is alone.
-    fn set(&self, block: u64, entry: Entry) {
+    pub(super) fn set(&self, block: u64, entry: Entry) {
         let behind = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
         if behind && entry != Entry::EMPTY {
             self.grow();
@@ -121,110 +116,10 @@ fn zeroed(words: usize) -> Box<[AtomicU32]> {
     (0..words).map(|_| AtomicU32::new(Entry::EMPTY.0)).collect()
 }
 
-impl<const BITS: u32> IndexWriter<'_, BITS> {
-    /// Brings the directory in step after a change of 2^`order` pages from `page` on. Block 0 goes
-    /// with each: the root above it may have become a node, or been one.
-    pub(super) fn enter_in_directory(&self, page: u64, order: u32) {
-        if mutant::on(Mutant::DirectoryStays) {
-            return;
-        }
-        self.enter_block(0);
-        let last = page + (1 << order) - 1;
-        for block in page >> BITS..=last >> BITS {
-            self.enter_block(block);
-        }
-    }
-
-    fn enter_block(&self, block: u64) {
-        self.index.directory.set(block, self.block(block));
-    }
-
-    /// What the tree says of a block.
-    fn block(&self, block: u64) -> Entry {
-        let (root, page) = (self.root(), block << BITS);
-        if !root.covers(page) {
-            return Entry::EMPTY;
-        }
-        let (mut entry, mut shift) = (root.entry, root.bits);
-        // Ends: the shift falls with every step.
-        while shift > BITS && entry.kind() == Kind::Node {
-            shift -= BITS;
-            entry = self.node(entry).load(slot_of::<BITS>(page, shift));
-        }
-        entry
-    }
-}
-
-/// What a handle keeps of an index, to look pages up without a load that waits for another one.
-///
-/// # Invariants
-///
-/// `words` points to at least `blocks` words, in an array of the index's directory.
-#[derive(Debug)]
-pub(crate) struct Lookup<const BITS: u32 = { super::BITS }> {
-    words: AtomicPtr<AtomicU32>,
-    blocks: AtomicUsize,
-    memory: NodeMemory<BITS>,
-}
-
-impl<const BITS: u32> Lookup<BITS> {
-    /// Of that index.
-    ///
-    /// # Safety
-    /// It is used only as long as the index lives.
-    pub(crate) unsafe fn of(index: &Index<BITS>) -> Self {
-        let words = index.directory.words();
-        Lookup {
-            words: AtomicPtr::new(words.as_ptr().cast_mut()),
-            blocks: AtomicUsize::new(words.len()),
-            memory: index.node_memory(),
-        }
-    }
-
-    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a page,
-    /// where the directory has it as far as it is known here. For all other pages there is
-    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios only.
-    #[inline(always)]
-    pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
-        let block = at >> (unit + BITS);
-        // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
-        // array.
-        if block >= self.blocks.load(Ordering::Acquire) as u64 {
-            return None;
-        }
-        // Relaxed: see above; an older bound goes with a newer array, too, which is longer.
-        let word = self.words.load(Ordering::Relaxed).wrapping_add(block as usize);
-        // SAFETY: below the bound, so in the array (see the invariants), which lives as long as the
-        // index does.
-        let word = unsafe { &*word };
-        // Relaxed, here and below: hints, see the head of the file.
-        let entry = Entry(word.load(Ordering::Relaxed));
-        if !self.memory.is_node(entry) {
-            return Some(entry.frame_or_none_such());
-        }
-        let slot = self.memory.slot(entry, at >> unit);
-        Some(Entry(slot.load(Ordering::Relaxed)).frame_or_none_such())
-    }
-
-    /// For a page that is not in the directory as far as it is known here. `index` is the one that
-    /// this is of.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn hint_behind(&self, index: &Index<BITS>, page: u64) -> FrameNumber {
-        let words = index.directory.words();
-        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the same.
-        if words.len() > self.blocks.load(Ordering::Relaxed) {
-            self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
-            // Release: pairs with the acquire in `hint`.
-            self.blocks.store(words.len(), Ordering::Release);
-        }
-        index.lookup_hint(page)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::index::FrameNumber;
 
     #[test]
     fn a_directory_grows_when_something_is_put_behind_its_end_and_not_before() {

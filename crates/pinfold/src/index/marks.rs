@@ -8,9 +8,9 @@
 //! replacement keeps it by not touching it. A parent's bit for a child is set exactly while the child
 //! has a bit set: a walk goes only where there is something to find.
 
-use super::Mark;
 use super::entry::Entry;
 use super::node::{Node, slot_mask};
+use super::types::Mark;
 use super::writer::{IndexWriter, Seat};
 #[cfg(test)]
 use crate::mutant::{self, Mutant};

@@ -63,6 +63,7 @@
 
 mod directory;
 mod entry;
+mod lookup;
 mod marks;
 mod memory;
 mod node;
@@ -70,200 +71,26 @@ mod pool;
 mod shape;
 #[cfg(feature = "testing")]
 mod split;
+mod tree;
 mod trim;
+mod types;
 mod walk;
 mod writer;
 
 #[cfg(test)]
+pub(crate) use self::{
+    entry::FrameNumber,
+    split::SplitError,
+    types::{ORDER_MAX, Slot},
+};
+#[cfg(test)]
 mod tests;
 
-#[cfg(test)]
-pub(crate) use self::split::SplitError;
-#[allow(unused_imports, reason = "the room's front door")]
 pub(crate) use self::{
-    directory::Lookup,
-    entry::FrameNumber,
-    pool::{NoNodes, NodePool, PoolStats},
-    trim::{TrimWhere, Trimmed},
-    writer::{IndexWriter, InsertError, Inserted},
+    lookup::Lookup,
+    pool::{NoNodes, NodePool},
+    tree::{Index, IndexOwner},
+    trim::TrimWhere,
+    types::{FolioAt, Mark, PAGES_END},
+    writer::{IndexWriter, InsertError},
 };
-
-use self::directory::Directory;
-use self::entry::{Entry, Root};
-use self::memory::NodeMemory;
-use crate::sync::{AtomicU64, Ordering};
-
-/// Largest order of an entry: 2 MiB.
-pub(crate) const ORDER_MAX: u32 = 9;
-
-/// Log2 of a node's slots.
-pub(crate) const BITS: u32 = crate::sizes::NODE_BITS;
-
-/// One more than the largest page offset: file offsets end at 2^63.
-pub(crate) const PAGES_END: u64 = 1 << 51;
-
-/// A property of a folio that a walk can follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
-    /// Has bytes that were not given to the source yet.
-    Dirty = 0,
-    /// Was given to the source, which has not said yet that it is durable.
-    Writeback = 1,
-    /// Was dirty when the running sync began.
-    ToWrite = 2,
-}
-
-impl Mark {
-    pub(crate) const ALL: [Mark; 3] = [Mark::Dirty, Mark::Writeback, Mark::ToWrite];
-}
-
-/// A folio and where it is in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FolioAt {
-    /// Page offset of the folio's first page; a multiple of 2^order.
-    pub(crate) page: u64,
-    /// Log2 of the folio's pages.
-    pub(crate) order: u32,
-    /// The folio's head.
-    pub(crate) frame: FrameNumber,
-}
-
-impl FolioAt {
-    /// Page offset of the first page behind the folio.
-    pub(crate) fn end(self) -> u64 {
-        self.page + (1 << self.order)
-    }
-}
-
-/// What a page's slot says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
-    /// Nothing was ever here, or it was dropped.
-    Empty,
-    /// The head of a folio; a hint, see the head of the file.
-    Folio(FrameNumber),
-    /// A folio was here and was evicted; the policy's payload.
-    Shadow(u32),
-}
-
-/// One file's index, for readers. 72 bytes; lookups load from it and never store.
-#[derive(Debug)]
-pub(crate) struct Index<const BITS: u32 = { self::BITS }> {
-    root: AtomicU64,
-    memory: NodeMemory<BITS>,
-    directory: Directory,
-    /// Of all indexes of its pool, for as long as the pool lives: 64 bits do not come round.
-    id: u64,
-}
-
-/// The right to change one index. Keep it inside the file's mutex.
-///
-/// It can be neither copied nor made: [`NodePool::new_index`] makes one for each index, and a writer
-/// borrows it mutably. So two writers at once do not type-check.
-#[derive(Debug)]
-pub(crate) struct IndexOwner {
-    id: u64,
-    /// Marks of a folio that sits in the root itself; bit m is mark m.
-    root_marks: u8,
-    /// Nodes in the tree.
-    nodes: u64,
-    /// Slots that hold a shadow, the root's included.
-    shadow_slots: u64,
-    /// Where `drop_shadows` goes on.
-    trim_hand: u64,
-}
-
-impl<const BITS: u32> Index<BITS> {
-    fn new(memory: NodeMemory<BITS>, id: u64, pages: u64) -> (Self, IndexOwner) {
-        const { assert!(BITS >= 1 && BITS <= 6, "a mark has 64 bits") };
-        let owner = IndexOwner { id, root_marks: 0, nodes: 0, shadow_slots: 0, trim_hand: 0 };
-        let directory = Directory::new::<BITS>(pages);
-        (Index { root: AtomicU64::new(Root::EMPTY.pack()), memory, directory, id }, owner)
-    }
-
-    /// Bytes that it takes outside of the arena, beside itself.
-    pub(crate) fn heap_bytes(&self) -> u64 {
-        self.directory.bytes()
-    }
-
-    /// Where its nodes are.
-    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
-    fn node_memory(&self) -> NodeMemory<BITS> {
-        self.memory.clone()
-    }
-
-    /// The head of the folio that holds `page`: a hint in both directions, see the head of the file.
-    ///
-    /// Wait-free, stores nothing. Costs one load for a file of one folio, and one more per level: 1
-    /// up to 256 KiB, 2 up to 16 MiB, 3 up to 1 GiB, 4 up to 64 GiB.
-    #[inline]
-    pub(crate) fn lookup(&self, page: u64) -> Option<FrameNumber> {
-        self.walk(page).frame()
-    }
-
-    /// As `lookup`, and faster, for somebody who checks what comes out of it: of a page that is not in
-    /// the index, or that is being put there, it may be any head, or a number that no arena has.
-    #[inline(always)]
-    pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {
-        let Some(entry) = self.directory.get(page >> BITS) else { return self.lookup_far(page) };
-        if !self.memory.is_node(entry) {
-            return entry.frame_or_none_such();
-        }
-        // Relaxed: a hint, as the directory's words.
-        Entry(self.memory.slot(entry, page).load(Ordering::Relaxed)).frame_or_none_such()
-    }
-
-    /// Behind the directory's end.
-    #[cold]
-    #[inline(never)]
-    fn lookup_far(&self, page: u64) -> FrameNumber {
-        self.walk(page).frame_or_none_such()
-    }
-
-    /// Like `lookup`, and tells a shadow from a hole.
-    #[inline]
-    pub(crate) fn lookup_raw(&self, page: u64) -> Slot {
-        let entry = self.walk(page);
-        match (entry.frame(), entry.payload()) {
-            (Some(frame), _) => Slot::Folio(frame),
-            (None, Some(payload)) => Slot::Shadow(payload),
-            (None, None) => Slot::Empty,
-        }
-    }
-
-    #[inline]
-    fn walk(&self, page: u64) -> Entry {
-        // Acquire: pairs with the Release in `IndexWriter::set_root`.
-        let root = Root::unpack(self.root.load(Ordering::Acquire));
-        if !root.covers(page) {
-            return Entry::EMPTY;
-        }
-        let (mut entry, mut shift) = (root.entry, root.bits);
-        // Ends: the shift falls with every step, also in a walk through recycled nodes.
-        while self.memory.is_node(entry) {
-            let (rest, below_leaf) = shift.overflowing_sub(BITS);
-            if below_leaf {
-                return Entry::EMPTY; // a recycled node, of a higher level than the one we came for
-            }
-            shift = rest;
-            let slot = self.memory.slot(entry, page.wrapping_shr(shift));
-            // Acquire: pairs with the Release in `Node::publish`.
-            entry = Entry(slot.load(Ordering::Acquire));
-        }
-        entry
-    }
-
-    /// The writer of this index. `owner` is the proof that the file's mutex is held.
-    ///
-    /// # Panics
-    /// If `owner` belongs to another index, or the index to another pool.
-    pub(crate) fn writer<'a>(
-        &'a self,
-        owner: &'a mut IndexOwner,
-        pool: &'a NodePool<BITS>,
-    ) -> IndexWriter<'a, BITS> {
-        assert!(pool.feeds(&self.memory), "this index takes its nodes from another pool");
-        assert_eq!(self.id, owner.id, "this owner belongs to another index");
-        IndexWriter::new(self, owner, pool)
-    }
-}

@@ -18,9 +18,9 @@
 //! In a free node the links word holds the next free node. The header needs no ordering of its own:
 //! the file's mutex and the pool's order all accesses. It is atomic only because the memory is shared.
 
-use super::Mark;
 use super::entry::Entry;
 use super::memory::NodeMemory;
+use super::types::Mark;
 use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 

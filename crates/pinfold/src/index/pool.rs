@@ -13,7 +13,7 @@
 use super::entry::Entry;
 use super::memory::{NodeMemory, node_bytes};
 use super::node::Node;
-use super::{Index, IndexOwner};
+use super::tree::{Index, IndexOwner};
 use crate::mutant::{self, Mutant};
 use crate::sync::Mutex;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub(crate) struct PoolStats {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(crate) struct NodePool<const BITS: u32 = { super::BITS }> {
+pub(crate) struct NodePool<const BITS: u32 = { super::types::BITS }> {
     memory: NodeMemory<BITS>,
     state: Mutex<State>,
 }

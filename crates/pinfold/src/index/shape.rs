@@ -9,9 +9,9 @@
 //!
 //! A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
 
-use super::Mark;
 use super::entry::{Entry, Kind, Root};
 use super::node::{Links, Node, slot_mask};
+use super::types::Mark;
 use super::writer::{IndexWriter, slot_of};
 use crate::mutant::{self, Mutant};
 

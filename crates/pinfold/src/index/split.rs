@@ -13,10 +13,11 @@
 //! resident is never missed. Every piece has the marks the old entry had.
 
 use super::entry::Entry;
+use super::entry::FrameNumber;
 use super::node::{Links, Node, slot_mask};
 use super::pool::NoNodes;
+use super::types::{FolioAt, Mark};
 use super::writer::{IndexWriter, Seat};
-use super::{FolioAt, FrameNumber, Mark};
 use crate::mutant::{self, Mutant};
 
 /// Why a split changed nothing.

@@ -6,9 +6,9 @@
 //! A header has no room for a list of nodes, so trimming goes round the file with a hand, as a clock
 //! does, and takes what it meets. A call makes a bounded number of steps.
 
-use super::Mark;
 use super::entry::{Entry, Kind, Root};
 use super::node::Node;
+use super::types::Mark;
 use super::writer::{IndexWriter, slot_of};
 
 /// Most nodes, or slots of upper levels, that one call looks at.

@@ -8,8 +8,8 @@
 
 use super::entry::{Entry, Kind};
 use super::node::Node;
+use super::types::{FolioAt, Mark, PAGES_END};
 use super::writer::{IndexWriter, slot_of};
-use super::{FolioAt, Mark, PAGES_END};
 use std::ops::Range;
 
 /// What a walk looks for.

@@ -6,16 +6,17 @@
 //!
 //! Each change finds all its reasons to fail before its first store.
 
-use super::entry::{Entry, Kind, Root};
+use super::entry::{Entry, FrameNumber, Kind, Root};
 use super::node::{Node, slot_mask};
 use super::pool::{NoNodes, NodePool, Stash};
-use super::{FolioAt, FrameNumber, Index, IndexOwner, Mark, ORDER_MAX, PAGES_END, Slot};
+use super::tree::{Index, IndexOwner};
+use super::types::{FolioAt, Mark, ORDER_MAX, PAGES_END, Slot};
 use crate::mutant::{self, Mutant};
 use crate::sync::Ordering;
 
 /// The one writer of an index; gives back what it reserved and did not use when dropped.
 #[derive(Debug)]
-pub(crate) struct IndexWriter<'a, const BITS: u32 = { super::BITS }> {
+pub(crate) struct IndexWriter<'a, const BITS: u32 = { super::types::BITS }> {
     pub(super) index: &'a Index<BITS>,
     pub(super) owner: &'a mut IndexOwner,
     pub(super) pool: &'a NodePool<BITS>,
@@ -322,5 +323,55 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
 impl<const BITS: u32> Drop for IndexWriter<'_, BITS> {
     fn drop(&mut self) {
         self.pool.give_back(&mut self.stash);
+    }
+}
+
+impl<const BITS: u32> IndexWriter<'_, BITS> {
+    /// Brings the directory in step after a change of 2^`order` pages from `page` on. Block 0 goes
+    /// with each: the root above it may have become a node, or been one.
+    pub(super) fn enter_in_directory(&self, page: u64, order: u32) {
+        if mutant::on(Mutant::DirectoryStays) {
+            return;
+        }
+        self.enter_block(0);
+        let last = page + (1 << order) - 1;
+        for block in page >> BITS..=last >> BITS {
+            self.enter_block(block);
+        }
+    }
+
+    fn enter_block(&self, block: u64) {
+        self.index.directory.set(block, self.block(block));
+    }
+
+    /// What the tree says of a block.
+    fn block(&self, block: u64) -> Entry {
+        let (root, page) = (self.root(), block << BITS);
+        if !root.covers(page) {
+            return Entry::EMPTY;
+        }
+        let (mut entry, mut shift) = (root.entry, root.bits);
+        // Ends: the shift falls with every step.
+        while shift > BITS && entry.kind() == Kind::Node {
+            shift -= BITS;
+            entry = self.node(entry).load(slot_of::<BITS>(page, shift));
+        }
+        entry
+    }
+}
+
+impl<const BITS: u32> Index<BITS> {
+    /// The writer of this index. `owner` is the proof that the file's mutex is held.
+    ///
+    /// # Panics
+    /// If `owner` belongs to another index, or the index to another pool.
+    pub(crate) fn writer<'a>(
+        &'a self,
+        owner: &'a mut IndexOwner,
+        pool: &'a NodePool<BITS>,
+    ) -> IndexWriter<'a, BITS> {
+        assert!(pool.feeds(&self.memory), "this index takes its nodes from another pool");
+        assert_eq!(self.id, owner.id, "this owner belongs to another index");
+        IndexWriter::new(self, owner, pool)
     }
 }

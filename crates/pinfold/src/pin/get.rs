@@ -265,7 +265,7 @@ fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
 #[inline(never)]
 fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
     let core = &handle.core;
-    core.owner.check()?;
+    core.check_owner()?;
     let since = Instant::now();
     let inside = || {
         let behind = range.end > handle.mapping.len_bytes();

@@ -36,6 +36,7 @@ use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
+use crate::source;
 use census::Census;
 use evict::EFFORT_MAX;
 
@@ -44,9 +45,6 @@ pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 pub(crate) use evict::evict;
 pub(crate) use unmovable::alloc_unmovable;
-
-/// How long a reader waits for others to let go of something before it gets an error.
-const PATIENCE: Duration = crate::sizes::PATIENCE;
 
 /// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets go
 /// of a folio wakes nobody (a look at who waits would be part of every put), so it looks again by
@@ -79,8 +77,10 @@ pub(crate) fn allocate(
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
     let mut last = evict(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
-    let (since, mut nap) = (Instant::now(), NAP_MIN);
-    // Ends: when memory comes, or patience does.
+    let (mut since, mut nap) = (Instant::now(), NAP_MIN);
+    // Ends: when memory comes, or patience is at an end. That is for what others hold: as long as a
+    // source is at work, what is on its way will be memory again. Not for whoever is in a source's
+    // call itself: all that is on its way may wait for this one.
     loop {
         let seen = core.pressure.progress_seen();
         if let Some(got) = core.frames.alloc_at_most(wish) {
@@ -89,7 +89,10 @@ pub(crate) fn allocate(
         if !needed {
             return Ok(None);
         }
-        if since.elapsed() > PATIENCE {
+        if core.engine.is_moving() && !source::in_a_source() {
+            since = Instant::now();
+        }
+        if since.elapsed() > core.options.patience {
             return Err(no_memory(core, wish, &last));
         }
         last = evict(core, core.pressure.direct_pages, EFFORT_MAX);

@@ -1,24 +1,19 @@
 //! Waiting for memory.
 
-use std::sync::{Arc, OnceLock};
+use std::borrow::Cow;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::allocate;
+use crate::counters::Event;
 use crate::frame::Order;
-use crate::source::Memory;
-use crate::{BUDGET_MIN_BYTES, Cache, Options};
+use crate::source::{Memory, Source};
+use crate::{BUDGET_MIN_BYTES, Cache, Error, File, Hint, Options};
 
-/// How often a thread of this process has gone to sleep: the kernel counts.
-fn sleeps_of(thread: i32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status"));
-    let status = status.unwrap_or_default();
-    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
-}
-
-/// How long an allocation takes to look around five times while others hold all of memory. Then
-/// they let go, and it must get some.
-fn from_look_to_fifth_look() -> Duration {
+/// How long an allocation goes on after all of memory, which others held, was let go of; they held
+/// it for about two milliseconds.
+fn from_release_to_memory() -> Duration {
     let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
     let file = cache.attach("memory", Arc::new(Memory::new(vec![1; 4 << 20]))).unwrap();
     let pages = (4 << 20) / 4096;
@@ -28,53 +23,170 @@ fn from_look_to_fifth_look() -> Duration {
     let mut held: Vec<_> = (0..pages).filter_map(|page| core.hold(&mapping, page)).collect();
     assert!(!held.is_empty());
     let mut free = Vec::new();
-    // Ends: each turn but the last takes memory, which nobody gives back. What the daemon had begun
-    // to evict may come late.
+    // Ends: each turn but the last takes memory, and nobody gives it back. There may be some once
+    // more: what the daemon had begun to evict comes late if something else has its core.
     loop {
         while let Some((head, _)) = core.frames.alloc_at_most(Order::MIN) {
             free.push(head);
         }
-        let number = OnceLock::new();
-        let took = std::thread::scope(|scope| {
+        let direct = core.counters.sum(Event::DirectReclaim);
+        let waited = std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                number.set(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
                 let got = allocate(core, Order::MIN, true).expect("they let go in time");
-                got.expect("it is needed").0
+                (got.expect("it is needed").0, Instant::now())
             });
-            let waiter_id = *number.wait();
-            let (since, before) = (Instant::now(), sleeps_of(waiter_id));
-            // Ends: it sleeps between two looks, or has ended.
-            while sleeps_of(waiter_id) < before + 5 && !waiter.is_finished() {
-                std::thread::sleep(Duration::from_micros(50));
+            // Ends: it finds nothing free, and counts that; or it has found something.
+            while core.counters.sum(Event::DirectReclaim) == direct && !waiter.is_finished() {
+                std::thread::yield_now();
             }
-            let took = since.elapsed();
-            let early = waiter.is_finished();
-            if !early {
+            std::thread::sleep(Duration::from_millis(2));
+            let in_vain = !waiter.is_finished();
+            if in_vain {
                 held.clear();
             }
-            free.push(waiter.join().unwrap());
-            (!early).then_some(took)
+            let released = Instant::now();
+            let (head, had) = waiter.join().unwrap();
+            free.push(head);
+            in_vain.then_some(had.saturating_duration_since(released))
         });
-        if let Some(took) = took {
+        if let Some(waited) = waited {
             for head in free {
                 core.put(head);
             }
-            return took;
+            return waited;
         }
     }
 }
 
-/// Letting go wakes nobody; it must not take a long sleep to notice, for all that. On a machine
-/// that does other things a look may come late, but never early: one quick run is enough.
+/// Letting go wakes nobody; it must not take a long sleep to notice, for all that.
 #[test]
 fn what_holders_let_go_of_is_noticed_soon() {
+    // Any may come late on a machine that does other things; twenty in a row come early by chance
+    // where each sleep is long once in a thousand times at most.
     let mut all = Vec::new();
-    // Ends: after so many.
-    while all.len() < 100 {
-        all.push(from_look_to_fifth_look());
-        if all.last() < Some(&Duration::from_millis(20)) {
+    for _ in 0..20 {
+        all = (0..20).map(|_| from_release_to_memory()).collect();
+        if all.iter().all(|waited| *waited < Duration::from_millis(8)) {
             return;
         }
     }
-    panic!("the five quickest looks of each run took {all:?}");
+    panic!("it took {all:?}, and no less before");
+}
+
+/// Sevens, when the gate is open; or what another file has, at once.
+#[derive(Debug)]
+struct Slow {
+    gate: Mutex<(bool, usize)>,
+    changed: Condvar,
+    lower: Option<File>,
+}
+
+impl Slow {
+    fn new(lower: Option<File>) -> Arc<Self> {
+        Arc::new(Slow { gate: Mutex::default(), changed: Condvar::new(), lower })
+    }
+    fn open(&self) {
+        self.gate.lock().unwrap().0 = true;
+        self.changed.notify_all();
+    }
+    fn wait_for(&self, arrived: usize) {
+        let gate = self.gate.lock().unwrap();
+        drop(self.changed.wait_while(gate, |gate| gate.1 < arrived).unwrap());
+    }
+}
+
+impl Source for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let mut gate = self.gate.lock().unwrap();
+        gate.1 += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(gate, |gate| !gate.0).unwrap());
+        if let Some(lower) = &self.lower {
+            return lower.read_at(buf, offset).map_err(io::Error::other);
+        }
+        buf.fill(7);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(64 << 20)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "slow".into()
+    }
+}
+
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// All of a small budget on its way to readers, each of a page of `slow`; then `body`.
+fn with_all_on_its_way(cache: &Cache, slow: &Arc<Slow>, body: impl FnOnce(&File)) {
+    let file = cache.attach("slow", slow.clone()).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    // All but a few frames, which are given back by a drop.
+    let core = cache.core();
+    let mut free = Vec::new();
+    while core.frames.free_frames() > 24 {
+        free.push(core.frames.alloc_at_most(Order::MIN).expect("there are free ones").0);
+    }
+    std::thread::scope(|scope| {
+        let mut readers = Vec::new();
+        // Ends: each turn takes a frame, or two with one for index nodes.
+        while core.frames.free_frames() > 4 {
+            let (before, file) = (readers.len(), &file);
+            let read = move || file.read_at(&mut [0; 8], before as u64 * 64 * 4096);
+            readers.push(scope.spawn(read));
+            slow.wait_for(before + 1);
+        }
+        while let Some((head, _)) = core.frames.alloc_at_most(Order::MIN) {
+            free.push(head);
+        }
+        body(&file);
+        for reader in readers {
+            let read = reader.join().unwrap();
+            assert!(read.is_ok() || slow.lower.is_some(), "{read:?}");
+        }
+    });
+    for head in free {
+        core.put(head);
+    }
+}
+
+fn impatient() -> Cache {
+    let mut options = Options::new(BUDGET_MIN_BYTES).io_uring(false);
+    options.patience = PATIENCE;
+    Cache::new(options).unwrap()
+}
+
+#[test]
+fn a_slow_source_is_waited_for_and_not_taken_for_want_of_memory() {
+    let (cache, slow) = (impatient(), Slow::new(None));
+    with_all_on_its_way(&cache, &slow, |file| {
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| file.read_at(&mut [0; 8], 32 << 20));
+            // Longer than the patience by so much that nothing else is needed to see it at an end.
+            std::thread::sleep(3 * PATIENCE);
+            let waits = !waiter.is_finished();
+            slow.open();
+            let read = waiter.join().unwrap();
+            assert!(waits, "it did not wait: {read:?}");
+            assert_eq!(read.unwrap(), 8);
+        });
+    });
+}
+
+/// Nothing that is on its way can end before the readers of the lower file have memory.
+#[test]
+fn a_layered_source_that_waits_for_its_own_readers_is_told_that_there_is_no_memory() {
+    let cache = impatient();
+    let lower = cache.attach("lower", Arc::new(Memory::new(vec![1; 64 << 20]))).unwrap();
+    let slow = Slow::new(Some(lower));
+    with_all_on_its_way(&cache, &slow, |file| {
+        slow.open();
+        let read = file.read_at(&mut [0; 8], 32 << 20);
+        // By now some of the others have failed, and there is memory; or it fails like them.
+        if let Err(Error::Read { cause, .. }) = &read {
+            assert!(cause.to_string().contains("no memory for"), "{cause}");
+        } else {
+            assert!(matches!(read, Ok(8)), "{read:?}");
+        }
+    });
 }

@@ -18,6 +18,7 @@ use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
 use super::request::{self, Request};
+use super::under_way::Inside;
 use super::{Extent, Hint, Source, SourceStats, extent};
 
 /// A source in use by a cache.
@@ -105,6 +106,7 @@ impl Backing {
     /// the source ends, and the rest is then zeroed. See [`Truncated::check`] for what to make of
     /// the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        let (_moves, _inside) = (self.engine.under_way().begin(), Inside::enter());
         let since = Instant::now();
         let read = guarded("a read", || self.source().read_extents_at(offset, extents));
         let result = request::settle(extents, read);
@@ -121,7 +123,7 @@ impl Backing {
         let source = self.source();
         let deadline = source.deadline().and_then(|limit| Instant::now().checked_add(limit));
         for request in &mut *batch {
-            request.start_clock(&self.meter);
+            request.start_clock(&self.meter, self.engine.under_way());
             if let Some(deadline) = deadline {
                 request.end_by(deadline);
             }

@@ -29,7 +29,6 @@ use std::sync::Arc;
 use rustix::fs::Advice;
 
 use super::descriptor::Descriptor;
-use super::engine::Engine;
 use super::ring::Ring;
 use super::{Extent, Hint, Request, Source, Start};
 
@@ -51,10 +50,10 @@ enum Way {
 }
 
 impl Disk {
-    /// A file opened with `O_DIRECT`, read ahead through `engine`'s ring if it has one.
-    pub(super) fn direct(file: Descriptor, engine: &Engine) -> Self {
+    /// A file opened with `O_DIRECT`, read ahead through the ring if there is one.
+    pub(super) fn direct(file: Descriptor, ring: Result<Arc<Ring>, String>) -> Self {
         assert!(file.alignment.is_power_of_two());
-        Self { file: Arc::new(file), way: Way::Direct(engine.ring()) }
+        Self { file: Arc::new(file), way: Way::Direct(ring) }
     }
 
     /// A file opened without.

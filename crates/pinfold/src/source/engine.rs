@@ -10,6 +10,7 @@ use super::clock::Clock;
 use super::pool::{Lane, Pool};
 use super::request::Request;
 use super::ring::Ring;
+use super::under_way::UnderWay;
 use super::{Source, Start};
 
 /// How much may be in flight.
@@ -35,6 +36,7 @@ pub(crate) struct Engine {
     ring: Result<Arc<Ring>, String>,
     pool: Pool,
     clock: Clock,
+    under_way: UnderWay,
 }
 
 impl Engine {
@@ -46,12 +48,21 @@ impl Engine {
             Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
         };
         let pool = Pool::new(options.workers_max, options.lane_max);
-        Self { ring, pool, clock: Clock::new() }
+        Self { ring, pool, clock: Clock::new(), under_way: UnderWay::default() }
     }
 
     #[cfg(test)]
     pub(super) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Whether a source has anything to do for this cache, that memory may come of when it is done.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.under_way.any()
+    }
+
+    pub(super) fn under_way(&self) -> &UnderWay {
+        &self.under_way
     }
 
     /// The ring, or why there is none.

@@ -17,6 +17,7 @@
 //! | `open.rs` | from a path to a source |
 //! | `identity.rs` | what makes two sources the same |
 //! | `meter.rs` | calls, bytes, latencies |
+//! | `under_way.rs` | whether anything is |
 
 mod aligned;
 mod backing;
@@ -32,6 +33,7 @@ mod open;
 mod pool;
 mod request;
 mod ring;
+mod under_way;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -52,9 +54,10 @@ pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub(crate) use open::open;
-pub use open::{Access, OpenError, Preference};
+pub use open::{Access, OpenError, Preference, open_file};
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
+pub(crate) use under_way::in_a_source;
 
 /// How much the default vectored forms move at a time through memory of their own.
 const BOUNCE_BYTES: usize = 256 * 1024;

@@ -24,6 +24,7 @@ use super::descriptor::Descriptor;
 use super::disk::Disk;
 use super::engine::Engine;
 use super::identity::FileId;
+use super::ring::Ring;
 use super::{AlignedBuffer, Source};
 
 /// The largest alignment the cache can keep: it moves whole pages.
@@ -93,12 +94,48 @@ pub(crate) struct Opened {
     pub(crate) identity: FileId,
 }
 
-/// Opens the file or block device at `path`; it must exist.
+/// Opens the file or block device at `path`, which must exist, as a source by itself: to be read or
+/// written without a cache, or for a source of one's own that is layered over it. What is to be read
+/// through a cache as it is, [`Cache::open`](crate::Cache::open) opens better: with the cache's ring.
+///
+/// ```
+/// use pinfold::source::{Access, Preference, Source, open_file};
+///
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("file");
+/// # std::fs::write(&path, "hello").unwrap();
+/// let file = open_file(&path, Access::ReadWrite, Preference::Buffered)?;
+/// file.write_at(4, b" there")?;
+/// assert_eq!(file.len_bytes()?, 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// The system refuses, it is no file, or direct I/O is demanded and cannot be had.
+pub fn open_file(
+    path: impl AsRef<Path>,
+    access: Access,
+    preference: Preference,
+) -> Result<Arc<dyn Source>, OpenError> {
+    let without = Err("opened without a cache".to_owned());
+    Ok(open_with(path.as_ref(), access, preference, without)?.source)
+}
+
+/// Opens the file or block device at `path` for a cache; it must exist.
 pub(crate) fn open(
     path: &Path,
     access: Access,
     preference: Preference,
     engine: &Engine,
+) -> Result<Opened, OpenError> {
+    open_with(path, access, preference, engine.ring())
+}
+
+fn open_with(
+    path: &Path,
+    access: Access,
+    preference: Preference,
+    ring: Result<Arc<Ring>, String>,
 ) -> Result<Opened, OpenError> {
     let system = |cause: io::Error| OpenError::System { path: path.to_owned(), cause };
     // Asked before opening, since to open a pipe or a device may already do something.
@@ -122,7 +159,7 @@ pub(crate) fn open(
     let writable = access == Access::ReadWrite;
     let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
     let source: Arc<dyn Source> = match direct {
-        Ok(alignment) => Arc::new(Disk::direct(descriptor(alignment), engine)),
+        Ok(alignment) => Arc::new(Disk::direct(descriptor(alignment), ring)),
         Err(why) if preference == Preference::Direct => {
             return Err(OpenError::NoDirect { path: path.to_owned(), why });
         }

@@ -32,6 +32,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::request::{Direction, Request};
+use super::under_way::Inside;
 use super::{Source, Start};
 
 /// Worker threads and the reads that wait for one.
@@ -269,7 +270,10 @@ impl Shared {
 }
 
 fn carry_out(source: Arc<dyn Source>, request: Request) {
-    let carry_out = || source.carry_out(&request);
+    let carry_out = || {
+        let _inside = Inside::enter();
+        source.carry_out(&request)
+    };
     let result = match request.stop() {
         Some(why) => Err(why.error()),
         None => catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {

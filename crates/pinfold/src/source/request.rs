@@ -36,6 +36,7 @@ use parking_lot::Mutex;
 
 use super::extent::{self, Extent};
 use super::meter::Meter;
+use super::under_way::{Move, UnderWay};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,10 +87,17 @@ pub struct Request {
     bytes: usize,
     extents: Vec<Extent<'static>>,
     completion: Option<Box<dyn Completion>>,
-    metered: Option<(Arc<Meter>, Instant)>,
+    metered: Option<Metered>,
     deadline: Option<Instant>,
     /// If it can be stopped.
     control: Option<Arc<Control>>,
+}
+
+/// What counts a request, from being submitted to its end.
+struct Metered {
+    meter: Arc<Meter>,
+    since: Instant,
+    _moves: Move,
 }
 
 /// Asks a request to end before it is done. It may outlive the request: then it does nothing.
@@ -331,8 +339,9 @@ impl Request {
     }
 
     /// From now on the request's time counts, for `meter`.
-    pub(super) fn start_clock(&mut self, meter: &Arc<Meter>) {
-        self.metered = Some((Arc::clone(meter), Instant::now()));
+    pub(super) fn start_clock(&mut self, meter: &Arc<Meter>, under_way: &UnderWay) {
+        let (since, moves) = (Instant::now(), under_way.begin());
+        self.metered = Some(Metered { meter: Arc::clone(meter), since, _moves: moves });
     }
 
     /// The request goes back to who gave it, as if it had never been submitted.
@@ -352,7 +361,9 @@ impl Request {
                 result = Err(why.error());
             }
         }
-        if let Some((meter, since)) = self.metered.take() {
+        // Counted as under way until its completion has seen to its memory.
+        let metered = self.metered.take();
+        if let Some(Metered { meter, since, .. }) = &metered {
             let lane = match self.direction {
                 Direction::Read => &meter.read_ahead,
                 Direction::Write => &meter.write,

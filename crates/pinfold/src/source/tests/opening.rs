@@ -127,10 +127,11 @@ fn the_kind_tells_how_it_is_read() {
 /// Makes the system call fail with `errno`: in this thread and those it starts from now on, or in
 /// all of the process.
 pub(super) fn forbid(call: libc::c_long, errno: i32, everywhere: bool) {
+    let number = u32::try_from(call).expect("a system call's number");
     let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the call's number
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 0, 1),
         statement(
             libc::BPF_RET | libc::BPF_K,
             libc::SECCOMP_RET_ERRNO | errno.cast_unsigned(),

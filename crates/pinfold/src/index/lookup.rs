@@ -1,0 +1,79 @@
+//! The look-up of a hit: the directory's words, kept where a handle has them at once.
+//!
+//! Here: what a handle keeps of an index. Not here: the directory (`directory.rs`), the tree that
+//! alone is exact (`tree.rs`). Called by `handle.rs`.
+
+// Not from `crate::sync`: which array is used is a hint, as its words are.
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
+
+use super::entry::{Entry, FrameNumber};
+use super::memory::NodeMemory;
+use super::tree::Index;
+use crate::sync::{AtomicU32, Ordering};
+
+/// What a handle keeps of an index, to look pages up without a load that waits for another one.
+///
+/// # Invariants
+///
+/// `words` points to at least `blocks` words, in an array of the index's directory.
+#[derive(Debug)]
+pub(crate) struct Lookup<const BITS: u32 = { super::types::BITS }> {
+    words: AtomicPtr<AtomicU32>,
+    blocks: AtomicUsize,
+    memory: NodeMemory<BITS>,
+}
+
+impl<const BITS: u32> Lookup<BITS> {
+    /// Of that index.
+    ///
+    /// # Safety
+    /// It is used only as long as the index lives.
+    pub(crate) unsafe fn of(index: &Index<BITS>) -> Self {
+        let words = index.directory.words();
+        Lookup {
+            words: AtomicPtr::new(words.as_ptr().cast_mut()),
+            blocks: AtomicUsize::new(words.len()),
+            memory: index.node_memory(),
+        }
+    }
+
+    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a page,
+    /// where the directory has it as far as it is known here. For all other pages there is
+    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios only.
+    #[inline(always)]
+    pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
+        let block = at >> (unit + BITS);
+        // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
+        // array.
+        if block >= self.blocks.load(Ordering::Acquire) as u64 {
+            return None;
+        }
+        // Relaxed: see above; an older bound goes with a newer array, too, which is longer.
+        let word = self.words.load(Ordering::Relaxed).wrapping_add(block as usize);
+        // SAFETY: below the bound, so in the array (see the invariants), which lives as long as the
+        // index does.
+        let word = unsafe { &*word };
+        // Relaxed, here and below: hints, see the head of the file.
+        let entry = Entry(word.load(Ordering::Relaxed));
+        if !self.memory.is_node(entry) {
+            return Some(entry.frame_or_none_such());
+        }
+        let slot = self.memory.slot(entry, at >> unit);
+        Some(Entry(slot.load(Ordering::Relaxed)).frame_or_none_such())
+    }
+
+    /// For a page that is not in the directory as far as it is known here. `index` is the one that
+    /// this is of.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn hint_behind(&self, index: &Index<BITS>, page: u64) -> FrameNumber {
+        let words = index.directory.words();
+        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the same.
+        if words.len() > self.blocks.load(Ordering::Relaxed) {
+            self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
+            // Release: pairs with the acquire in `hint`.
+            self.blocks.store(words.len(), Ordering::Release);
+        }
+        index.lookup_hint(page)
+    }
+}

@@ -1,0 +1,118 @@
+//! One file's index as readers have it: the root, and looking a page up.
+//!
+//! Here: the walk, and what the writer keeps of the tree. Not here: changing it (`writer.rs`), and the
+//! way of a hit (`lookup.rs`).
+
+use super::directory::Directory;
+use super::entry::{Entry, FrameNumber, Root};
+use super::memory::NodeMemory;
+use super::types::Slot;
+use crate::sync::{AtomicU64, Ordering};
+
+/// One file's index, for readers. 72 bytes; lookups load from it and never store.
+#[derive(Debug)]
+pub(crate) struct Index<const BITS: u32 = { super::types::BITS }> {
+    pub(super) root: AtomicU64,
+    pub(super) memory: NodeMemory<BITS>,
+    pub(super) directory: Directory,
+    /// Of all indexes of its pool, for as long as the pool lives: 64 bits do not come round.
+    pub(super) id: u64,
+}
+
+/// The right to change one index. Keep it inside the file's mutex.
+///
+/// It can be neither copied nor made: [`NodePool::new_index`] makes one for each index, and a writer
+/// borrows it mutably. So two writers at once do not type-check.
+#[derive(Debug)]
+pub(crate) struct IndexOwner {
+    pub(super) id: u64,
+    /// Marks of a folio that sits in the root itself; bit m is mark m.
+    pub(super) root_marks: u8,
+    /// Nodes in the tree.
+    pub(super) nodes: u64,
+    /// Slots that hold a shadow, the root's included.
+    pub(super) shadow_slots: u64,
+    /// Where `drop_shadows` goes on.
+    pub(super) trim_hand: u64,
+}
+
+impl<const BITS: u32> Index<BITS> {
+    pub(super) fn new(memory: NodeMemory<BITS>, id: u64, pages: u64) -> (Self, IndexOwner) {
+        const { assert!(BITS >= 1 && BITS <= 6, "a mark has 64 bits") };
+        let owner = IndexOwner { id, root_marks: 0, nodes: 0, shadow_slots: 0, trim_hand: 0 };
+        let directory = Directory::new::<BITS>(pages);
+        (Index { root: AtomicU64::new(Root::EMPTY.pack()), memory, directory, id }, owner)
+    }
+
+    /// Bytes that it takes outside of the arena, beside itself.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.directory.bytes()
+    }
+
+    /// Where its nodes are.
+    #[cfg_attr(not(loom), allow(clippy::clone_on_copy, reason = "loom's memory is not Copy"))]
+    pub(super) fn node_memory(&self) -> NodeMemory<BITS> {
+        self.memory.clone()
+    }
+
+    /// The head of the folio that holds `page`: a hint in both directions, see the head of the file.
+    ///
+    /// Wait-free, stores nothing. Costs one load for a file of one folio, and one more per level: 1
+    /// up to 256 KiB, 2 up to 16 MiB, 3 up to 1 GiB, 4 up to 64 GiB.
+    #[inline]
+    pub(crate) fn lookup(&self, page: u64) -> Option<FrameNumber> {
+        self.walk(page).frame()
+    }
+
+    /// As `lookup`, and faster, for somebody who checks what comes out of it: of a page that is not in
+    /// the index, or that is being put there, it may be any head, or a number that no arena has.
+    #[inline(always)]
+    pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {
+        let Some(entry) = self.directory.get(page >> BITS) else { return self.lookup_far(page) };
+        if !self.memory.is_node(entry) {
+            return entry.frame_or_none_such();
+        }
+        // Relaxed: a hint, as the directory's words.
+        Entry(self.memory.slot(entry, page).load(Ordering::Relaxed)).frame_or_none_such()
+    }
+
+    /// Behind the directory's end.
+    #[cold]
+    #[inline(never)]
+    fn lookup_far(&self, page: u64) -> FrameNumber {
+        self.walk(page).frame_or_none_such()
+    }
+
+    /// Like `lookup`, and tells a shadow from a hole.
+    #[inline]
+    pub(crate) fn lookup_raw(&self, page: u64) -> Slot {
+        let entry = self.walk(page);
+        match (entry.frame(), entry.payload()) {
+            (Some(frame), _) => Slot::Folio(frame),
+            (None, Some(payload)) => Slot::Shadow(payload),
+            (None, None) => Slot::Empty,
+        }
+    }
+
+    #[inline]
+    fn walk(&self, page: u64) -> Entry {
+        // Acquire: pairs with the Release in `IndexWriter::set_root`.
+        let root = Root::unpack(self.root.load(Ordering::Acquire));
+        if !root.covers(page) {
+            return Entry::EMPTY;
+        }
+        let (mut entry, mut shift) = (root.entry, root.bits);
+        // Ends: the shift falls with every step, also in a walk through recycled nodes.
+        while self.memory.is_node(entry) {
+            let (rest, below_leaf) = shift.overflowing_sub(BITS);
+            if below_leaf {
+                return Entry::EMPTY; // a recycled node, of a higher level than the one we came for
+            }
+            shift = rest;
+            let slot = self.memory.slot(entry, page.wrapping_shr(shift));
+            // Acquire: pairs with the Release in `Node::publish`.
+            entry = Entry(slot.load(Ordering::Acquire));
+        }
+        entry
+    }
+}

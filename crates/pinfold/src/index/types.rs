@@ -1,0 +1,56 @@
+//! What all files of the index share: its limits, marks, and what a page's slot says.
+
+use super::entry::FrameNumber;
+
+/// Largest order of an entry: 2 MiB.
+pub(crate) const ORDER_MAX: u32 = 9;
+
+/// Log2 of a node's slots.
+pub(crate) const BITS: u32 = crate::sizes::NODE_BITS;
+
+/// One more than the largest page offset: file offsets end at 2^63.
+pub(crate) const PAGES_END: u64 = 1 << 51;
+
+/// A property of a folio that a walk can follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Has bytes that were not given to the source yet.
+    Dirty = 0,
+    /// Was given to the source, which has not said yet that it is durable.
+    Writeback = 1,
+    /// Was dirty when the running sync began.
+    ToWrite = 2,
+}
+
+impl Mark {
+    pub(crate) const ALL: [Mark; 3] = [Mark::Dirty, Mark::Writeback, Mark::ToWrite];
+}
+
+/// A folio and where it is in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FolioAt {
+    /// Page offset of the folio's first page; a multiple of 2^order.
+    pub(crate) page: u64,
+    /// Log2 of the folio's pages.
+    pub(crate) order: u32,
+    /// The folio's head.
+    pub(crate) frame: FrameNumber,
+}
+
+impl FolioAt {
+    /// Page offset of the first page behind the folio.
+    pub(crate) fn end(self) -> u64 {
+        self.page + (1 << self.order)
+    }
+}
+
+/// What a page's slot says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Nothing was ever here, or it was dropped.
+    Empty,
+    /// The head of a folio; a hint, see the head of the file.
+    Folio(FrameNumber),
+    /// A folio was here and was evicted; the policy's payload.
+    Shadow(u32),
+}

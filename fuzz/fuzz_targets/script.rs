@@ -1,5 +1,5 @@
 //! Any bytes are a script of operations; what is read must be what a plain vector holds. See
-//! `pinfold::testing::script`. A failing input prints its steps, which `tests/differential.rs` can
+//! `pinfold_testing::script`. A failing input prints its steps, which `tests/differential.rs` can
 //! replay.
 //!
 //! `cargo +nightly fuzz run script -- -len_control=0 -max_len=700 -max_total_time=60`
@@ -9,7 +9,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::testing::script::{Script, replay};
+use pinfold_testing::script::{Script, replay};
 use tempfile::TempDir;
 
 /// In memory: thousands of files a second would wear a disk out. Direct I/O is for the tests.

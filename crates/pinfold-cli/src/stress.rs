@@ -1,6 +1,6 @@
 //! `pinfold stress`: readers of all sizes against everything that moves pages behind their backs.
 //!
-//! Belongs here: the options, the bar, the exit. The stress itself is `pinfold::testing::stress`,
+//! Belongs here: the options, the bar, the exit. The stress itself is `pinfold_testing::stress`,
 //! the same that the library's tests run.
 
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 #[cfg(feature = "mutants")]
 use pinfold::mutants::Named;
-use pinfold::testing::stress::{Options, Progress, Schedule, run as run_stress};
+use pinfold_testing::stress::{Options, Progress, Schedule, run as run_stress};
 
 use crate::size::Size;
 

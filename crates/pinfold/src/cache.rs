@@ -226,8 +226,9 @@ impl Cache {
         }
     }
 
-    /// Free runs of 2 MiB, and how many there could be; for tests of what pins do to them.
-    #[doc(hidden)]
+    /// Free runs of 2 MiB, and how many there could be. Feature `testing`: for tests of what pins do
+    /// to them.
+    #[cfg(feature = "testing")]
     pub fn whole_runs(&self) -> (u32, u32) {
         let free = self.core.frames.stats().free_blocks[usize::from(frame::Order::MAX.get())];
         (free, self.core.frames.whole_runs().count() as u32)

@@ -156,6 +156,7 @@ impl Core {
 pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
     match reference {
         Reference::Add => frame.count.try_get(1).is_ok(),
+        #[cfg(feature = "testing")]
         Reference::CasLoop => pinfold_refcount::rivals::try_get_by_cas(&frame.count),
     }
 }

@@ -13,6 +13,7 @@ use crate::freeze;
 use crate::handle::Handle;
 use crate::mapping::{Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
+#[cfg(feature = "testing")]
 use crate::reclaim;
 use crate::source::Hint;
 
@@ -162,8 +163,12 @@ impl File {
         pin::pin(&self.handle, range, Step::Folio, Location::caller())
     }
 
-    /// The same page by page, with a look-up and an addition for each; for comparisons only.
-    #[doc(hidden)]
+    /// The same page by page, with a look-up and an addition for each. Feature `testing`: for
+    /// comparisons only.
+    ///
+    /// # Errors
+    /// As for [`pin`](Self::pin).
+    #[cfg(feature = "testing")]
     #[track_caller]
     #[inline]
     pub fn pin_per_page(&self, range: Range<u64>) -> Result<PinnedRange> {
@@ -227,8 +232,8 @@ impl File {
     }
 
     /// Splits the folios of `range` into single pages where nobody holds them; gives how many were
-    /// split. For tests.
-    #[doc(hidden)]
+    /// split. Feature `testing`.
+    #[cfg(feature = "testing")]
     pub fn split(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
         let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
@@ -236,8 +241,8 @@ impl File {
     }
 
     /// Moves the folios of `range` to other frames where nobody holds them; gives how many were
-    /// moved. For tests.
-    #[doc(hidden)]
+    /// moved. Feature `testing`.
+    #[cfg(feature = "testing")]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
         let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);

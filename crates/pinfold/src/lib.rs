@@ -1,4 +1,11 @@
 //! A page cache that a program links.
+//!
+//! The feature `testing` adds what only tests, benchmarks and comparisons need; each such item says
+//! so.
+
+// Where tests live: what the public interface shows, in `crates/pinfold/tests`, made of what is in
+// `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols, in
+// `src/models`.
 
 // The model checkers run the rooms, not the house: without the front door much of them is unused.
 #![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
@@ -46,8 +53,6 @@ pub mod source;
 mod stats;
 mod stream;
 mod sync;
-#[cfg(all(feature = "testing", not(loom)))]
-pub mod testing;
 mod wait;
 
 #[cfg(not(loom))]
@@ -58,7 +63,7 @@ pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};
 pub use pin::{PinnedExtent, PinnedRange};

@@ -20,13 +20,14 @@ pub struct Options {
     pub(crate) patience: Duration,
 }
 
-/// How a reader takes a counted reference; for comparisons only.
+/// How a reader takes a counted reference. Feature `testing`: for comparisons only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[doc(hidden)]
+#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "nobody can choose then"))]
 pub enum Reference {
     /// One atomic add, on the word with the frozen bit.
     Add,
     /// A load and a compare-and-swap loop on the same word.
+    #[cfg(feature = "testing")]
     CasLoop,
 }
 
@@ -89,17 +90,17 @@ impl Options {
         self
     }
 
-    /// Pins folios where they lie, instead of moving them out of runs that could be made whole; for
-    /// comparisons only.
-    #[doc(hidden)]
+    /// Pins folios where they lie, instead of moving them out of runs that could be made whole.
+    /// Feature `testing`: for comparisons only.
+    #[cfg(feature = "testing")]
     #[must_use]
     pub fn pin_in_place(mut self, in_place: bool) -> Self {
         self.pin_in_place = in_place;
         self
     }
 
-    /// How readers that need a reference take it; for comparisons only.
-    #[doc(hidden)]
+    /// How readers that need a reference take it. Feature `testing`: for comparisons only.
+    #[cfg(feature = "testing")]
     #[must_use]
     pub fn reference(mut self, reference: Reference) -> Self {
         self.reference = reference;

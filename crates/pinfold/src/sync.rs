@@ -14,14 +14,8 @@ use crate::mutant::{self, Mutant};
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-#[cfg(all(feature = "testing", not(any(loom, shuttle))))]
-pub(crate) use std::sync::atomic::AtomicBool;
-
 #[cfg(shuttle)]
 pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thread};
-
-#[cfg(all(feature = "testing", shuttle))]
-pub(crate) use scheduled::AtomicBool;
 
 #[cfg(not(shuttle))]
 pub(crate) use std::thread;

@@ -10,9 +10,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinfold::source::{Fault, Faulty, Memory, Operation, Preference, Rule, Source, When};
-use pinfold::testing::pattern::Pattern;
+use pinfold::source::{Memory, Preference, Source};
 use pinfold::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache, Error, File, FileOptions, Hint, Options};
+use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
+use pinfold_testing::pattern::Pattern;
 
 const MIB: u64 = 1 << 20;
 

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
-use pinfold::testing::pattern::Pattern;
 use pinfold::{BUDGET_MIN_BYTES, Barrier, Error, Optimistic, Options, READERS_MAX, Reader};
+use pinfold_testing::pattern::Pattern;
 use support::{PAGE, Subject};
 
 /// An even number of pages, so that the last two are one folio.

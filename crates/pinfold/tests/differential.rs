@@ -1,8 +1,8 @@
-//! Random operations against a plain vector: see `pinfold::testing::script`.
+//! Random operations against a plain vector: see `pinfold_testing::script`.
 //!
 //! proptest makes the scripts and shortens those that fail; `PROPTEST_CASES` runs more of them.
 
-use pinfold::testing::script::{FILE_MAX_BYTES, Script, Step, replay};
+use pinfold_testing::script::{FILE_MAX_BYTES, Script, Step, replay};
 use proptest::prelude::*;
 
 /// Lengths at which something changes, and any.

@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
-use pinfold::testing::pattern::Pattern;
 use pinfold::{Cache, Error, Hint, Options};
+use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;

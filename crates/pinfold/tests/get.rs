@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread;
 
 use pinfold::source::{Memory, Source};
-use pinfold::testing::pattern::Pattern;
 use pinfold::{BUDGET_MIN_BYTES, Error, FolioRef, Hint, Options};
+use pinfold_testing::pattern::Pattern;
 use support::{PAGE, Subject};
 
 const BYTES: usize = 1_000_000;

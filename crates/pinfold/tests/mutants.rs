@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pinfold::mutants::Named;
-use pinfold::testing::stress::{Options, Schedule, run};
+use pinfold_testing::stress::{Options, Schedule, run};
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// Bytes of something else, or not as many as there are.

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pinfold::source::{Fault, Faulty, Memory, Operation, Rule, Source, When};
-use pinfold::testing::pattern::Pattern;
+use pinfold::source::{Memory, Source};
 use pinfold::{BUDGET_MIN_BYTES, Cache, File, Hint, Options, Stats};
+use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
+use pinfold_testing::pattern::Pattern;
 
 const MIB: usize = 1 << 20;
 

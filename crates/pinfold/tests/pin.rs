@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use pinfold::source::{Memory, Source};
-use pinfold::testing::pattern::Pattern;
 use pinfold::{Cache, Error, File, Hint, Options, PinRangeCause, PinnedRange};
+use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

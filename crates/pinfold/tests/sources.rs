@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use pinfold::source::{Memory, Source, SourceIdentity};
-use pinfold::testing::pattern::Pattern;
 use pinfold::{Cache, Error, File, Hint, Options};
+use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;

@@ -1,12 +1,12 @@
-//! The whole cache under stress: see `pinfold::testing::stress` for what is done and checked.
+//! The whole cache under stress: see `pinfold_testing::stress` for what is done and checked.
 //!
 //! Runs for some seconds; for as long as `PINFOLD_STRESS_SECONDS` says otherwise, with the seed in
 //! `PINFOLD_STRESS_SEED`. The mutants beside it are there to show that it notices.
 
 use std::time::Duration;
 
-use pinfold::testing::pattern::Origin;
-use pinfold::testing::stress::{Failure, Options, Report, Sabotage, Schedule, run};
+use pinfold_testing::pattern::Origin;
+use pinfold_testing::stress::{Failure, Options, Report, Sabotage, Schedule, run};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

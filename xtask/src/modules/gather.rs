@@ -15,33 +15,65 @@ use syn::{Attribute, Item, Meta, Token, UseTree, Visibility};
 
 use super::tree::{Bound, Import, Mention, Methods, Tree};
 
-/// Reads the crate whose root is `root`, a path below the folder `src`.
-pub(super) fn read(src: &Path, root: &str) -> Result<Tree> {
-    let mut tree = Tree::default();
-    let here = tree.add("crate", None, Some(PathBuf::from(root)));
-    let mut reader = Reader {
-        src,
-        tree,
-        here,
-        children: PathBuf::new(),
-        blocks: 0,
-        files: HashSet::new(),
-        left_out: HashSet::new(),
-        failed: None,
-    };
-    reader.file(root.as_ref());
-    if let Some(failed) = reader.failed {
-        return Err(failed);
+/// Reads the crates whose roots, a library's and a program's, are these files of the folder `src`.
+pub(super) fn read(src: &Path, roots: &[&str]) -> Result<Vec<Tree>> {
+    let mut trees = Vec::new();
+    let (mut files, mut left_out) = (HashSet::new(), HashSet::new());
+    for root in roots {
+        let mut tree = Tree::default();
+        let here = tree.add("crate", None, Some(PathBuf::from(root)));
+        let mut reader = Reader {
+            src,
+            tree,
+            here,
+            children: PathBuf::new(),
+            blocks: 0,
+            files: HashSet::new(),
+            left_out: HashSet::new(),
+            failed: None,
+        };
+        reader.file(root.as_ref());
+        if let Some(failed) = reader.failed {
+            return Err(failed);
+        }
+        files.extend(reader.files);
+        left_out.extend(reader.left_out);
+        trees.push(reader.tree);
     }
-    let mut forgotten = Vec::new();
-    reader.forgotten(Path::new(""), &mut forgotten)?;
+    let mut missed = Vec::new();
+    forgotten(src, Path::new(""), &files, &left_out, &mut missed)?;
+    missed.sort();
     ensure!(
-        forgotten.is_empty(),
+        missed.is_empty(),
         "{}: no `mod` names these files, so nothing checks them: {}",
         src.display(),
-        forgotten.join(", ")
+        missed.join(", ")
     );
-    Ok(reader.tree)
+    Ok(trees)
+}
+
+/// Files of `src` below `folder` that are in no module of any of its crates: the check would miss
+/// them in silence.
+fn forgotten(
+    src: &Path,
+    folder: &Path,
+    files: &HashSet<PathBuf>,
+    left_out: &HashSet<PathBuf>,
+    into: &mut Vec<String>,
+) -> Result<()> {
+    let listed =
+        fs::read_dir(src.join(folder)).with_context(|| src.join(folder).display().to_string())?;
+    for entry in listed {
+        let entry = entry?;
+        let path = folder.join(entry.file_name());
+        if left_out.contains(&path.with_extension("")) {
+        } else if entry.file_type()?.is_dir() {
+            forgotten(src, &path, files, left_out, into)?;
+        } else if path.extension().is_some_and(|e| e == "rs") && !files.contains(&path) {
+            into.push(path.display().to_string());
+        }
+    }
+    Ok(())
 }
 
 struct Reader<'a> {
@@ -113,28 +145,6 @@ impl Reader<'_> {
         } else {
             self.children.join(format!("{name}.rs"))
         }
-    }
-
-    /// Files below `folder` that are in no module: the check would miss them in silence.
-    fn forgotten(&self, folder: &Path, into: &mut Vec<String>) -> Result<()> {
-        let listed = fs::read_dir(self.src.join(folder))
-            .with_context(|| self.src.join(folder).display().to_string())?;
-        for entry in listed {
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            if self.left_out.contains(&path.with_extension("")) {
-            } else if entry.file_type()?.is_dir() {
-                self.forgotten(&path, into)?;
-            } else if path.extension().is_some_and(|e| e == "rs")
-                && !self.files.contains(&path)
-                && path != Path::new("lib.rs")
-                && path != Path::new("main.rs")
-            {
-                into.push(path.display().to_string());
-            }
-        }
-        into.sort();
-        Ok(())
     }
 
     fn bind(&mut self, name: &str, bound: Bound) {

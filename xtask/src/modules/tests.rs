@@ -7,15 +7,20 @@ use std::path::Path;
 use super::document;
 use super::{Calls, Krate};
 
-/// A crate of these files, read; in a folder `k` of a folder of its own.
+/// The first crate of these files.
 fn read(files: &[(&str, &str)]) -> anyhow::Result<Krate> {
+    Ok(read_all(files)?.remove(0))
+}
+
+/// The library and the program of these files, read; in a folder `k` of a folder of its own.
+fn read_all(files: &[(&str, &str)]) -> anyhow::Result<Vec<Krate>> {
     let dir = tempfile::tempdir()?;
     for (path, text) in files {
         let path = dir.path().join("k/src").join(path);
         fs::create_dir_all(path.parent().expect("a file is in a folder"))?;
         fs::write(path, text)?;
     }
-    Ok(Krate::read(dir.path(), Path::new("k"))?.remove(0))
+    Krate::read(dir.path(), Path::new("k"))
 }
 
 fn circles(files: &[(&str, &str)]) -> Vec<String> {
@@ -234,6 +239,21 @@ fn what_cannot_be_read_is_an_error() {
     // The files of tests are nobody's to name.
     let tests = [("lib.rs", "#[cfg(test)]\nmod t;\n"), ("t/mod.rs", "mod u;\n"), ("t/u.rs", "")];
     assert!(read(&tests).is_ok());
+}
+
+/// A library and a program beside each other: each file must be in one of them.
+#[test]
+fn a_library_and_its_program_share_a_folder() {
+    let files = |program: &'static str| {
+        [("lib.rs", "mod a;\n"), ("a.rs", ""), ("main.rs", program), ("b.rs", "use crate::main;\n")]
+    };
+    let both = read_all(&files("mod b;\nfn main() { b::f() }\n")).expect("all files are named");
+    let [library, program] = &both[..] else { panic!("{} crates", both.len()) };
+    assert!(library.circles(false).is_empty());
+    let told = program.circles(false).remove(0).1;
+    assert!(told.starts_with("k/src: main.rs, b.rs need each other"), "{told}");
+    let error = read_all(&files("fn main() {}\n")).err().expect("b.rs is in neither");
+    assert!(format!("{error:#}").ends_with("nothing checks them: b.rs"), "{error:#}");
 }
 
 #[test]

@@ -197,6 +197,7 @@ pub fn options(engine: &str, budget_bytes: u64) -> Result<Options> {
     Ok(match engine {
         "pinfold" => options,
         "pinfold-counted" => options.short_read_max_bytes(0),
+        #[cfg(feature = "bench")]
         "pinfold-cas" => options.short_read_max_bytes(0).reference(pinfold::Reference::CasLoop),
         other => anyhow::bail!("no engine {other}"),
     })

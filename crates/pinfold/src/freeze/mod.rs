@@ -12,13 +12,14 @@
 //! | `batch.rs` | freezing many folios for one fence and one look |
 //! | `drop.rs` | dropping folios of a range, held or not |
 //! | `migrate.rs` | moving a folio's bytes to other frames |
-//! | `split.rs` | making small folios of a large one |
+//! | `split.rs` | making small folios of a large one; only tests do so yet (feature `testing`) |
 //!
 //! Nothing here allocates or evicts. Called by `reclaim` and everything above it.
 
 mod batch;
 mod drop;
 mod migrate;
+#[cfg(feature = "testing")]
 mod split;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -29,6 +30,7 @@ pub(crate) use batch::{Batch, Candidate, Frozen};
 pub(crate) use drop::discard;
 pub(crate) use drop::{drop_clean, resize};
 pub(crate) use migrate::{migrate, move_frozen};
+#[cfg(feature = "testing")]
 pub(crate) use split::split;
 pub(crate) use users::{InUse, collect};
 #[cfg(all(test, loom))]

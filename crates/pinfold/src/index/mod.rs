@@ -69,6 +69,7 @@ mod memory;
 mod node;
 mod pool;
 mod shape;
+#[cfg(feature = "testing")]
 mod split;
 mod tree;
 mod trim;

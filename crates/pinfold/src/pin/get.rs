@@ -53,6 +53,7 @@ pub(crate) enum Step {
     /// All that are wanted of a folio.
     Folio,
     /// One, with a look-up and an addition for each; for comparisons only.
+    #[cfg(feature = "testing")]
     Page,
 }
 
@@ -78,6 +79,7 @@ pub(crate) fn pin(
     let mut pinned = PinnedRange { core: core.clone(), start, end, runs: Runs::new(), holder };
     let done = match step {
         Step::Folio => pin_pages::<false>(handle, &mut pinned),
+        #[cfg(feature = "testing")]
         Step::Page => pin_pages::<true>(handle, &mut pinned),
     };
     core.counters.add(Event::PinnedPages, pinned.runs.pages().into());

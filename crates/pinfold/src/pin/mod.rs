@@ -213,15 +213,15 @@ impl PinnedRange {
     /// Gives the pins back: what a drop does, by a name to be seen by.
     pub fn unpin(self) {}
 
-    /// The same page by page, with a subtraction for each; for comparisons only.
-    #[doc(hidden)]
+    /// The same page by page, with a subtraction for each. Feature `testing`: for comparisons only.
+    #[cfg(feature = "testing")]
     pub fn unpin_per_page(mut self) {
         self.runs.unpin::<true>(&self.core);
     }
 
-    /// Folios that have pages of it: that many entries of the frame table are touched by a pin; for
-    /// explaining figures.
-    #[doc(hidden)]
+    /// Folios that have pages of it: that many entries of the frame table are touched by a pin.
+    /// Feature `testing`: for explaining figures.
+    #[cfg(feature = "testing")]
     pub fn folios(&self) -> u64 {
         self.runs.folios(&self.core)
     }

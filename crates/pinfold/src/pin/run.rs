@@ -130,6 +130,7 @@ impl Runs {
     }
 
     /// How many folios there are in it; one that is in two runs counts twice.
+    #[cfg(feature = "testing")]
     pub(super) fn folios(&self, core: &Core) -> u64 {
         let mut folios = 0;
         for run in self.iter() {

@@ -11,12 +11,13 @@
 //! | `daemon.rs` | the thread that evicts ahead of need |
 //! | `unmovable.rs` | memory for what stays where it is |
 //! | `compact.rs` | making a run of 2 MiB free by moving what is in it |
-//! | `by_range.rs` | splitting and moving what is asked for |
+//! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
 //! | `census.rs` | what the memory is full of, for errors |
 //!
 //! The arena *is* the budget: what is in it is data, the frame table, or slabs of index nodes, so
 //! the budget holds at every instant by itself; evicting only decides who gets it.
 
+#[cfg(feature = "testing")]
 mod by_range;
 mod census;
 mod compact;
@@ -39,6 +40,7 @@ use crate::source;
 use census::Census;
 use evict::EFFORT_MAX;
 
+#[cfg(feature = "testing")]
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 pub(crate) use evict::evict;

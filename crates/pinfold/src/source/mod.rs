@@ -13,7 +13,7 @@
 //! | `backing.rs` | what the rest of the cache holds: one source, metered, with the engine |
 //! | `engine.rs`, `ring.rs`, `pool.rs` | who carries out requests |
 //! | `descriptor.rs` | the system calls on an open file |
-//! | `disk.rs`, `memory.rs`, `faulty.rs` | the sources |
+//! | `disk.rs`, `memory.rs` | the sources |
 //! | `open.rs` | from a path to a source |
 //! | `identity.rs` | what makes two sources the same |
 //! | `meter.rs` | calls, bytes, latencies |
@@ -26,8 +26,6 @@ mod descriptor;
 mod disk;
 mod engine;
 mod extent;
-#[cfg(any(test, feature = "testing"))]
-mod faulty;
 mod identity;
 mod memory;
 mod meter;
@@ -51,8 +49,6 @@ pub use backing::Truncated;
 pub(crate) use backing::{Backing, guarded};
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
-#[cfg(any(test, feature = "testing"))]
-pub use faulty::{Fault, Faulty, FaultyCounts, Operation, Rule, When};
 pub use identity::SourceIdentity;
 pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;

@@ -220,9 +220,6 @@ atomics! {
     AtomicU64(u64);
 }
 
-#[cfg(feature = "testing")]
-pub(crate) use std::sync::atomic::AtomicBool;
-
 /// The word under a count: the protocol of `pinfold-refcount` on a word of here.
 impl pinfold_refcount::atomic::AtomicWord<u64> for AtomicU64 {
     fn new(value: u64) -> Self {

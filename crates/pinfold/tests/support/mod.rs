@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use pinfold::source::Memory;
-use pinfold::testing::pattern::Pattern;
 use pinfold::{Cache, File, Options};
+use pinfold_testing::pattern::Pattern;
 
 pub(crate) const PAGE: usize = 4096;
 

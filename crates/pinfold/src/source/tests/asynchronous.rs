@@ -1,12 +1,12 @@
 //! Asynchronous reads: each ends exactly once, whatever carries it out and whatever goes wrong.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::*;
-use crate::source::{Fault, Faulty, Memory, Operation, Rule, When};
+use crate::source::Memory;
 
 const LEN: usize = 3_000_001;
 const WAIT: Duration = Duration::from_secs(60);
@@ -15,11 +15,11 @@ const WAIT: Duration = Duration::from_secs(60);
 fn all(directory: &Path) -> Vec<Backing> {
     let path = file_of(directory, LEN);
     let engine = ring_engine();
-    let slow = Faulty::new(Arc::new(Memory::new(pattern(LEN))));
-    slow.add(Rule {
-        operation: Operation::Read,
-        when: When::Every(7),
-        fault: Fault::Delay(Duration::from_millis(2)),
+    let slow = Spoiled::new(Arc::new(Memory::new(pattern(LEN))), |call, _, got| {
+        if call.is_multiple_of(7) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        got
     });
     let mut all = vec![
         backing(&path, Preference::Buffered, &engine),
@@ -102,10 +102,10 @@ fn dropping_the_engine_waits_for_what_is_in_flight() {
         let engine = Arc::new(Engine::new(options));
         let mut source = open(&path, Access::Read, Preference::Auto, &engine).unwrap().source;
         if slow {
-            let faulty = Faulty::new(source);
-            let fault = Fault::Delay(Duration::from_millis(10));
-            faulty.add(Rule { operation: Operation::Read, when: When::Always, fault });
-            source = Arc::new(faulty);
+            source = Arc::new(Spoiled::new(source, |_, _, got| {
+                std::thread::sleep(Duration::from_millis(10));
+                got
+            }));
         }
         let ended = Arc::new(AtomicUsize::new(0));
         let backing = Backing::new(source, Arc::clone(&engine));
@@ -289,11 +289,13 @@ fn a_file_cut_short_by_another_reads_short() {
 
 #[test]
 fn faults_reach_asynchronous_reads() {
-    let faulty = Arc::new(Faulty::new(Arc::new(Memory::new(pattern(LEN)))));
-    let rule = |when, fault| Rule { operation: Operation::Read, when, fault };
-    faulty.add(rule(When::Range(0..1), Fault::Error(libc::EIO)));
-    faulty.add(rule(When::Range(8192..8193), Fault::Short(9)));
-    let backing = Backing::new(faulty, ring_engine());
+    let memory = Arc::new(Memory::new(pattern(LEN)));
+    let spoiled = Spoiled::new(memory, |_, offset, got| match offset {
+        0 => Err(io::Error::from_raw_os_error(libc::EIO)),
+        8192 => Ok(9),
+        _ => got,
+    });
+    let backing = Backing::new(Arc::new(spoiled), ring_engine());
     let (tell, told) = channel();
     submit_all(&backing, (0..3).map(|n| request(n * 4096, PAGE, 1, &tell)).collect());
     drop(tell);

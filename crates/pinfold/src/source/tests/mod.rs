@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use super::ring::Ring;
@@ -172,5 +173,55 @@ impl<S: Source> Source for Plain<S> {
 
     fn kind(&self) -> std::borrow::Cow<'static, str> {
         "plain".into()
+    }
+}
+
+/// A source of which each read ends as `end` says, given its number from 1, its offset and how the
+/// read inside ended.
+pub(super) struct Spoiled<F> {
+    inner: Arc<dyn Source>,
+    end: F,
+    reads: AtomicU64,
+}
+
+impl<F> Spoiled<F>
+where
+    F: Fn(u64, u64, io::Result<usize>) -> io::Result<usize> + Send + Sync,
+{
+    pub(super) fn new(inner: Arc<dyn Source>, end: F) -> Self {
+        Self { inner, end, reads: AtomicU64::new(0) }
+    }
+}
+
+impl<F> std::fmt::Debug for Spoiled<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "spoiled {:?}", self.inner)
+    }
+}
+
+impl<F> Source for Spoiled<F>
+where
+    F: Fn(u64, u64, io::Result<usize>) -> io::Result<usize> + Send + Sync,
+{
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.read_extents_at(offset, &[Extent::of(buf)])
+    }
+
+    fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+        // Relaxed: it only has to count.
+        let call = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
+        (self.end)(call, offset, self.inner.read_extents_at(offset, extents))
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+
+    fn alignment(&self) -> usize {
+        self.inner.alignment()
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        format!("spoiled {}", self.inner.kind()).into()
     }
 }

@@ -5,11 +5,12 @@
 
 use std::ops::RangeInclusive;
 
-use crate::Error;
+use pinfold::Error;
 
 use super::files::{Nature, Subject};
+use super::report::Failure;
+use super::shared::Shared;
 use super::watch::Desk;
-use super::{Failure, Shared};
 
 pub(super) type Checked = Result<(), Box<Failure>>;
 

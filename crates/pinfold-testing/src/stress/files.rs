@@ -8,14 +8,16 @@ use std::fmt::Debug;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::source::{Faulty, Memory, Preference, Source};
-use crate::sync::{AtomicU64, Ordering};
-use crate::testing::pattern::Pattern;
-use crate::{Cache, Error, File, FileOptions, Result};
+use pinfold::source::{Memory, Preference, Source};
+use pinfold::{Cache, Error, File, FileOptions, Result};
 
-use super::{Options, Sabotage, Schedule};
+use crate::faulty::Faulty;
+use crate::pattern::Pattern;
+
+use super::options::{Options, Sabotage, Schedule};
 
 /// How a file behaves.
 #[derive(Debug)]

@@ -1,7 +1,10 @@
 //! A source that misbehaves on purpose, around one that does not.
 //!
-//! Belongs here: choosing calls and spoiling them. Called by this crate's tests, the stress test
-//! of the command, and programs that test a source or a use of the cache (feature `testing`).
+//! Belongs here: choosing calls and spoiling them. Called by `stress`, by tests of the cache, and by
+//! programs that test a source or a use of the cache.
+
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::io;
@@ -10,8 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-
-use super::{Extent, Hint, Source, SourceIdentity, extent};
+use pinfold::source::{Extent, Hint, Source, SourceIdentity};
 
 /// The calls that a [`Rule`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +99,8 @@ pub struct FaultyCounts {
 /// the first that fits decides, but for delays, which add up.
 ///
 /// ```
-/// use pinfold::source::{Fault, Faulty, Memory, Operation, Rule, Source, When};
+/// use pinfold::source::{Memory, Source};
+/// use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 /// use std::sync::Arc;
 ///
 /// let faulty = Faulty::new(Arc::new(Memory::new(vec![7; 100])));
@@ -216,9 +219,22 @@ fn range_of(offset: u64, bytes: usize) -> Range<u64> {
     offset..offset.saturating_add(bytes as u64)
 }
 
-/// The first `bytes` of `extents`.
-fn head<'e>(extents: &'e [Extent<'e>], bytes: usize) -> Vec<Extent<'e>> {
-    extent::parts(extents, 0, bytes.min(extent::total_bytes(extents))).collect()
+fn total_bytes(extents: &[Extent<'_>]) -> usize {
+    extents.iter().map(Extent::bytes).sum()
+}
+
+/// The first `bytes` of `extents`, or all there are.
+fn head<'e>(extents: &[Extent<'e>], bytes: usize) -> Vec<Extent<'e>> {
+    let mut left = bytes;
+    let mut head = Vec::new();
+    for extent in extents {
+        let part = extent.bytes().min(left);
+        left -= part;
+        if part > 0 {
+            head.push(extent.part(0, part));
+        }
+    }
+    head
 }
 
 impl Source for Faulty {
@@ -227,7 +243,7 @@ impl Source for Faulty {
     }
 
     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        let bytes = extent::total_bytes(extents);
+        let bytes = total_bytes(extents);
         match self.judge(Operation::Read, &range_of(offset, bytes)) {
             None | Some(Fault::Delay(_)) => self.inner.read_extents_at(offset, extents),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
@@ -249,7 +265,7 @@ impl Source for Faulty {
     }
 
     fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        match self.judge(Operation::Write, &range_of(offset, extent::total_bytes(extents))) {
+        match self.judge(Operation::Write, &range_of(offset, total_bytes(extents))) {
             None | Some(Fault::Delay(_)) => self.inner.write_extents_at(offset, extents),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
             Some(Fault::Short(most) | Fault::Overlong(most)) => {

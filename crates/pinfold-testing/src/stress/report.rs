@@ -5,11 +5,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::Stats;
-use crate::testing::pattern::Wrong;
+use pinfold::Stats;
 
-use super::Shared;
-use super::watch::{DOINGS, Doing};
+use crate::pattern::Wrong;
 
 /// Why a run failed.
 #[derive(Debug)]
@@ -147,22 +145,6 @@ pub struct Report {
     pub stats: Stats,
     /// The seed, to do it again.
     pub seed: u64,
-}
-
-impl Report {
-    pub(super) fn of(shared: &Shared, elapsed: Duration) -> Self {
-        let watch = &shared.watch;
-        let counted = |&(doing, name): &(Doing, &'static str)| (name, watch.counted(doing));
-        Report {
-            elapsed,
-            reads: watch.reads(),
-            read_bytes: watch.read_bytes(),
-            excused: watch.excused(),
-            done: DOINGS.iter().map(counted).filter(|&(_, times)| times > 0).collect(),
-            stats: shared.cache.stats(),
-            seed: shared.options.seed,
-        }
-    }
 }
 
 impl fmt::Display for Report {

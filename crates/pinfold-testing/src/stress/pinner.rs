@@ -6,27 +6,19 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-
-use crate::{Error, PinnedRange};
+use pinfold::Error;
 
 use super::files::{Nature, Subject};
 use super::judge::{self, Checked};
+use super::kept::Pinned;
+use super::options::Sabotage;
+use super::shared::Shared;
 use super::watch::{Desk, Doing};
-use super::{Sabotage, Shared};
 
 /// Ranges that all pinners hold together, at most.
 const HELD_MAX: usize = 24;
 /// Pins after which a sabotaged run spoils one.
 const SOUND: u64 = 50;
-
-/// A pinned range with what its bytes may be. Every pinner may go on with it.
-#[derive(Debug)]
-pub(super) struct Held {
-    subject: usize,
-    pinned: PinnedRange,
-    /// Epochs of a file that is written anew, between which it was pinned.
-    epochs: std::ops::RangeInclusive<u32>,
-}
 
 /// A thread that pins until the run is over, and then gives all back.
 pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
@@ -68,9 +60,9 @@ fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Checked {
         Ok(pinned) => pinned,
         Err(error) => return excuse(shared, desk, subject, &error),
     };
-    let held = Held { subject: number, pinned, epochs: oldest..=subject.newest_epoch() };
+    let held = Pinned { subject: number, range: pinned, epochs: oldest..=subject.newest_epoch() };
     if shared.options.sabotage == Some(Sabotage::ScribblePins) && pins > SOUND {
-        let extent = held.pinned.extents().next().expect("a byte is pinned");
+        let extent = held.range.extents().next().expect("a byte is pinned");
         let byte = extent.address().cast_mut();
         // SAFETY: pinned memory of the cache, which nobody has a reference to. It is against what
         // pins are for: that is the point.
@@ -94,35 +86,36 @@ fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
         let one = rng.usize(0..pins.len());
         pins.swap_remove(one)
     };
-    let range = held.pinned.range();
-    desk.begin(Doing::Unpin, held.subject, range.start, held.pinned.len());
+    let range = held.range.range();
+    desk.begin(Doing::Unpin, held.subject, range.start, held.range.len());
     check(shared, desk, &held)?;
     let at = rng.u64(range.start..=range.end);
     match rng.u32(0..4) {
         0 => {}
-        1 => held.pinned.unpin_front(at - range.start).expect("it is inside"),
+        1 => held.range.unpin_front(at - range.start).expect("it is inside"),
         2 => {
-            let pinned = held.pinned.split_off(at).expect("few pins");
-            let other = Held { subject: held.subject, pinned, epochs: held.epochs.clone() };
+            let pinned = held.range.split_off(at).expect("few pins");
+            let other =
+                Pinned { subject: held.subject, range: pinned, epochs: held.epochs.clone() };
             check(shared, desk, &other)?;
             shared.pins.lock().push(other);
         }
-        _ => held.pinned.unpin_front(range.end - range.start).expect("all of it"),
+        _ => held.range.unpin_front(range.end - range.start).expect("all of it"),
     }
     check(shared, desk, &held)?;
     shared.watch.count(Doing::Unpin, 1);
-    if !held.pinned.is_empty() {
+    if !held.range.is_empty() {
         shared.pins.lock().push(held);
     }
     Ok(())
 }
 
 /// Whether all bytes are what they were when they were pinned.
-fn check(shared: &Shared, desk: &Desk, held: &Held) -> Checked {
+fn check(shared: &Shared, desk: &Desk, held: &Pinned) -> Checked {
     let subject = &shared.subjects.all[held.subject];
-    let range = held.pinned.range();
-    let mut bytes = vec![0; held.pinned.len() as usize];
-    held.pinned.copy_to(&mut bytes, range.start).expect("all of it is pinned");
+    let range = held.range.range();
+    let mut bytes = vec![0; held.range.len() as usize];
+    held.range.copy_to(&mut bytes, range.start).expect("all of it is pinned");
     judge::check(shared, desk, subject, range.start, &bytes, held.epochs.clone())?;
     desk.read(bytes.len());
     Ok(())

@@ -14,9 +14,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{Hint, Memory, Source};
-use crate::testing::pattern::Pattern;
-use crate::{BUDGET_MIN_BYTES, Cache, Error, File, Options};
+use pinfold::source::{Hint, Memory, Source};
+use pinfold::{BUDGET_MIN_BYTES, Cache, Error, File, Options};
+
+use crate::pattern::Pattern;
 
 /// Bytes of the longest file of a script: a few times the budget.
 pub const FILE_MAX_BYTES: u64 = 3 << 20;

@@ -3,18 +3,17 @@
 //! Belongs here: borrows and counted guards of all ways of keeping, and the look, as long as they are
 //! kept, whether a byte has changed. Called by `stress`.
 
-use std::collections::VecDeque;
 use std::ops::Deref;
 
 use fastrand::Rng;
-
-use crate::sync::Mutex;
-use crate::{Borrowed, Error, File, FolioRef, Reader};
+use pinfold::{Borrowed, Error, File, FolioRef, Reader};
 
 use super::files::{Nature, Subject};
 use super::judge::{Before, Checked, unexpected};
+use super::kept::Guarded;
+use super::report::Failure;
+use super::shared::Shared;
 use super::watch::{Desk, Doing};
-use super::{Failure, Shared};
 
 const PAGE: u64 = 4096;
 /// Guards that one thread keeps at once, of pages beside each other: more than it has slots.
@@ -41,24 +40,6 @@ impl Deref for Guard<'_, '_> {
     }
 }
 
-/// A guard that goes from thread to thread, and what it showed at first.
-#[derive(Debug)]
-struct Kept {
-    guard: FolioRef<'static>,
-    copy: Vec<u8>,
-    name: String,
-}
-
-/// Where threads leave guards for each other.
-#[derive(Debug)]
-pub(super) struct Shelf(Mutex<VecDeque<Kept>>);
-
-impl Shelf {
-    pub(super) fn new() -> Self {
-        Shelf(Mutex::new(VecDeque::new()))
-    }
-}
-
 /// A thread that holds pages until the run is over.
 pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     let mut holder = Holder { shared, desk, rng: Rng::with_seed(seed) };
@@ -67,7 +48,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
             shared.fail(*failure);
         }
     }
-    let left = std::mem::take(&mut *shared.shelf.0.lock());
+    let left = std::mem::take(&mut *shared.shelf.lock());
     for kept in left {
         if let Err(failure) = holder.unchanged(&kept.name, &kept.guard, &kept.copy) {
             shared.fail(*failure);
@@ -165,21 +146,21 @@ impl Holder<'_> {
         };
         self.unchanged(&subject.name, &counted, &copy)?;
         if self.rng.u32(0..16) == 0 {
-            let kept = Kept { guard: counted.into_owned(), copy, name: subject.name.clone() };
+            let kept = Guarded { guard: counted.into_owned(), copy, name: subject.name.clone() };
             return self.exchange(kept);
         }
         Ok(())
     }
 
     /// Leaves one on the shelf, and takes the oldest from there.
-    fn exchange(&self, kept: Kept) -> Checked {
+    fn exchange(&self, kept: Guarded) -> Checked {
         let oldest = {
-            let mut shelf = self.shared.shelf.0.lock();
+            let mut shelf = self.shared.shelf.lock();
             shelf.push_back(kept);
             if shelf.len() > KEPT_MAX { shelf.pop_front() } else { None }
         };
         match oldest {
-            Some(Kept { guard, copy, name }) => self.unchanged(&name, &guard, &copy),
+            Some(Guarded { guard, copy, name }) => self.unchanged(&name, &guard, &copy),
             None => Ok(()),
         }
     }

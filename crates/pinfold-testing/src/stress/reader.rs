@@ -5,13 +5,14 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-
-use crate::{Error, File};
+use pinfold::{Error, File};
 
 use super::files::{Nature, Subject};
 use super::judge::{Before, Checked, unexpected};
+use super::options::Schedule;
+use super::report::Failure;
+use super::shared::Shared;
 use super::watch::{Desk, Doing};
-use super::{Failure, Schedule, Shared};
 
 /// The longest read.
 const READ_MAX_BYTES: usize = 4 << 20;

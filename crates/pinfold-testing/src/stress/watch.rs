@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use parking_lot::Mutex;
 
 use super::files::Subjects;
-use super::{Failure, Shared};
 
 /// Where one thread says what it does. A cache line pair of its own, so that saying it costs a
 /// reader nothing but a store.
@@ -198,6 +198,17 @@ impl Watch {
         self.desks.lock().iter().all(|desk| desk.left.load(Ordering::Relaxed))
     }
 
+    /// What each thread does, a line each.
+    pub(super) fn states(&self, subjects: &Subjects) -> String {
+        let mut states = String::new();
+        for desk in self.desks.lock().iter() {
+            let ended = desk.left.load(Ordering::Relaxed);
+            let state = if ended { "has ended".to_owned() } else { desk.describe(subjects) };
+            let _ = writeln!(states, "  {:10} {:>12} done  {state}", desk.name, desk.pulse());
+        }
+        states
+    }
+
     /// Counts things done. Not for single reads: it takes a lock.
     pub(super) fn count(&self, doing: Doing, times: u64) {
         *self.counts.lock().entry(doing).or_default() += times;
@@ -251,31 +262,5 @@ impl Hangs {
             }
         }
         None
-    }
-}
-
-/// What is known about a run in which `thread` hangs.
-pub(super) fn hang(shared: &Shared, thread: &Desk) -> Failure {
-    let mut states = String::new();
-    for desk in shared.watch.desks.lock().iter() {
-        let ended = desk.left.load(Ordering::Relaxed);
-        let state = if ended { "has ended".to_owned() } else { desk.describe(&shared.subjects) };
-        let _ = writeln!(states, "  {:10} {:>12} done  {state}", desk.name, desk.pulse());
-    }
-    // The cache's counters may be what hangs.
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let cache = shared.cache.clone();
-    std::thread::spawn(move || {
-        let _ = sender.send(format!("{:#?}", cache.stats()));
-    });
-    let stats = receiver
-        .recv_timeout(Duration::from_secs(2))
-        .unwrap_or_else(|_| "(stats() hangs, too)".to_owned());
-    Failure::Hang {
-        thread: thread.name.clone(),
-        doing: thread.describe(&shared.subjects),
-        allowed: shared.options.hang,
-        states,
-        stats,
     }
 }

@@ -4,18 +4,21 @@
 //! of faults, the rewriter, the cutter, and the auditor of the budget. Called by `stress`.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fastrand::Rng;
+use pinfold::Result;
+use pinfold::source::{Hint, Source};
 
-use crate::Result;
-use crate::source::{Fault, Hint, Operation, Rule, Source, When};
-use crate::sync::Ordering;
+use crate::faulty::{Fault, Operation, Rule, When};
 
 use super::files::{Nature, Subject, open};
 use super::judge::{Checked, check, unexpected};
+use super::options::{Sabotage, Schedule};
+use super::report::Failure;
+use super::shared::Shared;
 use super::watch::{Desk, Doing};
-use super::{Failure, Sabotage, Schedule, Shared};
 
 /// A thread that shakes until the run is over.
 pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {

@@ -1,0 +1,25 @@
+//! What tests of the whole cache are made of, and tests of programs that bring a source of their own.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`pattern`] | file contents that know where they belong: each read is right or wrong by itself |
+//! | [`faulty`] | a source that misbehaves as it is told |
+//! | [`script`] | random operations checked against a plain vector, for proptest and the fuzzer |
+//! | [`stress`] | readers, holders and pinners against everything that moves pages; `pinfold stress` |
+//!
+//! It uses the cache as a program does, with the feature `testing`: moving pages on purpose, and
+//! older ways of pinning to compare with.
+//!
+//! # Where tests live
+//!
+//! - Public behaviour: `crates/pinfold/tests`, with what is here. A unit test of `pinfold` cannot use
+//!   this crate: to it, the cache that this crate links is another one, with types of its own.
+//! - What needs internals: a `tests` module beside the code.
+//! - Protocols, in every interleaving or in schedules that are drawn: `crates/pinfold/src/models`.
+//!
+//! Tests of what is here are beside it.
+
+pub mod faulty;
+pub mod pattern;
+pub mod script;
+pub mod stress;

@@ -1,0 +1,149 @@
+//! What the threads of a run share.
+//!
+//! Belongs here: the end of a run, its first failure, what must hold when all threads have left, and
+//! what is told of it. Called by all threads of `stress`.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use pinfold::Cache;
+
+use super::files::Subjects;
+use super::kept::{Guarded, Pinned};
+use super::options::Options;
+use super::report::{Failure, Report};
+use super::watch::{DOINGS, Desk, Doing, Watch};
+
+/// What the threads of a run share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) options: Options,
+    pub(super) cache: Cache,
+    pub(super) subjects: Subjects,
+    pub(super) watch: Watch,
+    /// Where holders leave guards for each other.
+    pub(super) shelf: Mutex<VecDeque<Guarded>>,
+    stop: AtomicBool,
+    /// Pinned by whom ever; whoever comes next goes on with it.
+    pub(super) pins: Mutex<Vec<Pinned>>,
+    failure: Mutex<Option<Failure>>,
+}
+
+impl Shared {
+    /// All files of a run, and nobody there yet.
+    pub(super) fn new(options: Options, cache: Cache, subjects: Subjects) -> Self {
+        Shared {
+            watch: Watch::new(&subjects),
+            shelf: Mutex::new(VecDeque::new()),
+            options,
+            cache,
+            subjects,
+            stop: AtomicBool::new(false),
+            pins: Mutex::new(Vec::new()),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// What failed first, if anything did.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.failure.lock().take()
+    }
+
+    /// Whether a thread may go on. Relaxed: it only has to be seen at some time.
+    pub(super) fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn stop(&self) {
+        // Relaxed: pairs with `goes_on`.
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the run; the first to fail is told.
+    pub(super) fn fail(&self, failure: Failure) {
+        self.failure.lock().get_or_insert(failure);
+        self.stop();
+    }
+
+    /// When all threads have left: once every file is dropped from the cache, nothing may be in it.
+    pub(super) fn leak(&self) -> Option<Failure> {
+        for subject in &self.subjects.all {
+            let dropped =
+                subject.file(&self.cache).and_then(|file| file.invalidate(0..u64::MAX / 2));
+            if let Err(error) = dropped {
+                let name = &subject.name;
+                return Some(Failure::Budget(format!(
+                    "{name} cannot be dropped in the end: {error}"
+                )));
+            }
+        }
+        let since = Instant::now();
+        // Ends: reads ahead that are in flight come back, or this does.
+        loop {
+            let stats = self.cache.stats();
+            if stats.resident_bytes == 0 && stats.fills_in_flight == 0 {
+                return None;
+            }
+            if since.elapsed() > self.options.hang {
+                return Some(Failure::Budget(format!(
+                    "every file was dropped from the cache, and {} bytes are left in it: {stats:#?}",
+                    stats.resident_bytes
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits, but not for longer than the run.
+    pub(super) fn pause(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while self.goes_on() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(20)));
+        }
+    }
+    /// Nothing is pinned any more; is that what the cache says?
+    pub(super) fn still_pinned(&self) -> Option<Failure> {
+        self.cache.clone().close().err().map(|error| Failure::Pins(error.to_string()))
+    }
+
+    /// What is known about a run in which `thread` hangs.
+    pub(super) fn hang(&self, thread: &Desk) -> Failure {
+        // The cache's counters may be what hangs.
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let cache = self.cache.clone();
+        std::thread::spawn(move || {
+            let _ = sender.send(format!("{:#?}", cache.stats()));
+        });
+        let stats = receiver
+            .recv_timeout(Duration::from_secs(2))
+            .unwrap_or_else(|_| "(stats() hangs, too)".to_owned());
+        Failure::Hang {
+            thread: thread.name.clone(),
+            doing: thread.describe(&self.subjects),
+            allowed: self.options.hang,
+            states: self.watch.states(&self.subjects),
+            stats,
+        }
+    }
+
+    /// What was done until now.
+    pub(super) fn report(&self, elapsed: Duration) -> Report {
+        let watch = &self.watch;
+        let counted = |&(doing, name): &(Doing, &'static str)| (name, watch.counted(doing));
+        Report {
+            elapsed,
+            reads: watch.reads(),
+            read_bytes: watch.read_bytes(),
+            excused: watch.excused(),
+            done: DOINGS.iter().map(counted).filter(|&(_, times)| times > 0).collect(),
+            stats: self.cache.stats(),
+            seed: self.options.seed,
+        }
+    }
+}

@@ -52,7 +52,7 @@ pub(crate) trait Want: Copy {
     /// Whether the wanted bytes, from byte `at` of a folio on, lie within `span`.
     fn fits(self, at: u64, span: u64) -> bool;
 
-    /// Counts that it was not found, for the reason `EVENT`, an [`Event`].
+    /// Counts that it was not found, for the reason `WHY`, an [`Event`].
     #[inline(always)]
     fn absent<const WHY: usize>(self, _: &Handle) {}
 

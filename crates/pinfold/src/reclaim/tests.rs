@@ -8,7 +8,7 @@ use crate::frame::Order;
 use crate::source::Memory;
 use crate::{BUDGET_MIN_BYTES, Cache, Options};
 
-/// How often a thread of this process has gone to sleep: the kernel counts.
+/// How often a thread of this process has gone to sleep, counted by the kernel.
 fn sleeps_of(thread: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status"));
     let status = status.unwrap_or_default();
@@ -16,8 +16,8 @@ fn sleeps_of(thread: i32) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// How long an allocation takes to look around five times while others hold all of memory. Then
-/// they let go, and it must get some.
+/// How long an allocation takes for five looks at memory while all of it is held. Then it is
+/// released, and the allocation must get some.
 fn from_look_to_fifth_look() -> Duration {
     let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
     let file = cache.attach("memory", Arc::new(Memory::new(vec![1; 4 << 20]))).unwrap();
@@ -28,8 +28,8 @@ fn from_look_to_fifth_look() -> Duration {
     let mut held: Vec<_> = (0..pages).filter_map(|page| core.hold(&mapping, page)).collect();
     assert!(!held.is_empty());
     let mut free = Vec::new();
-    // Ends: each turn but the last takes memory, which nobody gives back. What the daemon had begun
-    // to evict may come late.
+    // Ends: each turn but the last takes memory, which is not given back. The daemon may finish
+    // evicting late.
     loop {
         while let Some((head, _)) = core.frames.alloc_at_most(Order::MIN) {
             free.push(head);
@@ -64,12 +64,12 @@ fn from_look_to_fifth_look() -> Duration {
     }
 }
 
-/// Letting go wakes nobody; it must not take a long sleep to notice, for all that. On a machine
-/// that does other things a look may come late, but never early: one quick run is enough.
+/// Giving back wakes no thread, and must be noticed without a long sleep all the same. On a busy
+/// machine a look may come late, but never early: one quick run is enough.
 #[test]
 fn what_holders_let_go_of_is_noticed_soon() {
     let mut all = Vec::new();
-    // Ends: after so many.
+    // Ends: after this many.
     while all.len() < 100 {
         all.push(from_look_to_fifth_look());
         if all.last() < Some(&Duration::from_millis(20)) {

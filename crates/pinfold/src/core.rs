@@ -135,7 +135,7 @@ impl Core {
     #[cold]
     pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
         if !self.owner.is_here() {
-            return; // its locks are not to be had, and nothing is allocated any more
+            return; // a forked child cannot take its locks, and allocates nothing
         }
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);

@@ -81,8 +81,8 @@ pub enum Error {
     /// The cache belongs to the parent of this forked process. Here it serves hits only; see
     /// [`Cache`](crate::Cache), "Forking".
     #[error(
-        "the cache belongs to process {owner}, which this one was forked from: it has neither the \
-         cache's threads nor its locks, and can only read what was cached at the fork"
+        "the cache belongs to process {owner}, which this one was forked from: this process has \
+         neither the cache's threads nor its locks, and can only read what was cached at the fork"
     )]
     Forked {
         /// The process ID of the process that made the cache.
@@ -204,8 +204,8 @@ pub enum Error {
     },
     /// A folio must move before it can be pinned, and its holders did not release it.
     #[error(
-        "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
-         held for {waited_ms} ms, by {referenced} references and {pinned} pins at last{}",
+        "cannot pin {} at {offset}: the folio of {bytes} bytes there must move first, but was in use \
+         for {waited_ms} ms, at the end by {referenced} references and {pinned} pins{}",
         path.display(), uncounted(*referenced, *pinned)
     )]
     PinHeld {
@@ -224,7 +224,8 @@ pub enum Error {
     },
     /// A folio has as many pins as its count can hold.
     #[error(
-        "cannot pin the page at {offset}: {most_pages} pages of its folio are pinned, the most that can be counted"
+        "cannot pin the page at {offset}: {most_pages} pages of its folio are pinned, the most that \
+         can be counted"
     )]
     TooManyPins {
         /// Where in the file the page is.
@@ -312,7 +313,7 @@ pub enum PinRangeCause {
 
 /// The suffix where no reference and no pin is counted.
 fn uncounted(referenced: u32, pinned: u32) -> &'static str {
-    if referenced == 0 && pinned == 0 { " (only for moments each time)" } else { "" }
+    if referenced == 0 && pinned == 0 { " (each use was short)" } else { "" }
 }
 
 /// One pin per line.

@@ -44,7 +44,7 @@ impl File {
         File { handle: Handle::new(core, mapping, window_max) }
     }
 
-    /// What its doors work on.
+    /// What its doors use.
     #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle

@@ -280,9 +280,9 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         let Ok(batch) = prepare(reader, start, end, false) else { break };
         let Some(last) = batch.folios.back() else {
             if reader.mapping.index.lookup(start).is_none() {
-                break; // there is no memory
+                break; // no memory is free
             }
-            page = start + 1; // somebody was quicker
+            page = start + 1; // another thread was faster
             continue;
         };
         page = last.end();
@@ -294,7 +294,7 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         if requests.len() == REQUESTS_MAX {
             reader.mapping.backing.submit(&mut requests);
             if !requests.is_empty() {
-                break; // as much is in flight as may be
+                break; // the limit of fills in flight is reached
             }
         }
     }

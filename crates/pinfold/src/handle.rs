@@ -69,7 +69,8 @@ impl Handle {
         }
     }
 
-    /// The head of the folio that has `page`: a hint, as [`Index::lookup_hint`](crate::index::Index).
+    /// The head of the folio that has `page`: a hint, as from
+    /// [`Index::lookup_hint`](crate::index::Index).
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
         match self.lookup.hint(page, 0) {

@@ -29,7 +29,7 @@ impl View {
     /// the end.
     ///
     /// # Safety
-    /// `from + at` is the address of a whole page of the arena, of a folio that `frame` is the entry of.
+    /// `from + at` is the address of a whole page of the arena, in a folio whose entry is `frame`.
     #[inline(always)]
     pub(super) unsafe fn of(
         frame: &Frame,

@@ -1,7 +1,7 @@
 //! The entry's protocols in every interleaving that loom distinguishes. The same tests must catch
 //! mutants with one step broken.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib frame::model`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib models::entry`
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn put(frames: &Frames, head: FrameNumber) {
     }
 }
 
-// ---- a reader that holds nothing, against a change ----
+// ---- a reader without a hold, against a change ----
 
 /// The four steps of the version protocol, shipped or broken.
 struct Version {
@@ -144,7 +144,7 @@ fn mutant_that_never_makes_the_version_odd() {
     });
 }
 
-// ---- a reader that holds nothing, against one thread that frees and another that takes ----
+// ---- a reader without a hold, against one thread that frees and another that takes ----
 
 /// What the thread that takes the frame stores next, which a reader with the old version may load:
 /// the new identity, the bytes, or how many of them may be read.
@@ -235,7 +235,7 @@ fn mutant_that_stores_the_span_without_a_fence() {
     mutant::with(Some(Mutant::SpanUnfenced), || a_frame_changes_hands(Stored::Span, true));
 }
 
-// ---- a counted lookup with a stale number, against the next lifetime of the frame ----
+// ---- a counted lookup with a stale number, against the next use of the frame ----
 
 /// The two steps that begin a frame's next use, shipped or broken.
 struct Birth {
@@ -246,9 +246,9 @@ struct Birth {
 const SHIPPED_BIRTH: Birth =
     Birth { hand_out: |frame| frame.hand_out(Order::MIN), set_identity: Frame::set_identity };
 
-/// Page 7 of file 1 is gone; its frame becomes page 5 of file 1. Another thread still looks for
-/// page 7, and a third for page 0 (what the index is before it is set). A thread that gets a
-/// reference and finds "its" page was misled. In the end everything is free.
+/// Page 7 of file 1 is gone; its frame becomes page 5 of file 1. Another thread still looks up page
+/// 7, and a third page 0 (what the index is before it is set). A thread that gets a reference and
+/// finds "its" page was misled. In the end everything is free.
 fn a_stale_lookup_finds_nothing(birth: &'static Birth, wanted: Identity, before: Identity) {
     loom::model(move || {
         let frames = open();

@@ -145,7 +145,7 @@ fn moved_pinned() {
     race(&splinter(), pin_and_refill, hold);
 }
 
-/// It is evicted at any moment.
+/// The page is evicted at any moment.
 fn moved_evicted() {
     let pin_it = |model: &Model| check(model, &pin(model, 1, 1));
     race(&splinter(), pin_it, Model::evict);

@@ -122,7 +122,8 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
             },
         };
         let Pinned { head, skip, pages } = got;
-        // If a folio's first pages lie before the range, the previous folio does not lead to it.
+        // A run finds its next folio by the size of the previous one, so it goes on only from a
+        // folio's first page, or within the same folio.
         let found = skip == 0 || last_head == Some(head);
         if !(found && run.lengthen(head.after(skip), pages)) {
             range.runs.push(run);

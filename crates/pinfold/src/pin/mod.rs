@@ -134,7 +134,7 @@ impl PinnedRange {
             if from < to {
                 let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
                 let address = extent.address.wrapping_add((from - extent.offset) as usize);
-                // SAFETY: the extent is pinned, and inside the arena, which `core` keeps mapped; the
+                // SAFETY: the extent is pinned and inside the arena, which `core` keeps mapped; the
                 // loads may race; `buf` is the caller's alone.
                 unsafe { copy_racing(part.as_mut_ptr(), address, part.len()) };
             }

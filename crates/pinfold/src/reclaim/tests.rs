@@ -43,7 +43,7 @@ fn from_look_to_fifth_look() -> Duration {
             });
             let waiter_id = *number.wait();
             let (since, before) = (Instant::now(), sleeps_of(waiter_id));
-            // Ends: it sleeps between two looks, or has ended.
+            // Ends: the waiter sleeps between two looks, or has ended.
             while sleeps_of(waiter_id) < before + 5 && !waiter.is_finished() {
                 std::thread::sleep(Duration::from_micros(50));
             }

@@ -30,13 +30,13 @@ use crate::handle::Handle;
 /// loop {
 ///     let first = file.optimistic(0)?;
 ///     first.read(16, &mut parent);
-/// Validate a pointer before following it.
+///     // Validate a pointer before following it.
 ///     if !first.validate() {
 ///         continue;
 ///     }
 ///     let second = file.optimistic(u64::from(parent[0]) % 2)?;
 ///     second.read(32, &mut child);
-/// Both pages are of one moment; otherwise start again.
+///     // Both pages are of one moment; otherwise start again.
 ///     if Optimistic::validate_all(&[first, second]) {
 ///         break;
 ///     }

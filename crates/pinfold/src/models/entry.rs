@@ -1,7 +1,7 @@
 //! The entry's protocols in every interleaving that loom distinguishes. The same tests must catch
 //! mutants with one step broken.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib models::entry`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib frame::model`
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `Cache`: opening one, opening files in it, and what it tells of itself.
+//! `Cache`: making a cache, opening files in it, and its statistics.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,16 +18,17 @@ use crate::reclaim;
 use crate::source::{self, Access, Backing, EngineOptions, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
 
-/// The smallest budget, in bytes: 1 MiB, with room for the frame table, some index nodes, and the
-/// folios of a few readers at a time.
+/// The smallest budget, in bytes: 1 MiB. It holds the frame table, some index nodes, and the folios
+/// of a few readers at a time.
 pub const BUDGET_MIN_BYTES: u64 = 1 << 20;
 
-/// The largest budget, in bytes: 256 GiB, as far as index nodes reach.
+/// The largest budget, in bytes: 256 GiB, the most that index nodes can address.
 pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 
 /// A page cache: file pages in this program's memory, under a budget.
 ///
-/// Clones are handles to the same cache. It lives as long as any of them, or any of its files.
+/// A clone is a handle to the same cache. The cache lives as long as any handle to it or to one of
+/// its files.
 ///
 /// ```
 /// use pinfold::{Cache, Options, source::Memory};
@@ -50,25 +51,25 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 ///
 /// # Forking
 ///
-/// A cache belongs to the process that made it. A child of fork(2) may exec, exit, or drop its
-/// handles, guards and pins, and go on to make caches of its own. What was cached and up to date
-/// at the fork can be read there too, from a copy (the memory is private: what either process does
-/// to it the other does not see). Everything else (what is not cached; opening, pinning what has to
-/// move, advice, invalidation, a new [`Reader`]) is [`Error::Forked`]: the child has none of the
-/// cache's threads, and its locks may have been held by them. Dropping gives nothing back there:
-/// the child keeps the cache's memory, as far as it differs from the parent's, until it ends or
-/// calls exec.
+/// A cache belongs to the process that made it. A child of fork(2) may exec, exit, drop its
+/// handles, guards and pins, and make caches of its own. It can still read what was cached and up
+/// to date at the fork, from a private copy: neither process sees what the other does to its
+/// memory. Every other operation (a miss, opening a file, a pin that must move a folio, advice,
+/// invalidation, a new [`Reader`]) fails with [`Error::Forked`], because the child has none of the
+/// cache's threads and their locks may have been held at the fork. Dropping a handle in the child
+/// frees nothing: the child keeps its copy of the cache's memory until it ends or calls exec.
 ///
-/// open(2) warns of forking while direct I/O to private memory is on its way. Linux from 6.3 on
-/// gives the child copies of such memory; on older kernels a program that forks without exec at once
-/// should open files with [`Preference::Buffered`](crate::source::Preference::Buffered).
+/// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
+/// gives the child copies of such memory. On older kernels a program that forks without an
+/// immediate exec should open files with
+/// [`Preference::Buffered`](crate::source::Preference::Buffered).
 #[derive(Clone)]
 pub struct Cache {
     core: Arc<Core>,
 }
 
 impl std::fmt::Debug for Cache {
-    /// A line: [`Cache::stats`] tells the rest.
+    /// One line; [`Cache::stats`] has the rest.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let frames = &self.core.frames;
         f.debug_struct("Cache")
@@ -80,12 +81,12 @@ impl std::fmt::Debug for Cache {
 }
 
 impl Cache {
-    /// Opens a cache of `options.budget_bytes`. Reserves all of it, touches 1/64 (the frame table),
-    /// and starts a thread that evicts ahead of need.
+    /// Makes a cache of `options.budget_bytes`. Reserves the whole budget, writes 1/64 of it (the
+    /// frame table), and starts a thread that evicts in the background.
     ///
     /// # Errors
-    /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`],
-    /// [`Error::Reserve`] if the system refuses.
+    /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
+    /// [`Error::Reserve`] if the system refuses the memory.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
@@ -114,22 +115,23 @@ impl Cache {
         Ok(Cache { core })
     }
 
-    /// Opens the file or block device at `path` for reading. The same file opened twice (by device
-    /// and inode) is cached once; if its length has changed meanwhile, all its handles have the new
-    /// one. Bytes that somebody else changed are not noticed: see [`File::invalidate`]. Direct I/O
-    /// where the file system can, else through the kernel's cache; [`Stats::sources`] tells.
+    /// Opens the file or block device at `path` for reading. A file that is opened twice (same
+    /// device and inode) is cached once; if its length has changed in between, all its handles see
+    /// the new length. The cache does not notice changes that other programs make to the bytes: see
+    /// [`File::invalidate`]. Reads use direct I/O where the file system supports it, the kernel's
+    /// page cache otherwise; [`Stats::sources`] says which.
     ///
     /// # Errors
-    /// [`Error::Open`] with the path and the cause; [`Error::Length`] if its length cannot be had;
-    /// [`Error::TooLong`] if that is above 2^63 - 4096.
+    /// [`Error::Open`] if the file cannot be opened; [`Error::Length`] if its length cannot be
+    /// read; [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
 
-    /// [`open`](Self::open) with options. A file that is cached already keeps the ones it has.
+    /// [`open`](Self::open) with options. A file that is already cached keeps the options it has.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and when direct I/O is demanded and cannot be had.
+    /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
@@ -138,19 +140,19 @@ impl Cache {
         self.file(path.to_owned(), Some(opened.identity.into()), opened.source)
     }
 
-    /// Reads a source of the program's own through the cache; `name` stands in messages where a
-    /// path would. Each call makes a file of its own, whose pages go when its last handle does.
+    /// Reads a source of the program's own through the cache. `name` takes the place of a path in
+    /// messages. Each call makes a new file, whose pages are dropped with its last handle.
     ///
-    /// Not so if the source has an [identity](Source::identity): then all attaches of its key are one
-    /// file. While that is open it goes on with the source that it has; else with the new one. Where
-    /// the new source has another version, the old one's pages are dropped, unless somebody has that
-    /// open: then it is an error. So no handle ever sees bytes of two versions.
+    /// If the source has an [identity](Source::identity), all attaches with the same key are one
+    /// file. A file that is open keeps the source it has; one that is only cached takes the new
+    /// source. If the new source has another version, the pages of the old version are dropped,
+    /// unless the file is open: then the call fails. So no handle ever sees bytes of two versions.
     ///
     /// # Errors
-    /// [`Error::SourceChanged`] if the object is open in another version;
-    /// [`Error::BadSource`] if the source panics when it is asked who it is, or the cache cannot keep
-    /// its alignment; [`Error::Length`] if it cannot tell its length; [`Error::TooLong`] if that is
-    /// above 2^63 - 4096.
+    /// [`Error::SourceChanged`] if the object is open in another version; [`Error::BadSource`] if
+    /// [`Source::identity`] panics, or the cache cannot serve the source's alignment;
+    /// [`Error::Length`] if the source cannot report its length; [`Error::TooLong`] if the length
+    /// is above 2^63 - 4096; [`Error::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
         let identity = source::guarded("identity", || Ok(source.identity()));
@@ -171,51 +173,54 @@ impl Cache {
         let known = identity.is_some();
         let opened = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
         let (mapping, outdated) = opened?;
-        // The drop of its one handle drops its pages.
+        // This is the outdated mapping's only handle: dropping it drops the pages.
         drop(outdated.map(|mapping| File::new(self.core.clone(), mapping)));
         let file = File::new(self.core.clone(), mapping);
         if known {
-            // It may have been cached already, with the length that it had then.
+            // It may have been cached before, with the length it had then.
             file.refresh_len()?;
         }
         Ok(file)
     }
 
-    /// For tests inside the crate.
+    /// For unit tests of this crate.
     #[cfg(test)]
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }
 
-    /// A right to borrow pages, [`File::borrow`], for the calling thread alone. Keep it for long.
+    /// Registers a reader, with which the calling thread can borrow pages ([`File::borrow`]). Keep
+    /// one per thread for as long as the thread borrows: registering takes a mutex.
     ///
     /// # Errors
-    /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them already.
+    /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them;
+    /// [`Error::Forked`].
     pub fn reader(&self) -> Result<Reader> {
         self.core.check_owner()?;
         self.core.readers.register().map(Reader::new)
     }
 
-    /// Moves folios together until there is a free run of 2 MiB; false if that cannot be had.
+    /// Moves folios together until a run of 2 MiB is free; false if that is impossible.
     pub fn compact(&self) -> bool {
         self.core.owner.is_here() && reclaim::compact(&self.core)
     }
 
-    /// Who pins what, the oldest first; `None` unless the cache was opened with
-    /// [`Options::track_pins`], and in a forked child.
+    /// All pins, the oldest first. `None` unless the cache was made with [`Options::track_pins`],
+    /// and in a forked child.
     pub fn pins(&self) -> Option<Vec<PinHolder>> {
         self.core.check_owner().ok()?;
         self.core.holders.all()
     }
 
-    /// Gives this handle up, and says if something is pinned in the cache that should not be any more.
+    /// Drops this handle, and reports pages that are still pinned.
     ///
-    /// A pin keeps the cache's memory, all of it, for as long as it lives, so a forgotten one is a
-    /// leak of the whole budget. To be called where a program ends, or expects to be done with a cache:
-    /// dropping the handle instead says nothing. Other handles and open files stay good either way.
+    /// A pin keeps all of the cache's memory for as long as it lives, so a forgotten pin leaks the
+    /// whole budget. Call this where a program ends or is done with a cache; dropping the handle
+    /// reports nothing. Other handles and open files stay valid in both cases.
     ///
     /// # Errors
-    /// [`Error::StillPinned`], with who pins if the cache was opened with [`Options::track_pins`].
+    /// [`Error::StillPinned`], with the list of pins if the cache was made with
+    /// [`Options::track_pins`].
     pub fn close(self) -> Result<()> {
         match pinned_pages(&self.core) {
             0 => Ok(()),
@@ -234,8 +239,8 @@ impl Cache {
         (free, self.core.frames.whole_runs().count() as u32)
     }
 
-    /// What the cache has done and holds. Adds up the threads' counters; not for every request.
-    /// In a forked child all are zero.
+    /// What the cache has done and what it holds. Sums the counters of all threads, so it is too
+    /// slow to call per request. All zeros in a forked child.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
         if !core.owner.is_here() {
@@ -301,7 +306,7 @@ impl Cache {
     }
 }
 
-/// What to say of a source that the cache cannot work with.
+/// The error for a source that the cache cannot work with.
 fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
     |cause| Error::BadSource { path: path.to_owned(), cause: Arc::new(cause) }
 }
@@ -320,9 +325,9 @@ fn borrow_stats(core: &Core) -> BorrowStats {
     }
 }
 
-/// Each page as often as it is pinned.
+/// Pinned pages, each counted once per pin.
 fn pinned_pages(core: &Core) -> u64 {
-    // The unpinned ones first: what is pinned and unpinned in between must not count for them alone.
+    // `UnpinnedPages` first: a pin and unpin between the two sums must not count as an unpin alone.
     let unpinned = core.counters.sum(Event::UnpinnedPages);
     core.counters.sum(Event::PinnedPages).saturating_sub(unpinned)
 }

@@ -1,7 +1,7 @@
-//! What all rooms of a cache share, and the two things done to a folio everywhere: holding it by a
-//! counted reference, and letting it go.
+//! The state that all modules of a cache share, and two operations on folios that all of them need:
+//! taking a counted reference, and giving it back.
 //!
-//! Belongs here: nothing that has a room of its own. Called by all of them.
+//! Nothing that fits a module of its own belongs here. Called by all of them.
 
 use std::io;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::residency::Residency;
 use crate::source::{Engine, EngineOptions};
 use crate::wait::Waiters;
 
-/// One cache's shared state.
+/// The shared state of one cache.
 #[derive(Debug)]
 pub(crate) struct Core {
-    /// First: what it keeps is let go of before all else.
+    /// First, so that it is dropped first: it lets go of what it keeps.
     pub(crate) owner: Owner,
     pub(crate) counters: Counters,
     pub(crate) options: Options,
@@ -33,19 +33,19 @@ pub(crate) struct Core {
     pub(crate) residency: Residency,
     pub(crate) pressure: Pressure,
     pub(crate) waiters: Waiters,
-    /// Shared with those who borrow: a reader does not keep the cache.
+    /// Shared with readers, which do not keep the cache alive.
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
     pub(crate) failures: Failures,
     pub(crate) holders: Holders,
     pub(crate) engine: Arc<Engine>,
-    /// After all that points into the arena.
+    /// After everything that points into the arena.
     pub(crate) nodes: NodePool,
     pub(crate) frames: Frames,
 }
 
 impl Core {
-    /// Puts a cache together: all of `frames` free, no file known.
+    /// Makes a cache: all of `frames` free, no files.
     ///
     /// # Errors
     /// As of [`Owner::here`].
@@ -85,7 +85,7 @@ impl Core {
     /// still be on its way from the source.
     #[inline(always)]
     pub(crate) fn hold(&self, mapping: &Mapping, page: u64) -> Option<Held<'_>> {
-        // A hint: what comes of it is checked below.
+        // A hint, checked below.
         let head = mapping.index.lookup_hint(page);
         let frame = self.frames.try_frame(head)?;
         if !self.take_one(frame) {
@@ -93,36 +93,36 @@ impl Core {
         }
         let held = Held { core: self, frame, head };
         mutant::pause();
-        // The folio may be another one by now: then the reference is given back by the drop.
+        // The frame may hold another folio by now: then the drop gives the reference back.
         (held.is(mapping.id, page) || mutant::on(Mutant::CountedBlindly)).then_some(held)
     }
 
-    /// A reference to whatever is at `frame`, if it is not frozen.
+    /// A reference to whatever folio is at `frame`, unless it is frozen.
     #[inline(always)]
     pub(crate) fn take_one(&self, frame: &Frame) -> bool {
         take_one(self.options.reference, frame)
     }
 
     /// A reference to a folio that the caller found under its mapping's `change` mutex, where none
-    /// is frozen. `None`: there are as many as can be counted.
+    /// is frozen. `None`: the count is full.
     pub(crate) fn hold_under_change(&self, head: FrameNumber) -> Option<Held<'_>> {
         let frame = self.frames.frame(head);
         frame.count.try_get(1).ok()?;
         Some(Held { core: self, frame, head })
     }
 
-    /// Gives the mapping up, if nobody has it open and none of its pages are left.
+    /// Removes the mapping from the table if it has neither handles nor pages.
     pub(crate) fn retire(&self, mapping: &Mapping) {
         self.mappings.retire(mapping, |changing| {
             let mut writer = changing.writer(&self.nodes);
-            // Ends: each call goes on where the last one stopped, and nothing adds shadows.
+            // Ends: each call continues where the last one stopped, and nothing adds shadows.
             while writer.shadow_slots() > 0 {
                 writer.drop_shadows(u64::MAX, TrimWhere::Anywhere);
             }
         });
     }
 
-    /// Gives up one reference, and frees the folio if it was the last.
+    /// Gives back one reference, and frees the folio if it was the last one.
     pub(crate) fn put(&self, head: FrameNumber) {
         let frame = self.frames.frame(head);
         if frame.count.put(1) {
@@ -130,7 +130,7 @@ impl Core {
         }
     }
 
-    /// Gives up the pins of so many pages, and frees the folio if nothing else held it.
+    /// Gives back the pins of `pages` pages, and frees the folio if nothing else holds it.
     #[inline]
     pub(crate) fn unpin(&self, head: FrameNumber, frame: &Frame, pages: u32) {
         if frame.count.unpin(pages) {
@@ -138,11 +138,11 @@ impl Core {
         }
     }
 
-    /// Frees a folio that is frozen for good: by what its entry says it is.
+    /// Frees a folio whose count is frozen for good, according to its entry.
     #[cold]
     pub(crate) fn destroy(&self, head: FrameNumber, frame: &Frame) {
         if !self.owner.is_here() {
-            return; // its locks are not to be had, and nothing is allocated any more
+            return; // a forked child cannot take its locks, and allocates nothing
         }
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
@@ -151,7 +151,7 @@ impl Core {
     }
 }
 
-/// A reference to whatever is at `frame`, if it is not frozen; taken that way.
+/// A reference to whatever folio is at `frame`, unless it is frozen; taken in the given way.
 #[inline(always)]
 pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
     match reference {
@@ -161,7 +161,7 @@ pub(crate) fn take_one(reference: Reference, frame: &Frame) -> bool {
     }
 }
 
-/// A counted reference to a folio; given back on drop.
+/// A counted reference to a folio, given back on drop.
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     core: &'a Core,
@@ -193,13 +193,13 @@ impl<'a> Held<'a> {
             && page.wrapping_sub(identity.index) < u64::from(identity.order.frames())
     }
 
-    /// The byte of the file that the folio begins with.
+    /// The offset in the file, in bytes, at which the folio begins.
     #[inline]
     pub(crate) fn offset(&self) -> u64 {
         self.frame.identity().index << PAGE_SHIFT
     }
 
-    /// Where its bytes are.
+    /// The address of its bytes.
     #[inline]
     pub(crate) fn address(&self) -> *const u8 {
         self.core.frames.address(self.head)

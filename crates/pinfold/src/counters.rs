@@ -1,21 +1,20 @@
-//! Counting without sharing: a shard per thread, added up when somebody asks.
+//! Counters without sharing: a shard per thread, summed on demand.
 //!
-//! Here: the shards and which thread has which. Not here: what the numbers mean to a program
-//! (`stats.rs`). Called by every room; a read on the fast path makes one plain addition here, on a
-//! cache line of its own thread.
+//! The shards, and which thread has which. `stats.rs` explains the numbers. Called by every module;
+//! a read on the fast path makes one plain addition here, to a cache line of its own thread.
 
 use std::cell::Cell;
 use std::num::NonZero;
-// Not from `crate::sync`: no protocol hangs on a counter, and a model checker would have to tell
-// apart what each of them says.
+// Not from `crate::sync`: no protocol depends on a counter, and a model checker would explore every
+// value.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::fork;
 
-/// Threads that have a shard of their own; the others share the one behind these.
+/// Threads that have a shard of their own; the others share the last one.
 const SHARDS: usize = crate::sizes::COUNTER_SHARDS;
 
-/// What is counted, beside the sizes of reads.
+/// The events that are counted, besides the sizes of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Event {
@@ -50,11 +49,11 @@ pub(crate) enum Event {
     Migration,
 }
 
-/// How many sizes of reads are told apart: powers of two.
+/// The number of size classes of reads: powers of two.
 pub const READ_SIZE_BUCKETS: usize = 32;
 
-/// Sizes that a read can have, in powers of two. A slice has at most 2^63 - 1 bytes, but those of
-/// 2^31 and more are counted as one.
+/// Size classes that a read can have. A slice has at most 2^63 - 1 bytes; sizes from 2^31 on are
+/// one class.
 const BITS: usize = READ_SIZE_BUCKETS;
 
 const EVENTS: usize = Event::Migration as usize + 1;
@@ -63,7 +62,7 @@ const EVENTS: usize = Event::Migration as usize + 1;
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Shard {
-    /// The head that this thread read last: reading on in a folio is no further use of it.
+    /// The head that this thread read last: reading on in that folio is not a further use.
     last_head: AtomicU32,
     reads: [AtomicU64; BITS],
     events: [AtomicU64; EVENTS],
@@ -78,16 +77,16 @@ impl Shard {
         }
     }
 
-    /// Counts a read of so many bytes.
+    /// Counts a read of `bytes` bytes.
     #[inline(always)]
     pub(crate) fn count_read(&self, bytes: NonZero<usize>) {
         add(&self.reads[(bytes.ilog2() as usize).min(BITS - 1)], 1);
     }
 
-    /// Whether the thread comes to the folio `head` from another one.
+    /// Whether the thread read another folio than `head` last.
     #[inline(always)]
     pub(crate) fn comes_to(&self, head: u32) -> bool {
-        // Relaxed: nobody else has it.
+        // Relaxed: no other thread uses it.
         if self.last_head.load(Ordering::Relaxed) == head {
             return false;
         }
@@ -96,8 +95,8 @@ impl Shard {
     }
 }
 
-/// Not a read-modify-write: a shard has one writer. Where threads share the last one, an addition
-/// may be lost.
+/// A load and a store, as a shard has one writer. Threads that share the last shard may lose an
+/// addition.
 #[inline(always)]
 fn add(counter: &AtomicU64, n: u64) {
     // Relaxed, both: counters order nothing.
@@ -107,7 +106,7 @@ fn add(counter: &AtomicU64, n: u64) {
 /// All shards of a cache.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// In place, not behind a pointer: one load less for each read.
+    /// Inline, not behind a pointer: one load less per read.
     shards: [Shard; SHARDS + 1],
 }
 
@@ -124,22 +123,22 @@ impl Counters {
             return &self.shards[take_seat()];
         }
         let shard = self.shards.as_ptr().wrapping_byte_add(at);
-        // SAFETY: below the end of the shards, and a multiple of their size: see `SHARD_AT`.
+        // SAFETY: within the shards, and a multiple of a shard's size: see `SHARD_AT`.
         unsafe { &*shard }
     }
 
-    /// Counts one more of the event of that number.
+    /// Adds 1 to the event number `EVENT`.
     pub(crate) fn count_numbered<const EVENT: usize>(&self) {
         const { assert!(EVENT < EVENTS, "no such event") }
         add(&self.shard().events[EVENT], 1);
     }
 
-    /// Counts one more of `event`.
+    /// Adds 1 to `event`.
     pub(crate) fn count(&self, event: Event) {
         self.add(event, 1);
     }
 
-    /// Counts `n` more of `event`. Exact for what must balance: starts and ends of fills and pins.
+    /// Adds `n` to `event`. Exact, for events that must balance: starts and ends of fills and pins.
     #[inline]
     pub(crate) fn add(&self, event: Event, n: u64) {
         let counter = &self.shard().events[event as usize];
@@ -155,14 +154,14 @@ impl Counters {
         }
     }
 
-    /// How many of `event` there were.
+    /// The sum of `event` over all shards.
     pub(crate) fn sum(&self, event: Event) -> u64 {
-        // Relaxed, here and below: the numbers are of about now.
+        // Relaxed, here and below: the sum is approximate while threads count.
         self.shards.iter().map(|shard| shard.events[event as usize].load(Ordering::Relaxed)).sum()
     }
 
-    /// Reads by size: those of 2^n to 2^(n+1) - 1 bytes stand at n + 1, empty ones at 0, and the last
-    /// bucket has all that are longer too.
+    /// Reads by size: bucket 0 has empty reads, bucket n + 1 reads of 2^n to 2^(n+1) - 1 bytes, the
+    /// last bucket also all longer ones.
     pub(crate) fn reads(&self) -> [u64; READ_SIZE_BUCKETS] {
         let mut reads = [0; READ_SIZE_BUCKETS];
         reads[0] = self.sum(Event::EmptyRead);
@@ -176,18 +175,18 @@ impl Counters {
 }
 
 thread_local! {
-    /// Which shard, in every cache: the byte of `Counters::shards` that it begins with; `usize::MAX`
-    /// before the first count. Without a destructor, so that it can be used at any time in a thread's
+    /// The thread's shard in every cache, as a byte offset into `Counters::shards`; `usize::MAX`
+    /// before the first count. It has no destructor, so it can be used at any time in a thread's
     /// life.
     static SHARD_AT: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// Gives the seat back when the thread ends.
+    /// Gives the shard back when the thread ends.
     static LEAVING: Leaving = const { Leaving };
 }
 
 static FREE_SEATS: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
 static SEATS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
-/// `None` in a forked child, if a thread that is not there had them at the fork.
+/// `None` in a forked child if another thread of the parent held the lock at the fork.
 fn free_seats() -> Option<std::sync::MutexGuard<'static, Vec<usize>>> {
     use std::sync::TryLockError;
     if fork::is_child() {
@@ -217,7 +216,7 @@ impl Drop for Leaving {
 #[inline(never)]
 fn take_seat() -> usize {
     let free = free_seats().and_then(|mut free| free.pop());
-    // Relaxed: only to be different. A thread that is ending already gets the shared shard.
+    // Relaxed: only uniqueness matters. A thread that is ending gets the shared shard.
     let seat = if LEAVING.try_with(|_| ()).is_err() {
         SHARDS
     } else {

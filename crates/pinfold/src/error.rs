@@ -1,4 +1,4 @@
-//! Everything that can go wrong, each with what it happened to and why.
+//! All errors, each with what failed and why.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,189 +7,189 @@ use std::sync::Arc;
 use crate::holders::PinHolder;
 use crate::source::{OpenError, Truncated};
 
-/// Why a call failed. Whatever it is, the cache lives on.
+/// Why a call failed. The cache stays usable after any of them.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The budget is smaller than the cache can work with, or larger than it can manage.
+    /// The budget is smaller or larger than the cache supports.
     #[error("a budget of {asked_bytes} bytes: it must be from {least_bytes} to {most_bytes}")]
     Budget {
-        /// What was asked for.
+        /// The budget asked for.
         asked_bytes: u64,
-        /// The smallest that works.
+        /// The smallest budget.
         least_bytes: u64,
-        /// The largest.
+        /// The largest budget.
         most_bytes: u64,
     },
     /// The system did not give the memory.
     #[error("cannot reserve {bytes} bytes of memory: {cause}")]
     Reserve {
-        /// How much was to be reserved.
+        /// The bytes to be reserved.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         cause: Arc<io::Error>,
     },
     /// A file could not be opened.
     #[error(transparent)]
     Open(#[from] Arc<OpenError>),
-    /// There are as many files in the cache as it can number.
+    /// The cache has as many files as it can number.
     #[error("cannot open {}: {most} files are cached, and can be no more", path.display())]
     TooManyFiles {
-        /// What was to be opened.
+        /// The file to be opened.
         path: PathBuf,
-        /// How many there can be at once.
+        /// The most files at once.
         most: u32,
     },
     /// A range ends beyond the largest file offset, 2^63 - 1.
     #[error("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")]
     Range {
-        /// Where it begins.
+        /// Where the range begins.
         offset: u64,
-        /// How long it is.
+        /// The range's length.
         bytes: u64,
     },
-    /// A page that begins at or behind the end of the file.
+    /// The page begins at or beyond the end of the file.
     #[error("no page {page} in {}: it has {len_bytes} bytes", path.display())]
     BeyondEnd {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The page asked for.
         page: u64,
         /// The file's length.
         len_bytes: u64,
     },
-    /// A folio has as many references as can be counted: somebody keeps them and never lets go.
+    /// A folio has as many references as its count can hold: references are being leaked.
     #[error("too many references to the folio of page {page} of {}", path.display())]
     TooManyReferences {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The page asked for.
         page: u64,
     },
-    /// There are as many [`Reader`](crate::Reader)s of this cache as there can be.
+    /// The cache has as many [`Reader`](crate::Reader)s as it can.
     #[error("there are {most} readers of this cache already, and there can be no more")]
     TooManyReaders {
-        /// How many there can be at once.
+        /// The most readers at once.
         most: usize,
     },
-    /// A [`Reader`](crate::Reader) of another cache than the file's.
+    /// The [`Reader`](crate::Reader) belongs to another cache than the file.
     #[error("cannot borrow from {}: the reader belongs to another cache", path.display())]
     ForeignReader {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// The cache belongs to the process that this one was forked from: what is cached can be read
-    /// here, and nothing else be done with it. See [`Cache`](crate::Cache), "Forking".
+    /// The cache belongs to the parent of this forked process. Here it serves hits only; see
+    /// [`Cache`](crate::Cache), "Forking".
     #[error(
-        "the cache belongs to process {owner}, which this one was forked from: it has neither the \
-         cache's threads nor its locks, and can only read what was cached at the fork"
+        "the cache belongs to process {owner}, which this one was forked from: this process has \
+         neither the cache's threads nor its locks, and can only read what was cached at the fork"
     )]
     Forked {
-        /// The number of the process that made the cache.
+        /// The process ID of the process that made the cache.
         owner: u32,
     },
     /// The source failed, or panicked.
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Where the read of the source began.
         offset: u64,
-        /// How much it was asked for: more than the caller wanted, where whole pages are read.
+        /// The bytes asked of the source: whole pages, so possibly more than the caller wanted.
         asked_bytes: u64,
-        /// The source's own error, with its system error number if it had one.
+        /// The source's error, with its errno if it had one.
         cause: Arc<io::Error>,
     },
-    /// The source cannot tell its length.
+    /// The source cannot report its length.
     #[error("cannot tell the length of {}: {cause}", path.display())]
     Length {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The source's own error.
+        /// The source's error.
         cause: Arc<io::Error>,
     },
-    /// The source is none that the cache can work with.
+    /// The cache cannot work with this source.
     #[error("cannot use the source of {}: {cause}", path.display())]
     BadSource {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         cause: Arc<io::Error>,
     },
-    /// The file is longer than the cache can number its bytes.
+    /// The file is longer than the cache supports.
     #[error(
         "{} has {len_bytes} bytes: a file can have {most_bytes} at most, the largest file offset \
          rounded down to a page", path.display()
     )]
     TooLong {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The length that its source told.
+        /// The length that the source reported.
         len_bytes: u64,
-        /// The longest that works: 2^63 - 4096.
+        /// The longest length supported: 2^63 - 4096.
         most_bytes: u64,
     },
-    /// A source of an object that is open in another version.
+    /// The object is open in another version than the source's.
     #[error(
         "cannot attach {}: {key} is open in version {open:?}, and this source has version \
          {attached:?}",
         path.display()
     )]
     SourceChanged {
-        /// The name that was to be attached.
+        /// The name to be attached.
         path: PathBuf,
         /// The object's key.
         key: String,
         /// The version that is open.
         open: String,
-        /// The version that was to be attached.
+        /// The version to be attached.
         attached: String,
     },
-    /// Somebody cut the file short while it was cached.
+    /// The file was cut short while it was cached.
     #[error("cannot read {}: {cause}", path.display())]
     Truncated {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where it ended.
+        /// Where the file ended.
         cause: Truncated,
     },
-    /// The budget is used up by what cannot be evicted.
+    /// The budget is full of memory that cannot be evicted.
     #[error(
         "no memory for {wanted_bytes} bytes in a budget of {budget_bytes}: {pinned_bytes} are \
          pinned, {held_bytes} held by readers, {filling_bytes} being read, {dirty_bytes} dirty, \
          {reclaimable_bytes} reclaimable, {metadata_bytes} metadata"
     )]
     NoMemory {
-        /// What was needed.
+        /// The bytes needed.
         wanted_bytes: u64,
         /// The cache's budget.
         budget_bytes: u64,
-        /// Folios with pinned pages; [`Cache::pins`](crate::Cache::pins) tells by whom.
+        /// Folios with pinned pages; [`Cache::pins`](crate::Cache::pins) lists the pins.
         pinned_bytes: u64,
-        /// Folios that somebody else than the cache has a reference to.
+        /// Folios with a reference besides the cache's own.
         held_bytes: u64,
-        /// Folios on their way from a source.
+        /// Folios that are being read from a source.
         filling_bytes: u64,
-        /// Folios that are newer than the source's.
+        /// Folios newer than the source.
         dirty_bytes: u64,
-        /// Folios that could be evicted by now.
+        /// Folios that have become evictable since.
         reclaimable_bytes: u64,
         /// The frame table and the indexes.
         metadata_bytes: u64,
     },
-    /// There are no such bytes to pin.
+    /// The range cannot be pinned.
     #[error("cannot pin bytes {start} to {end} of {}: {cause}", path.display())]
     PinRange {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Where the range begins.
         start: u64,
-        /// The first byte behind it.
+        /// The first byte after the range.
         end: u64,
-        /// What is wrong with it.
+        /// What is wrong with the range.
         cause: PinRangeCause,
     },
-    /// More was to be pinned at once than the cache can ever hold.
+    /// The range is larger than the cache can ever pin.
     #[error(
         "cannot pin {asked_bytes} bytes at once: in a budget of {budget_bytes} bytes, at most \
          {most_bytes} can be pinned"
@@ -197,67 +197,67 @@ pub enum Error {
     PinTooLarge {
         /// The bytes of all pages that the range touches.
         asked_bytes: u64,
-        /// What could be pinned if nothing else was.
+        /// The most bytes that can be pinned if nothing else is.
         most_bytes: u64,
         /// The cache's budget.
         budget_bytes: u64,
     },
-    /// A folio would have to move before it can be pinned for long, and others held it all the time.
+    /// A folio must move before it can be pinned, and its holders did not release it.
     #[error(
-        "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
-         held for {waited_ms} ms, by {referenced} references and {pinned} pins at last{}",
+        "cannot pin {} at {offset}: the folio of {bytes} bytes there must move first, but was in use \
+         for {waited_ms} ms, at the end by {referenced} references and {pinned} pins{}",
         path.display(), uncounted(*referenced, *pinned)
     )]
     PinHeld {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Where in the file the folio begins.
         offset: u64,
-        /// How large it is.
+        /// The folio's size.
         bytes: u64,
-        /// References that others have to it.
+        /// References other than the cache's own.
         referenced: u32,
         /// Pins of its pages.
         pinned: u32,
-        /// How long it was tried.
+        /// How long the call waited.
         waited_ms: u64,
     },
-    /// A folio has as many pins as can be counted.
+    /// A folio has as many pins as its count can hold.
     #[error(
-        "cannot pin the page at {offset}: {most_pages} pages of its folio are pinned, the most that can be counted"
+        "cannot pin the page at {offset}: {most_pages} pages of its folio are pinned, the most that \
+         can be counted"
     )]
     TooManyPins {
         /// Where in the file the page is.
         offset: u64,
-        /// How many pages of one folio can be pinned, each counted as often as it is.
+        /// The most pins of one folio, one per pinned page.
         most_pages: u32,
     },
-    /// A pinned range was asked for a byte that it does not have.
+    /// The byte is not in the pinned range.
     #[error("byte {at} is outside of what is pinned, {start} to {end}")]
     OutsidePin {
         /// Where in the file.
         at: u64,
         /// Where the pinned range begins.
         start: u64,
-        /// The first byte behind it.
+        /// The first byte after the pinned range.
         end: u64,
     },
-    /// A cache was closed in which something is pinned.
+    /// A cache was closed while pages are pinned.
     #[error("{pinned_bytes} bytes are still pinned{}", listed(holders))]
     StillPinned {
-        /// The bytes of all pages that are pinned, each as often as it is.
+        /// The bytes of all pinned pages, each counted once per pin.
         pinned_bytes: u64,
-        /// By whom, if the cache keeps a list (see
+        /// The pins, if the cache lists them (see
         /// [`Options::track_pins`](crate::Options::track_pins)).
         holders: Vec<PinHolder>,
     },
 }
 
 impl Error {
-    /// What went wrong, in a word for programs, logs and other languages: the variant's name in small
-    /// letters with hyphens, `no-memory` for [`Error::NoMemory`]. A code means the same in all
-    /// versions: there may be new ones, but none is renamed or used for something else. Messages
-    /// may change.
+    /// The error as one word for programs, logs and other languages: the variant's name in lower
+    /// case with hyphens, `no-memory` for [`Error::NoMemory`]. Codes are stable: later versions may
+    /// add codes, but never rename one or change its meaning. Messages may change.
     ///
     /// ```
     /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
@@ -293,30 +293,30 @@ impl Error {
     }
 }
 
-/// What is wrong with a range that was to be pinned.
+/// What is wrong with a range to be pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinRangeCause {
-    /// It has no byte.
+    /// It is empty.
     #[error("the range is empty")]
     Empty,
     /// It ends before it begins.
     #[error("the range ends before it begins")]
     Reversed,
-    /// It ends behind the file.
+    /// It ends beyond the end of the file.
     #[error("the file ends at {len_bytes}")]
     BeyondEnd {
-        /// How long the file is.
+        /// The file's length.
         len_bytes: u64,
     },
 }
 
-/// What to say where nobody is counted.
+/// The suffix where no reference and no pin is counted.
 fn uncounted(referenced: u32, pinned: u32) -> &'static str {
-    if referenced == 0 && pinned == 0 { " (only for moments each time)" } else { "" }
+    if referenced == 0 && pinned == 0 { " (each use was short)" } else { "" }
 }
 
-/// One holder a line.
+/// One pin per line.
 fn listed(holders: &[PinHolder]) -> String {
     if holders.is_empty() {
         return " (Options::track_pins lets the cache say by whom)".to_owned();
@@ -324,5 +324,5 @@ fn listed(holders: &[PinHolder]) -> String {
     holders.iter().fold(":".to_owned(), |text, holder| text + "\n  " + &holder.to_string())
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

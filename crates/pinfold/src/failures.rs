@@ -1,6 +1,5 @@
-//! Errors of failed fills, kept for the readers that waited.
-//!
-//! Here: the table of them. Not here: who fails (`fill`), who frees a folio (`core`).
+//! Errors of failed fills, kept for the threads that waited for them. `fill` stores them, `core`
+//! frees folios.
 
 use std::collections::HashMap;
 
@@ -8,7 +7,7 @@ use crate::error::Error;
 use crate::frame::{Flags, Frame, FrameNumber};
 use crate::sync::Mutex;
 
-/// The error of each failed folio, for as long as somebody holds the folio.
+/// The error of each failed folio, as long as a thread holds the folio.
 #[derive(Debug)]
 pub(crate) struct Failures(Mutex<HashMap<u32, Error>>);
 
@@ -17,13 +16,13 @@ impl Failures {
         Failures(Mutex::new(HashMap::new()))
     }
 
-    /// Leaves `error` for those who wait. Comes before the folio's identity is forgotten.
+    /// Stores `error` for the waiters. Call it before the folio's identity is forgotten.
     pub(crate) fn remember(&self, head: FrameNumber, frame: &Frame, error: Error) {
         self.0.lock().insert(head.0, error);
         frame.set_flags(Flags::FAILED);
     }
 
-    /// Why the folio's fill failed, if it did.
+    /// The error of the folio's fill, if it failed.
     pub(crate) fn of(&self, head: FrameNumber, frame: &Frame) -> Option<Error> {
         if !frame.flags().contains(Flags::FAILED) {
             return None;
@@ -31,7 +30,7 @@ impl Failures {
         Some(self.0.lock().get(&head.0).cloned().expect("a failed fill leaves its error"))
     }
 
-    /// The folio is about to be freed.
+    /// Call it before the folio is freed.
     pub(crate) fn forget(&self, head: FrameNumber, frame: &Frame) {
         if frame.flags().contains(Flags::FAILED) {
             self.0.lock().remove(&head.0);

@@ -19,14 +19,15 @@ use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
-/// A clone is a handle of its own on the same pages: it has its own run of sequential reading and
-/// its own hints. When the last handle goes the pages stay cached, until their room is needed.
+/// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
+/// keeps its own hints. When the last handle is dropped the pages stay cached until their memory is
+/// needed.
 pub struct File {
     handle: Handle,
 }
 
 impl std::fmt::Debug for File {
-    /// A line: which file, and how long it is.
+    /// One line: the file and its length.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("File")
             .field("path", &self.handle.mapping.path)
@@ -36,7 +37,7 @@ impl std::fmt::Debug for File {
 }
 
 impl File {
-    /// Takes over a handle that was counted.
+    /// Takes over an open that was already counted.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>) -> Self {
         let frames = core.frames.frames() as usize;
         let window_max =
@@ -44,53 +45,54 @@ impl File {
         File { handle: Handle::new(core, mapping, window_max) }
     }
 
-    /// What its doors work on.
+    /// What its doors use.
     #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Copies bytes out, as pread(2) does: as many as `buf` holds, fewer at the end of the file, 0
-    /// beyond it. What is not cached is read from the source first.
+    /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
+    /// the end of the file, 0 beyond it. Reads from the source what is not cached.
     ///
-    /// Bytes that come from one folio are of one moment. `buf` beyond the returned count, and all of
-    /// it after an error, holds unspecified bytes.
+    /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
+    /// count, and all of it after an error, is unspecified.
     ///
-    /// Cost of a hit: up to the short-read limit a look-up and the copy, with nothing stored to
-    /// shared memory; above it, or where that fails, one atomic add and one subtraction a folio.
+    /// Cost of a hit: up to the short-read limit a lookup and the copy, with no store to shared
+    /// memory; above the limit, or where the short read fails, one atomic add and one subtraction
+    /// per folio.
     ///
     /// # Errors
-    /// [`Error::Range`] if `offset + buf.len()` is above 2^63 - 1; [`Error::Read`] if the source fails;
-    /// [`Error::Truncated`] if somebody cut the file short; [`Error::NoMemory`] if nothing can be
-    /// evicted. The error of one fill goes to all who wait for it, and is not kept: the next read
-    /// tries again.
+    /// [`Error::Range`] if `offset + buf.len()` is above 2^63 - 1; [`Error::Read`] if the source
+    /// fails; [`Error::Truncated`] if the file was cut short while it was cached;
+    /// [`Error::NoMemory`] if nothing can be evicted; [`Error::Forked`]. All threads that wait for
+    /// one fill get its error. The error is not kept: the next read tries again.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.handle.read_at(buf, offset)
     }
 
-    /// The page number `page` (bytes `page * 4096` on), in place and under a counted reference: it
-    /// derefs to the page's bytes, fewer than 4096 only at the end of the file. What is not cached is
-    /// read from the source first.
+    /// The page number `page` (bytes `page * 4096` and up), in place, under a counted reference.
+    /// Derefs to the page's bytes: 4096, fewer only at the end of the file. Reads from the source
+    /// what is not cached.
     ///
-    /// Cost of a hit: a look-up and one atomic add on the folio's line; one subtraction when the
+    /// Cost of a hit: a lookup and one atomic add on the folio's line, and one subtraction when the
     /// guard is dropped. Nothing is copied.
     ///
     /// # Errors
     /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
-    /// there are four million to its folio already; else as [`read_at`](Self::read_at).
+    /// its folio has four million references; otherwise as [`read_at`](Self::read_at).
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
         self.handle.get(page)
     }
 
-    /// The page number `page` (bytes `page * 4096` on), in place and announced in a slot of
-    /// `reader`'s, which is the calling thread's: it derefs to the page's bytes, fewer than 4096 only
-    /// at the end of the file. What is not cached is read from the source first.
+    /// The page number `page` (bytes `page * 4096` and up), in place, announced in a slot of
+    /// `reader`, which belongs to the calling thread. Derefs to the page's bytes: 4096, fewer only
+    /// at the end of the file. Reads from the source what is not cached.
     ///
-    /// Cost of a hit: a look-up, and a store to a cache line of the thread's own; nothing shared is
-    /// written to, and nothing copied. A thread has slots for eight borrows at once. With all of them
-    /// in use the guard takes a counted reference, as [`get`](Self::get) does.
+    /// Cost of a hit: a lookup and a store to a cache line of the thread's own. Nothing shared is
+    /// written, nothing is copied. A reader has eight slots; while all are in use the guard takes a
+    /// counted reference, as [`get`](Self::get) does.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.
@@ -115,11 +117,10 @@ impl File {
         self.handle.borrow(page, reader)
     }
 
-    /// The page number `page`, without holding it: its bytes can be copied, and then it is asked
-    /// whether they are to be believed, of several pages at once if need be. What is not cached is
-    /// read from the source first.
+    /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
+    /// valid, for several pages at once if need be. Reads from the source what is not cached.
     ///
-    /// Cost of a hit: a look-up. Nothing is written to.
+    /// Cost of a hit: a lookup. Nothing is written.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -128,9 +129,9 @@ impl File {
         self.handle.optimistic(page)
     }
 
-    /// Pins bytes of the file in memory, for I/O and DMA that outlive the call: they stay where they are
-    /// until the [`PinnedRange`] is dropped. What is not cached is read from the source first, in
-    /// folios of up to 2 MiB where the range allows it. See [`PinnedRange`] for what is promised.
+    /// Pins the bytes `range` of the file in memory, for I/O and DMA that outlive the call: they
+    /// keep their addresses until the [`PinnedRange`] is dropped. Reads from the source what is not
+    /// cached, in folios of up to 2 MiB where the range allows. [`PinnedRange`] has the guarantees.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -144,19 +145,19 @@ impl File {
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
-    /// A pinned folio is neither evicted nor moved. So a folio smaller than 2 MiB is moved before it is
-    /// pinned, if it lies where it would keep 2 MiB from becoming free in one piece; its holders are
-    /// waited for, half a second at most. A large folio is kept as a whole, however few of its pages
-    /// are pinned.
+    /// A pinned folio is neither evicted nor moved. A folio smaller than 2 MiB that lies in a run
+    /// that could become free is therefore moved before it is pinned; the call waits up to half a
+    /// second for its holders to release it. A large folio is kept as a whole, however few of its
+    /// pages are pinned.
     ///
-    /// Cost, for what is cached and lies right: a look-up and one atomic addition for each folio, one
-    /// atomic subtraction to give it back.
+    /// Cost for a cached folio that need not move: a lookup and one atomic addition per folio, and
+    /// one atomic subtraction to unpin it.
     ///
     /// # Errors
-    /// [`Error::PinRange`] if the range is empty or reversed, or ends behind the file;
-    /// [`Error::PinTooLarge`] if it can never fit into the budget; [`Error::PinHeld`] if a folio has to
-    /// move and cannot; [`Error::TooManyPins`]; and as for [`read_at`](Self::read_at). Nothing is
-    /// pinned then.
+    /// Nothing stays pinned after an error. [`Error::PinRange`] if the range is empty, reversed, or
+    /// ends beyond the file; [`Error::PinTooLarge`] if it can never fit the budget;
+    /// [`Error::PinHeld`] if a folio must move and its holders do not release it;
+    /// [`Error::TooManyPins`]; otherwise as [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
@@ -175,8 +176,8 @@ impl File {
         pin::pin(&self.handle, range, Step::Page, Location::caller())
     }
 
-    /// The length in bytes, as it was when the file was last opened, or at the last
-    /// [`invalidate`](Self::invalidate).
+    /// The length in bytes, as of the last time the file was opened or
+    /// [invalidated](Self::invalidate).
     pub fn len(&self) -> u64 {
         self.handle.mapping.len_bytes()
     }
@@ -186,9 +187,10 @@ impl File {
         self.len() == 0
     }
 
-    /// Says how `range` (bytes) will be used. `Sequential` and `Random` hold for this handle, whatever
-    /// the range, until the next of them; `WillNeed` starts to read the range, as much of it as a
-    /// quarter of the budget holds; `DontNeed` drops it. The source is told as well.
+    /// Says how the bytes `range` will be used. `Sequential` and `Random` set the mode of this
+    /// handle, whatever the range, until the next of the two. `WillNeed` starts to read the range,
+    /// up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets the hint
+    /// as well.
     ///
     /// # Errors
     /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].
@@ -202,29 +204,30 @@ impl File {
                 freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages);
             }
         }
-        // Nothing depends on the source's taking a hint.
+        // A hint: nothing depends on whether the source takes it.
         let _ = self.handle.mapping.backing.advise(range, hint);
         Ok(())
     }
 
-    /// Drops every cached folio that has a byte of `range`, also those that others are reading from:
-    /// they go on with the bytes they have, and whoever reads next gets them from the source anew.
-    /// Asks the source for its length again. Gives the number of bytes dropped.
+    /// Drops every cached folio that has a byte of `range`, including those in use: their holders
+    /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
+    /// source for its length. Returns the number of bytes dropped.
     ///
     /// # Errors
-    /// [`Error::Range`] as for [`advise`](Self::advise); [`Error::Length`] if the source cannot tell
-    /// its length, [`Error::TooLong`] if that is above 2^63 - 4096: nothing was dropped then.
+    /// Nothing is dropped after an error. [`Error::Range`] as for [`advise`](Self::advise);
+    /// [`Error::Length`] if the source cannot report its length; [`Error::TooLong`] if the length
+    /// is above 2^63 - 4096; [`Error::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
         self.refresh_len()?;
         Ok(freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages))
     }
 
-    /// Asks the source for its length, and acts on it if it has changed.
+    /// Asks the source for its length, and applies a change.
     pub(crate) fn refresh_len(&self) -> Result<()> {
         self.handle.core.check_owner()?;
         let mapping = &self.handle.mapping;
-        // Across both: of two answers, the later must be the one that stays.
+        // Held across the question and the answer: the later of two answers must win.
         let _resizing = mapping.resizing.lock();
         let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
         freeze::resize(&self.handle.core, mapping, len_bytes);
@@ -249,7 +252,7 @@ impl File {
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
-    /// The pages that have a byte of `range`, up to the file's last.
+    /// The pages that have a byte of `range`, up to the last page of the file.
     fn pages(range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > i64::MAX as u64 {
             let bytes = range.end.saturating_sub(range.start);

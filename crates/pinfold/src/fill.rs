@@ -1,24 +1,26 @@
-//! A miss: who fills, who waits.
+//! A miss: which thread fills, which threads wait.
 //!
-//! Here: getting a folio that is up to date, from the index or the source, and reading ahead. Not
-//! here: when to read how far ahead (`stream`), where bytes come from (`source`), what has to go
-//! for it (`reclaim`). Called by the doors.
+//! Gets a folio that is up to date, from the index or the source, and reads ahead. `stream` decides
+//! how far to read ahead, `source` reads, `reclaim` evicts. Called by the doors.
 //!
 //! # A fill, step by step
 //!
-//! 1. allocate a folio (count 1, version odd, no mapping): before any lock, it may have to evict;
-//! 2. under the mapping's `change` mutex, if no folio is there by now: identity, into the index
-//!    (which has the first reference), one more reference for the filler;
+//! 1. allocate a folio (count 1, version odd, no mapping): before any lock, as it may have to
+//!    evict;
+//! 2. under the mapping's `change` mutex, unless the index has a folio there by now: set the
+//!    identity, insert the folio into the index (which has the first reference), take one more
+//!    reference for the filler;
 //! 3. without the mutex, read from the source;
-//! 4. under the mutex, unless the folio was dropped meanwhile: version even, known to the policy.
-//!    Or, on an error: out of the index, the error left for those who wait, no mapping;
-//! 5. wake those who wait, give up the filler's reference.
+//! 4. under the mutex, unless the folio was dropped meanwhile: make the version even, tell the
+//!    policy. On an error instead: remove it from the index, leave the error for the waiters,
+//!    forget the identity;
+//! 5. wake the waiters, give back the filler's reference.
 //!
-//! Whoever finds the folio between 2 and 4 takes a reference and sleeps. There is one filler a
-//! folio, because step 2 finds the index empty for one only. For the others it ends there: identity
-//! forgotten, and who waits is woken, as whoever looked the page up when this frame last had it may
-//! have found it in the meantime. An error is not cached: after step 4
-//! the next reader finds nothing and fills again.
+//! A thread that finds the folio between 2 and 4 takes a reference and sleeps. A folio has one
+//! filler, because only one thread finds the index empty in step 2. The fills of the others end
+//! there: they forget the identity and wake the waiters, since a thread with an old hint to this
+//! frame may have taken a reference meanwhile. Errors are not cached: after step 4 the next reader
+//! finds nothing and fills again.
 
 use std::collections::VecDeque;
 use std::io;
@@ -43,11 +45,11 @@ use crate::stream::Plan;
 /// The most folios of one request to the source.
 const FOLIOS_MAX: usize = 64;
 
-/// The most requests prepared before they are given to the source: nobody can use their memory till
-/// then.
+/// The most requests prepared before they are submitted: until then their memory is of no use to
+/// anyone.
 const REQUESTS_MAX: usize = 8;
 
-/// A folio on its way: in the index, with a reference of the filler's.
+/// A folio being filled: in the index, with a reference of the filler's.
 #[derive(Debug)]
 struct Filling {
     head: FrameNumber,
@@ -62,22 +64,22 @@ impl Filling {
     }
 }
 
-/// Folios on their way that lie side by side in the file and are read at once.
+/// Folios being filled that are adjacent in the file and are read at once.
 ///
-/// They land by [`Batch::finish`]. Where nobody comes to that, for an early return or a panic, the drop
-/// lands them with an error: a folio that stays on its way has its readers wait for ever.
+/// [`Batch::finish`] completes them. If an early return or a panic skips it, the drop completes
+/// them with an error: otherwise their readers would wait for ever.
 #[derive(Debug)]
 struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
-    /// A reader waits for it, so errors are left for all who wait. Without, an error only makes the
-    /// folios go away, and whoever waits reads for itself.
+    /// A reader waits for it, so an error is left for all waiters. Otherwise an error only removes
+    /// the folios, and threads that waited read for themselves.
     awaited: bool,
 }
 
 impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
-    /// Where in the file it begins. There is a folio.
+    /// The offset in the file at which it begins. The batch must not be empty.
     fn offset(&self) -> u64 {
         self.folios[0].page << PAGE_SHIFT
     }
@@ -87,16 +89,17 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         let extent = |filling: &Filling| {
             let address = NonNull::new(self.core.frames.address(filling.head));
             let address = address.expect("the arena is not at 0");
-            // SAFETY: the frames of a folio on its way are its filler's to write; they stay mapped as
-            // long as the core; others look at them only by racing loads (`copy_racing`), or under a
-            // reference after the version says that the fill is over.
+            // SAFETY: only its filler writes to the frames of a folio being filled; they stay
+            // mapped as long as the core lives; other threads read them by racing loads
+            // (`copy_racing`) only, or under a reference once the version says that the fill is
+            // over.
             unsafe { Extent::new(address, filling.order.bytes()) }
         };
         self.folios.iter().map(extent).collect()
     }
 
-    /// Steps 4 and 5, by what was read. With `keep_first`, the filler's reference of the first folio
-    /// is the caller's from then on.
+    /// Steps 4 and 5, with the result of the read. With `keep_first`, the caller takes over the
+    /// filler's reference of the first folio.
     fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
         self.land_all(read, keep_first);
     }
@@ -104,10 +107,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
     fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
         let offset = self.offset();
         let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
-        // One cause for all who are told of it: an `io::Error` cannot be cloned.
+        // One shared cause for all waiters: an `io::Error` cannot be cloned.
         let read = read.map_err(Arc::new);
         let mut keep = keep_first;
-        // Each leaves the batch before it lands: should that panic, the drop lands the others.
+        // Each folio leaves the batch before it lands: if landing panics, the drop lands the
+        // others.
         while let Some(filling) = self.folios.pop_front() {
             let at = (filling.page << PAGE_SHIFT) - offset;
             let path = || self.mapping.path.clone();
@@ -134,7 +138,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
 }
 
 impl Batch<&Core, &Mapping> {
-    /// The same for whoever outlives the call.
+    /// The same batch with owned handles, which outlives the call.
     fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         let folios = std::mem::take(&mut self.folios);
@@ -144,7 +148,7 @@ impl Batch<&Core, &Mapping> {
 
 impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
     fn drop(&mut self) {
-        // A model that has failed has no atomics any more.
+        // After a failure loom's atomics are gone.
         if self.folios.is_empty() || cfg!(loom) && std::thread::panicking() {
             return;
         }
@@ -154,28 +158,28 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Drop for Batch<C, M> {
     }
 }
 
-/// The folio of `page`, up to date, where nobody holds it yet or it is on its way. `bytes` is how
-/// many the reader wants from the start of that page on.
+/// The folio of `page`, up to date, where it is absent or being filled. The reader wants `bytes`
+/// bytes from the start of that page on.
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
     get_as(reader, page, || reader.stream.on_miss(page, bytes, reader.mapping.len_bytes()))
 }
 
-/// The same for somebody who wants the pages up to `end`, and nothing behind them, whatever this
-/// handle read before: a pin.
+/// The same for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
+/// read before.
 #[cold]
 #[inline(never)]
 pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>> {
     get_as(reader, page, || Plan::of(end))
 }
 
-/// See [`get`]; `plan` is asked if there is something to read.
+/// See [`get`]; `plan` is called if something has to be read.
 fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
     reader.core.check_owner()?;
     reader.core.counters.count(Event::Miss);
-    // Ends: each turn that does not return was undone by an invalidation, or found the folio
-    // being frozen and then waited for that under the mapping's mutex.
+    // Ends: each turn that does not return was undone by an invalidation, or found the folio frozen
+    // and then waited for the mapping's mutex.
     loop {
         if let Some(held) = find(reader, page)? {
             if let Some(held) = arrive(&reader.core, held)? {
@@ -189,12 +193,12 @@ fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_
     }
 }
 
-/// The folio of `page`, if there is one, up to date or not.
+/// The folio of `page`, up to date or not, if there is one.
 fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
     if let Some(held) = reader.core.hold(&reader.mapping, page) {
         return Ok(Some(held));
     }
-    // Exact now: a look-up through a recycled node misses, and a freezer holds this mutex.
+    // Exact now: a lookup through a recycled node only misses, and a freezer would hold this mutex.
     let changing = reader.mapping.change();
     let Some(head) = changing.head(page) else { return Ok(None) };
     let held = reader.core.hold_under_change(head);
@@ -202,7 +206,7 @@ fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
     held.map(Some).ok_or_else(too_many)
 }
 
-/// Waits for a folio that is on its way. `None`: it was dropped meanwhile.
+/// Waits for a folio that is being filled. `None`: it was dropped meanwhile.
 fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     let frame = held.frame();
     let on_its_way = || frame.is_changing() && frame.identity().mapping != MAPPING_NONE;
@@ -219,7 +223,7 @@ fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     }
 }
 
-/// Fills the folio of `page` and what the plan has behind it; `None` if somebody else came first.
+/// Fills the folio of `page` and the rest of the plan; `None` if another thread was faster.
 fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
     let batch = prepare(reader, page, plan.now_end, true)?;
@@ -230,15 +234,15 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     }
     let read = reader.mapping.backing.read(batch.offset(), &batch.extents());
     batch.finish(read, true);
-    // The error that this reader gets is its own fill's, also if nobody else waited.
+    // This reader gets the error of its own fill, even if no other thread waited.
     arrive(core, Held::adopt(core, head))
 }
 
-/// A reader met the mark that what was read ahead is being used up.
+/// Called by a reader that meets a readahead mark.
 #[cold]
 #[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
-    // Whoever takes the mark away does the work; in a forked child nobody can.
+    // The thread that clears the mark does the work; a forked child cannot.
     if !reader.core.owner.is_here()
         || !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD)
     {
@@ -250,8 +254,7 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, page, plan);
 }
 
-/// Brings a range in because somebody said that it will be needed: no more of it than a quarter of
-/// the cache, which has others to serve, too.
+/// Reads a range ahead on advice: at most a quarter of the cache.
 pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
     let share = u64::from(reader.core.frames.frames() / 4);
     let end = pages.end.min(pages.start.saturating_add(share));
@@ -259,27 +262,27 @@ pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
     start_ahead(reader, pages.start, plan);
 }
 
-/// Starts reading `from..plan.ahead_end`, window by window, where nothing is there yet. Does what
-/// it can: nobody waits for it.
+/// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:
+/// no thread waits for it.
 fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     let mut requests = Vec::new();
     let mut page = from;
-    // Ends: each turn moves `page` on.
+    // Ends: each turn advances `page`.
     while page < plan.ahead_end {
         let absent = {
             let mut changing = reader.mapping.change();
             changing.writer(&reader.core.nodes).next_absent(page..plan.ahead_end)
         };
         let Some(start) = absent else { break };
-        // To a multiple of the window: then it is one folio, not the pieces of two.
+        // Up to a multiple of the window, so that it is one folio and not parts of two.
         let window = u64::from(plan.window_pages);
         let end = ((start / window + 1) * window).min(plan.ahead_end);
         let Ok(batch) = prepare(reader, start, end, false) else { break };
         let Some(last) = batch.folios.back() else {
             if reader.mapping.index.lookup(start).is_none() {
-                break; // there is no memory
+                break; // no memory is free
             }
-            page = start + 1; // somebody was quicker
+            page = start + 1; // another thread was faster
             continue;
         };
         page = last.end();
@@ -291,20 +294,20 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         if requests.len() == REQUESTS_MAX {
             reader.mapping.backing.submit(&mut requests);
             if !requests.is_empty() {
-                break; // as much is in flight as may be
+                break; // the limit of fills in flight is reached
             }
         }
     }
     reader.mapping.backing.submit(&mut requests);
-    // What the engine has no room for is dropped, which ends it like a failed fill.
+    // Requests that the engine does not take are dropped, which ends them like failed fills.
     if mutant::on(Mutant::ForgetUnsubmitted) {
         std::mem::forget(requests);
     }
 }
 
-/// Step 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio
-/// that is there: the first holds `page`. Empty if somebody has `page` already. When `urgent`,
-/// memory is made for the first folio, or the error says why not.
+/// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
+/// the index; the first has `page`. Empty if the index has `page` by now. With `urgent`, evicts for
+/// the first folio, or returns the error why it cannot.
 fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&Core, &Mapping>> {
     let (core, mapping) = (&*reader.core, &*reader.mapping);
     let mut batch = Batch { core, mapping, folios: VecDeque::new(), awaited: urgent };
@@ -323,7 +326,7 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&
             }
             Err(NotInserted::Occupied) => {
                 core.put(head);
-                // A smaller one may fit before what is there.
+                // A smaller folio may fit before the next one in the index.
                 if order == Order::MIN || !batch.folios.is_empty() {
                     break;
                 }
@@ -356,7 +359,7 @@ fn insert(
     let (core, mapping) = (&reader.core, &reader.mapping);
     let frame = core.frames.frame(head);
     frame.set_identity(Identity { mapping: mapping.id, index: page, order });
-    // Ends: each turn the pool is refilled for want of nodes, or there is an error.
+    // Ends: each turn refills the node pool, or returns an error.
     let outcome = loop {
         let mut changing = mapping.change();
         let inserted = {
@@ -380,7 +383,7 @@ fn insert(
     };
     if outcome.is_err() {
         frame.forget_identity();
-        // A reader with an old head may have got a reference while it said that it had this page.
+        // A reader with an old head may have taken a reference while the folio had this identity.
         if !mutant::on(Mutant::OccupiedWakesNobody) {
             core.waiters.wake(head.0);
         }
@@ -394,7 +397,7 @@ fn insert(
     Ok(Filling { head, page, order, shadow })
 }
 
-/// The request that fills `batch` later.
+/// The request that fills `batch` asynchronously.
 fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
     let batch = batch.into_owned(reader);
     let offset = batch.offset();
@@ -405,23 +408,23 @@ fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
         .map(|extent| unsafe { Extent::new(extent.address(), extent.bytes()) })
         .collect();
     let completion = move |read: io::Result<usize>| batch.finish(read, false);
-    // SAFETY: the same, until the completion is called.
+    // SAFETY: as above, until the completion is called.
     unsafe { Request::read(offset, extents, Box::new(completion)) }
 }
 
-/// Step 4 for one folio, and the waking.
+/// Step 4 for one folio, and the wake-up.
 fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, tell: bool) {
     let frame = core.frames.frame(filling.head);
     if mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }
     let mut changing = mapping.change();
-    // Otherwise it was dropped on its way, and nobody can find it any more.
+    // Otherwise it was dropped meanwhile and cannot be found any more.
     let wanted = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
     match judged {
         Ok(()) if wanted => {
             if !mutant::on(Mutant::EvenBeforeRead) {
-                // Under the mutex, the length that later folios are of, too: see `freeze::resize`.
+                // Under the mutex, as the length changes under it too: see `freeze::resize`.
                 let rest = mapping.len_bytes().saturating_sub(filling.page << PAGE_SHIFT);
                 if !mutant::on(Mutant::LandUnclipped) {
                     frame.set_file_bytes(rest.min(filling.order.bytes() as u64) as usize);
@@ -456,7 +459,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     if failed {
         // The index's reference.
         core.put(filling.head);
-        // It may have been the last folio of a file that nobody has open any more.
+        // It may have been the last folio of a file that has no handle any more.
         core.retire(mapping);
     }
     core.pressure.progress();
@@ -486,7 +489,7 @@ mod tests {
         assert_eq!(cache.stats().fills_in_flight, folios);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| file.read_at(&mut [0; 8], 2 * 4096));
-            // Ends: it has nothing else to do.
+            // Ends: the other thread has nothing else to do.
             while cache.stats().waits == 0 {
                 std::thread::yield_now();
             }

@@ -1,46 +1,46 @@
-//! Forked children: whose a cache is.
+//! Forked children, and the process that owns a cache.
 //!
-//! A child of fork(2) has a copy of the cache's memory, and of its threads only the one that called
-//! fork. What the others were about is left as it was at that moment: mutexes locked, maps half
-//! changed, reads on their way for ever. So in a child:
+//! A child of fork(2) has a copy of the cache's memory, but only the thread that called fork. The
+//! other threads' work stays as it was at that moment: mutexes locked, maps half changed, reads in
+//! flight for ever. So in a child:
 //!
-//! | what | becomes |
+//! | operation | result |
 //! |---|---|
 //! | a hit, by whatever door | a hit: it takes no lock, and nothing is evicted or filled any more |
 //! | anything that needs a lock, a thread or the source | [`Error::Forked`](crate::Error::Forked) |
 //! | dropping a handle, a guard or a pin | nothing is given back, nothing is waited for |
 //! | the last handle | the cache stays in memory until the child ends or calls exec |
 //!
-//! Here: telling a child from its parent, and keeping what must not be dropped there. Called where
-//! a hit has failed already; the ways of a hit ask nothing. `posix_spawn`, which shares memory until
-//! exec, runs none of this, and need not.
+//! Distinguishes a child from its parent, and keeps what must not be dropped in a child. It is
+//! called after a hit has failed; hits themselves check nothing. `posix_spawn`, which shares memory
+//! until exec, runs none of this code and need not.
 
 use std::io;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
-// Not from `crate::sync`: a model does not fork.
+// Not from `crate::sync`: models do not fork.
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// How often this process, counted from its first ancestor that had a cache, is the child of a fork.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// What is kept, newest first. Only added to; changed by single stores, so that whatever moment a
-/// fork meets, the child can walk it.
+/// All [`Kept`], the newest first. The list only grows and changes by single stores, so a child can
+/// walk it whenever the fork happened.
 static KEPT: AtomicPtr<Kept> = AtomicPtr::new(ptr::null_mut());
 
 /// An `Arc` that a child must not be the last to drop.
 struct Kept {
-    /// Null: free to be used again. [`CLAIMED`]: about to be.
+    /// Null: free to be reused. [`CLAIMED`]: about to be used.
     what: AtomicPtr<()>,
-    /// An `unsafe fn(*const ())` that raises the count of `what`. Set before that.
+    /// An `unsafe fn(*const ())` that raises the count of `what`. Stored before `what`.
     raise: AtomicPtr<()>,
     next: *const Kept,
 }
 
 const CLAIMED: *mut () = ptr::dangling_mut();
 
-/// The process that something was made in. Right wherever there is an [`Owner`], too: that sees to
-/// it that forks are counted.
+/// The process in which something was made. Forks are counted once there is an [`Owner`], so this
+/// is right wherever there is one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Birth(u32);
 
@@ -66,9 +66,9 @@ impl Birth {
         Birth(FORKS.load(Ordering::Relaxed)) // see `is_here`
     }
 
-    /// Whether it was in this process. Cost: a load.
+    /// Whether it was made in this process. Cost: one load.
     pub(crate) fn is_here(self) -> bool {
-        // Relaxed: it changes only where there is no other thread, before fork returns.
+        // Relaxed: it changes only before fork returns, while the child has no other thread.
         FORKS.load(Ordering::Relaxed) == self.0
     }
 }
@@ -77,10 +77,10 @@ impl Owner {
     /// This process.
     ///
     /// # Errors
-    /// The system has no memory to note that forks are to be counted.
+    /// The system has no memory to register the fork handler.
     pub(crate) fn here() -> io::Result<Self> {
         static ASKED: OnceLock<i32> = OnceLock::new();
-        // SAFETY: the handler does nothing but load and store atomics, which may be done there.
+        // SAFETY: the handler only loads and stores atomics, which is allowed there.
         let errno =
             *ASKED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(forked)) });
         if errno != 0 {
@@ -89,7 +89,7 @@ impl Owner {
         Ok(Owner { birth: Birth::here(), pid: std::process::id(), kept: OnceLock::new() })
     }
 
-    /// Whether the calling process is the owner. Cost: a load.
+    /// Whether the calling process is the owner. Cost: one load.
     pub(crate) fn is_here(&self) -> bool {
         self.birth.is_here()
     }
@@ -99,16 +99,17 @@ impl Owner {
         self.pid
     }
 
-    /// From now on `arc` is never dropped for good in a child. To be called once, of the `Arc` that
-    /// this owner is in.
+    /// From now on a child never drops the last reference of `arc`. Call it once, with the `Arc`
+    /// that contains this owner.
     pub(crate) fn keep<T>(&self, arc: &Arc<T>) {
         unsafe fn raise<T>(what: *const ()) {
-            // SAFETY: the caller's: it came from `Arc::as_ptr`, and that `Arc` is alive.
+            // SAFETY: the caller guarantees that it came from `Arc::as_ptr` and that the `Arc` is
+            // alive.
             unsafe { Arc::increment_strong_count(what.cast::<T>()) };
         }
         let kept = Kept::claim();
         kept.raise.store(raise::<T> as *mut (), Ordering::Relaxed);
-        // Release: pairs with the acquire in `forked`, and for the compiler's sake: `raise` first.
+        // Release: pairs with the acquire in `forked`; the compiler must store `raise` first.
         kept.what.store(Arc::as_ptr(arc).cast_mut().cast(), Ordering::Release);
         assert!(self.kept.set(kept).is_ok(), "an owner keeps one thing");
     }
@@ -117,14 +118,14 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(kept) = self.kept.get() {
-            // Release: pairs with the acquire in `claim`. The memory goes after this.
+            // Release: pairs with the acquire in `claim`. The memory is freed after this.
             kept.what.store(ptr::null_mut(), Ordering::Release);
         }
     }
 }
 
 impl Kept {
-    /// One that is free, or a new one.
+    /// A free entry, or a new one.
     fn claim() -> &'static Kept {
         let free = |kept: &&Kept| {
             // Acquire: pairs with the release in `drop`.
@@ -151,12 +152,12 @@ impl Kept {
     }
 }
 
-/// Whether this process is a child that was forked since there was a first cache.
+/// Whether this process was forked after the first cache was made.
 pub(crate) fn is_child() -> bool {
     FORKS.load(Ordering::Relaxed) > 0 // see `Birth::is_here`
 }
 
-/// All there are.
+/// All entries.
 fn all() -> impl Iterator<Item = &'static Kept> {
     // Acquire: pairs with the release in `claim`.
     let mut at: *const Kept = KEPT.load(Ordering::Acquire);
@@ -168,7 +169,7 @@ fn all() -> impl Iterator<Item = &'static Kept> {
     })
 }
 
-/// In the child, before fork returns there.
+/// Runs in the child, before fork returns there.
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed); // see `Birth::is_here`
     for kept in all() {
@@ -180,8 +181,8 @@ extern "C" fn forked() {
         let raise = kept.raise.load(Ordering::Relaxed); // after `what`, see there
         // SAFETY: `keep` stored such a function.
         let raise = unsafe { std::mem::transmute::<*mut (), unsafe fn(*const ())>(raise) };
-        // SAFETY: the `Arc` is alive, or was about to be freed by a thread that is not here: its
-        // memory goes only after `what` is null.
+        // SAFETY: the `Arc` is alive, or a thread that the child does not have was about to free
+        // it: its memory is freed only after `what` is null.
         unsafe { raise(what) };
     }
 }

@@ -1,21 +1,21 @@
-//! Finding a page that is cached: the two ways that all doors share.
+//! Finding a cached page: the two lookups that all doors share.
 //!
-//! | way | what the caller has then | called by |
+//! | lookup | what the caller gets | called by |
 //! |---|---|---|
-//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | nothing: an entry that said the right thing, and the stamp under which it did | each door's hit |
-//! | [`Handle::held`] | a counted reference, taken if the page is there, or left by a fill | each door's long way |
+//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated | each door's hit |
+//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | each door's slow path |
 //!
-//! Not here: what a door does then: copy, announce, count or pin, and look at the stamp once more.
+//! What follows is the door's own: copy, announce, count or pin, then validate the version.
 //!
-//! # The look, step by step
+//! # The optimistic lookup, step by step
 //!
-//! 1. look the page up: a hint, whatever it says;
+//! 1. look the page up in the index, which returns a hint, right or wrong;
 //! 2. load the folio's version, acquire; odd: not up to date, or being changed;
-//! 3. load its identity, and how far it reaches; not what is wanted: another folio by now, or the end
-//!    of the file.
+//! 3. load its identity and its length; a mismatch: another folio has the frame by now, or the file
+//!    ends before the page.
 //!
-//! All of it is compiled into the program's own loops: each instruction here is one that other reads'
-//! memory waits behind (docs/cache.md, "What a short read costs").
+//! All of it is inlined into the program's own loops: every instruction here delays the memory
+//! accesses of the reads that follow (docs/cache.md, "What a short read costs").
 
 use crate::core::Held;
 use crate::counters::Event;
@@ -25,37 +25,38 @@ use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 
-/// A folio as it was at a look. Nothing holds it: to be believed if [`Frame::read_retry`] says so.
+/// A folio as an optimistic lookup found it. Nothing holds it: valid if [`Frame::read_retry`] says
+/// so.
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
     pub(crate) frame: &'a Frame,
     pub(crate) head: FrameNumber,
-    /// Where the folio's bytes begin.
+    /// The address of the folio's first byte.
     pub(crate) from: *mut u8,
     pub(crate) stamp: Stamp,
-    /// Where in the folio the wanted byte is.
+    /// The offset in the folio of the wanted byte.
     pub(crate) at: u64,
-    /// How far the folio reaches, in the sense of what was wanted.
+    /// The folio's length, in the sense of the [`Want`].
     pub(crate) span: u64,
 }
 
-/// What a door wants of a folio, and whom it tells if it cannot be had.
+/// What a door wants of a folio, and how a failure is counted.
 pub(crate) trait Want: Copy {
-    /// The mapping, the byte of it that the folio begins with, and how far the folio reaches.
+    /// The mapping, the offset in the file at which the folio begins, and the folio's length.
     #[inline(always)]
     fn readable(self, frame: &Frame) -> (u32, u64, u64) {
         let (mapping, start, span) = frame.readable();
         (mapping, start, span.into())
     }
 
-    /// Whether what is wanted, from byte `at` of a folio on, lies within `span`.
+    /// Whether the wanted bytes, from byte `at` of a folio on, lie within `span`.
     fn fits(self, at: u64, span: u64) -> bool;
 
-    /// It was not found for that reason, an [`Event`].
+    /// Counts that it was not found, for the reason `WHY`, an [`Event`].
     #[inline(always)]
     fn absent<const WHY: usize>(self, _: &Handle) {}
 
-    /// The folio has not got all of it.
+    /// Counts that the folio has only a part of it.
     #[inline(always)]
     fn misfit(self, _: &Handle, _: &Frame, _: u64) {}
 }
@@ -67,7 +68,7 @@ pub(crate) struct WholePage;
 impl Want for WholePage {
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
-        // By its last byte: no overflow, as all of these are multiples of a page.
+        // Compares the last byte: no overflow, as all of these are multiples of a page.
         (at | (PAGE_BYTES as u64 - 1)) < span
     }
 }
@@ -83,7 +84,7 @@ impl Want for AnyPage {
     }
 }
 
-/// A page, whether its folio has a readahead mark or not; `span` is all of the folio.
+/// A page, whether its folio has a readahead mark or not; `span` is the whole folio.
 #[derive(Clone, Copy)]
 pub(crate) struct PageOfFolio;
 
@@ -100,29 +101,29 @@ impl Want for PageOfFolio {
     }
 }
 
-/// What the long way does with a page that has a readahead mark.
+/// What the slow path does with a page that has a readahead mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Has more read ahead.
+    /// Starts the next readahead.
     Meet,
-    /// Leaves it for a reader.
+    /// Leaves the mark for a reader.
     Leave,
 }
 
 impl Handle {
-    /// Looks for what is wanted in `page`.
+    /// Looks up what is wanted of `page`.
     #[inline(always)]
     pub(crate) fn found<W: Want>(&self, page: u64, want: W) -> Option<Found<'_>> {
         self.look(self.hint(page), page << PAGE_SHIFT, want)
     }
 
-    /// Looks for what is wanted from byte `offset` of the file on.
+    /// Looks up what is wanted from byte `offset` of the file on.
     #[inline(always)]
     pub(crate) fn found_at<W: Want>(&self, offset: u64, want: W) -> Option<Found<'_>> {
         self.look(self.hint_of_byte(offset), offset, want)
     }
 
-    /// The same in the folio at `head`, whatever that is: steps 2 and 3.
+    /// Steps 2 and 3, for whatever folio is at `head`.
     #[inline(always)]
     pub(crate) fn look<W: Want>(
         &self,
@@ -151,9 +152,10 @@ impl Handle {
         Some(Found { frame, head, from, stamp, at, span })
     }
 
-    /// What `done` makes of a reference to the folio that has `page` and was up to date. `fill` brings
-    /// one if there is none; `counted`: a page that was there is counted as a hit. Until `done` gives
-    /// something: what it says no to was dropped meanwhile.
+    /// Calls `done` with a reference to the folio that has `page` and was up to date, and returns
+    /// its result; repeats while `done` returns `None`, as for a folio dropped meanwhile. `fill`
+    /// gets a reference if the page is absent. With `counted`, a page that is present counts as a
+    /// hit.
     #[inline(always)]
     pub(crate) fn held<'a, T>(
         &'a self,
@@ -162,11 +164,11 @@ impl Handle {
         mut fill: impl FnMut() -> Result<Held<'a>>,
         mut done: impl FnMut(Held<'a>) -> Result<Option<T>>,
     ) -> Result<T> {
-        // Ends: each further turn follows an invalidation of this very folio, or the caller's patience
-        // does.
+        // Ends: each repetition follows an invalidation of this folio, or the caller's patience
+        // bounds it.
         loop {
             let held = self.core.hold(&self.mapping, page);
-            // Given back before the fill, which may have to make room: hence no guard in the match.
+            // Given back before the fill, which may have to evict: hence no guard in the match.
             let held = match held.filter(|held| !held.frame().is_changing()) {
                 Some(held) => {
                     if counted {

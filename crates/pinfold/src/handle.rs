@@ -1,8 +1,8 @@
-//! One open of a file: what every door needs to serve it.
+//! One open of a file, as the four doors (copy, borrow, pin, map) use it.
 //!
-//! Here: the cache, the file and the pattern it is read in, together; and what a hit needs of the first
-//! two, which lies behind their pointers otherwise: three loads one after the other, before the first
-//! that is about the page. `file.rs` is what the program sees of it.
+//! The handle has the cache, the file and its access pattern. It also copies what a hit needs of
+//! the cache and the file into one cache line, which saves three dependent loads before the first
+//! load of the page's own data. `file.rs` has the public type.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::mapping::Mapping;
 use crate::options::Reference;
 use crate::stream::Stream;
 
-/// Whose bytes, through which cache, and read in which pattern.
+/// A file, the cache it is read through, and the access pattern.
 ///
 /// # Invariants
 ///
@@ -23,24 +23,24 @@ use crate::stream::Stream;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Handle {
-    // One cache line, in the order in which a hit needs it.
+    // The first cache line, in the order in which a hit needs it.
     lookup: Lookup,
     pub(crate) window: Window,
     /// The mapping's number.
     pub(crate) id: u32,
-    /// The longest read that tries to do without a reference.
+    /// The longest read that is tried without a reference.
     pub(crate) short_max_bytes: u32,
     counters: NonNull<Counters>,
-    // And the next.
+    // The second cache line.
     pub(crate) core: Arc<Core>,
     pub(crate) mapping: Arc<Mapping>,
-    /// The address of the core's, to be compared with a reader's: a borrow is paid by the instruction.
+    /// The address of the core's readers. A borrow compares it with its reader's.
     pub(crate) readers_address: usize,
     pub(crate) reference: Reference,
     pub(crate) stream: Stream,
 }
 
-// SAFETY: the counters that it points to are shared by all threads, and `core`'s, which can be sent.
+// SAFETY: `counters` points into `core`, which is `Send`; all threads share the counters.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -50,13 +50,13 @@ const _: () =
     assert!(std::mem::offset_of!(Handle, core) == 64, "what a hit needs is one cache line");
 
 impl Handle {
-    /// Takes over a mapping that was counted as open. Reads ahead by so many bytes at most.
+    /// Takes over a mapping whose open is already counted. `window_max_bytes` limits readahead.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
         let short_max_bytes = core.options.short_read_max_bytes;
         Handle {
-            // SAFETY: the mapping, which the handle has, keeps its index.
+            // SAFETY: the handle keeps the mapping, which keeps its index.
             lookup: unsafe { Lookup::of(&mapping.index) },
-            // SAFETY: the core, which the handle has, keeps its frames.
+            // SAFETY: the handle keeps the core, which keeps its frames.
             window: unsafe { Window::of(&core.frames) },
             id: mapping.id,
             short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
@@ -69,7 +69,8 @@ impl Handle {
         }
     }
 
-    /// The head of the folio that has `page`: a hint, as [`Index::lookup_hint`](crate::index::Index).
+    /// The head of the folio that has `page`: a hint, as from
+    /// [`Index::lookup_hint`](crate::index::Index).
     #[inline(always)]
     pub(crate) fn hint(&self, page: u64) -> FrameNumber {
         match self.lookup.hint(page, 0) {
@@ -78,7 +79,7 @@ impl Handle {
         }
     }
 
-    /// The same for the page that has byte `offset` of the file.
+    /// The same, for the page that has byte `offset` of the file.
     #[inline(always)]
     pub(crate) fn hint_of_byte(&self, offset: u64) -> FrameNumber {
         match self.lookup.hint(offset, PAGE_SHIFT) {
@@ -102,7 +103,8 @@ impl Handle {
     /// The cache's counters.
     #[inline(always)]
     pub(crate) fn counters(&self) -> &Counters {
-        // SAFETY: they are the core's, which the handle keeps; an `Arc` does not move what it has.
+        // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its
+        // content.
         unsafe { self.counters.as_ref() }
     }
 }
@@ -132,7 +134,7 @@ mod tests {
             let head = old.handle().mapping.index.lookup(page);
             assert_eq!(old.handle().lookup.hint(page, 0), head, "page {page}");
         }
-        // A handle that was there before looks behind its end once, the others never.
+        // The old handle looks behind the end of its directory once, newer handles never do.
         let last = (5 * MIB / 4096) as u64 - 1;
         assert_eq!(young.handle().lookup.hint(last, 0), None);
         assert_eq!(young.read_at(&mut block, last * 4096).unwrap(), 64);
@@ -140,7 +142,7 @@ mod tests {
         assert!(head.is_some());
         assert_eq!(young.handle().lookup.hint(last, 0), head);
         assert_eq!(young.clone().handle().lookup.hint(last, 0), head);
-        // Both arrays are told of changes.
+        // Changes are stored to both arrays.
         old.invalidate(0..8192).unwrap();
         assert_eq!(old.handle().lookup.hint(0, 0), young.handle().lookup.hint(0, 0));
         assert_ne!(old.handle().lookup.hint(last, 0), old.handle().lookup.hint(0, 0));

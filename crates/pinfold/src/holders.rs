@@ -1,5 +1,5 @@
-//! Who pins what, since when: a list that costs a lock for each pin, and so is kept only where
-//! [`Options::track_pins`](crate::Options::track_pins) asks for it.
+//! The list of pins: what is pinned, from where, since when. It costs each pin a lock, so it exists
+//! only with [`Options::track_pins`](crate::Options::track_pins).
 //!
 //! Called by `pin`; shown by [`Cache::pins`](crate::Cache::pins), and by
 //! [`Cache::close`](crate::Cache::close).
@@ -11,27 +11,27 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-// Not from `crate::sync`: no protocol hangs on it.
+// Not from `crate::sync`: no protocol depends on it.
 use parking_lot::Mutex;
 
 use crate::fork::Birth;
 
-/// One [`PinnedRange`](crate::PinnedRange) that is alive.
+/// A live [`PinnedRange`](crate::PinnedRange).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PinHolder {
-    /// Where in the program the pin was asked for, or the range cut off.
+    /// The call of `pin` or `split_off` in the program.
     pub call_site: &'static Location<'static>,
-    /// When.
+    /// When it was pinned.
     pub since: Instant,
-    /// Of which file.
+    /// The file.
     pub path: PathBuf,
-    /// Which bytes of it are still pinned.
+    /// The bytes of the file that are still pinned.
     pub range: Range<u64>,
 }
 
 impl PinHolder {
-    /// How many bytes of the file.
+    /// The number of pinned bytes.
     pub fn bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -51,7 +51,7 @@ impl fmt::Display for PinHolder {
     }
 }
 
-/// The list of a cache, if it has one.
+/// The list of one cache, if it has one.
 #[derive(Debug)]
 pub(crate) struct Holders {
     list: Option<Mutex<List>>,
@@ -60,7 +60,7 @@ pub(crate) struct Holders {
 
 #[derive(Debug, Default)]
 struct List {
-    /// The number of the last one.
+    /// The number given last.
     last: u64,
     by_number: BTreeMap<u64, PinHolder>,
 }
@@ -70,12 +70,12 @@ impl Holders {
         Holders { list: kept.then(Mutex::default), birth: Birth::here() }
     }
 
-    /// The list; `None` too in a forked child, where nobody may be there to unlock it.
+    /// The list. `None` also in a forked child, where its lock may be held for ever.
     fn list(&self) -> Option<&Mutex<List>> {
         self.list.as_ref().filter(|_| self.birth.is_here())
     }
 
-    /// Adds one; gives its number, 0 if there is no list.
+    /// Adds a pin; returns its number, 0 if there is no list.
     #[inline]
     pub(crate) fn add(
         &self,
@@ -88,7 +88,7 @@ impl Holders {
         list.lock().insert(PinHolder { call_site, since, path, range: range.clone() })
     }
 
-    /// What is behind `at` goes to a holder of its own, whose number is returned.
+    /// Moves the bytes from `at` on to a new pin, and returns its number.
     #[track_caller]
     pub(crate) fn split(&self, number: u64, at: u64) -> u64 {
         let Some(list) = self.list() else { return 0 };
@@ -99,7 +99,7 @@ impl Holders {
         list.insert(other)
     }
 
-    /// What is before `start` is given back.
+    /// Removes the bytes before `start`.
     pub(crate) fn shrink(&self, number: u64, start: u64) {
         let Some(list) = self.list() else { return };
         if let Some(holder) = list.lock().by_number.get_mut(&number) {
@@ -113,7 +113,7 @@ impl Holders {
         list.lock().by_number.remove(&number);
     }
 
-    /// All of them, the oldest first; `None` if there is no list.
+    /// All pins, the oldest first; `None` if there is no list.
     pub(crate) fn all(&self) -> Option<Vec<PinHolder>> {
         Some(self.list()?.lock().by_number.values().cloned().collect())
     }

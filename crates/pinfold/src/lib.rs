@@ -1,4 +1,18 @@
-//! A page cache that a program links.
+//! A page cache that a program links: file pages in the program's own memory, under a budget.
+//!
+//! [`Cache`] holds the pages, [`File`] is a file read through it, and [`source::Source`] is
+//! anything else with bytes to be cached. A program gets at a page in one of these ways:
+//!
+//! | way | call | cost of a hit | the bytes |
+//! |---|---|---|---|
+//! | copy | [`File::read_at`] | a lookup and the copy | a snapshot per folio |
+//! | borrow, within a thread | [`File::borrow`] | a lookup and a store to the thread's own line | never change under the guard |
+//! | borrow, across threads | [`File::get`] | a lookup and an atomic add | never change under the guard |
+//! | borrow without holding | [`File::optimistic`] | a lookup | copied, then validated |
+//! | pin, for I/O and DMA | [`File::pin`] | a lookup and an atomic add per folio | at fixed addresses |
+//!
+//! A page has 4096 bytes. A folio is a power of two of pages, 4 KiB to 2 MiB, that are contiguous
+//! in the file and in memory and are cached as one.
 //!
 //! The feature `testing` adds what only tests, benchmarks and comparisons need; each such item says
 //! so.
@@ -7,7 +21,7 @@
 // `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols, in
 // `src/models`.
 
-// The model checkers run the rooms, not the house: without the front door much of them is unused.
+// The model checkers build without the public types, so much of the crate is unused there.
 #![cfg_attr(any(loom, shuttle), allow(dead_code, unused_imports, unreachable_pub))]
 
 /// The README's program compiles.

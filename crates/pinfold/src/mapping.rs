@@ -1,17 +1,17 @@
-//! One file as the cache knows it, and the table of all of them.
+//! A file in the cache (a mapping), and the table of all of them.
 //!
-//! Here: the index with its lock, the length, the backing; finding a mapping by file and by number;
-//! when a mapping is given up. Not here: pages (`fill`, `freeze`). Called by `cache` and by whoever
-//! has a folio and needs its file.
+//! A mapping has the index with its lock, the length and the source. Finds mappings by file and by
+//! number, and removes them. Pages are handled in `fill` and `freeze`. Called by `cache`, and by
+//! modules that have a folio and need its file.
 //!
 //! # Locks
 //!
-//! `resizing` is taken before anything else, and is the only one held while a source is asked. The
-//! table's mutex is taken before a mapping's `change` mutex, and that one before the policy's, never
-//! after; several mappings' only by a batch (`freeze/batch.rs`), in rising order of their numbers;
-//! nothing is allocated or read while one is held. Whoever freezes a folio holds it from before the
-//! freeze until the folio is thawed or out of the index, so under it no folio of the mapping is ever
-//! seen frozen.
+//! `resizing` is taken before all others, and is the only lock held during a call of the source.
+//! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
+//! Only a batch (`freeze/batch.rs`) takes the `change` mutexes of several mappings, in rising order
+//! of their numbers. Nothing is allocated or read under a `change` mutex. A thread that freezes a
+//! folio holds the mutex from before the freeze until the folio is thawed or out of the index, so
+//! under the mutex no folio of the mapping is ever frozen.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,13 +24,13 @@ use crate::mutant::{self, Mutant};
 use crate::source::{Backing, Identity, Key, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// The longest that a file may be. Its last page is read whole, and that has to end at 2^63 - 1 at most.
+/// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
 pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
 
-/// The length that the source of the file `path` has now.
+/// The current length of the source of the file `path`.
 ///
 /// # Errors
-/// The source cannot tell it, or it is above [`LEN_MAX_BYTES`].
+/// The source cannot report it, or it is above [`LEN_MAX_BYTES`].
 pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     match backing.len_bytes() {
         Ok(len_bytes) if len_bytes <= LEN_MAX_BYTES => Ok(len_bytes),
@@ -45,25 +45,25 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(crate) index: Index,
-    /// Which mapping its folios name.
+    /// The number by which its folios name it.
     pub(crate) id: u32,
     len_bytes: AtomicU64,
-    /// Held while the source is asked for its length and the answer is acted on.
+    /// Held while the source is asked for its length and the answer is applied.
     pub(crate) resizing: Mutex<()>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
     /// For messages.
     pub(crate) path: PathBuf,
-    /// Changed under the table's mutex.
+    /// Changes under the table's mutex.
     handles: AtomicU64,
-    /// What makes two opens the same file; sources of the program's own have none.
+    /// Two opens with equal identities are one file. Sources of the program's own may have none.
     identity: Option<Identity>,
-    /// Nobody can open it any more: what has its key is another version. Changed under the table's
-    /// mutex. Not from `crate::sync`: that orders it.
+    /// It cannot be opened any more, because its key names another version now. Changes under the
+    /// table's mutex, which orders it: hence not from `crate::sync`.
     outdated: std::sync::atomic::AtomicBool,
 }
 
-/// What the `change` mutex guards.
+/// The state that the `change` mutex guards.
 #[derive(Debug)]
 struct Change {
     owner: IndexOwner,
@@ -71,7 +71,7 @@ struct Change {
     folios: u64,
 }
 
-/// The right to change a mapping's index.
+/// A mapping's `change` mutex, held: the right to change its index.
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     mapping: &'a Mapping,
@@ -79,10 +79,10 @@ pub(crate) struct Changing<'a> {
 }
 
 impl Mapping {
-    /// Its length, as it was when it was opened or last asked for.
+    /// The length as of the last open or the last time the source was asked.
     #[inline]
     pub(crate) fn len_bytes(&self) -> u64 {
-        // Acquire: pairs with the release in `set_len_bytes`; a reader that sees the folio filled
+        // Acquire: pairs with the release in `set_len_bytes`; a reader that sees a folio filled
         // under a new length sees that length.
         mutant::pause();
         let bytes = self.len_bytes.load(Ordering::Acquire);
@@ -101,7 +101,7 @@ impl Mapping {
         Changing { mapping: self, guard: self.change.lock() }
     }
 
-    /// Judges what a read of the source brought.
+    /// Checks the result of a read of the source.
     pub(crate) fn judge(&self, offset: u64, asked: usize, got: usize) -> Result<(), Truncated> {
         Truncated::check(offset, asked as u64, got as u64, self.len_bytes())
     }
@@ -113,12 +113,12 @@ impl Changing<'_> {
         self.mapping.index.writer(&mut self.guard.owner, nodes)
     }
 
-    /// Books that the index has `n` more folios.
+    /// Notes that the index has `n` more folios.
     pub(crate) fn folios_added(&mut self, n: u64) {
         self.guard.folios += n;
     }
 
-    /// Books that the index has one folio less.
+    /// Notes that the index has one folio less.
     pub(crate) fn folio_removed(&mut self) {
         self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
     }
@@ -128,7 +128,7 @@ impl Changing<'_> {
         self.guard.folios
     }
 
-    /// The head of the folio that holds `page`: exact, under the mutex.
+    /// The head of the folio that has `page`: exact, under the mutex.
     pub(crate) fn head(&self, page: u64) -> Option<FrameNumber> {
         self.mapping.index.lookup(page)
     }
@@ -140,15 +140,16 @@ pub(crate) struct Mappings {
     table: Mutex<Table>,
 }
 
-/// A number is given again once its mapping is given up, which takes that no folio says it any more:
-/// each forgets it, with an odd version, under the mutex under which the index loses the folio. So
-/// whatever an old hint leads to, the number in an entry that is valid now is the listed mapping's.
+/// A number is reused once its mapping is removed, which requires that no folio names it: each
+/// folio forgets it, under an odd version, under the mutex under which it leaves the index. So
+/// whatever entry an old hint leads to, the number in a valid entry is that of the mapping in the
+/// table.
 #[derive(Debug)]
 struct Table {
     by_id: Vec<Option<Arc<Mapping>>>,
     free_ids: Vec<u32>,
     by_key: HashMap<Key, u32>,
-    /// Numbers are below it.
+    /// All numbers are below it.
     ids_end: u32,
 }
 
@@ -162,28 +163,28 @@ impl Mappings {
         self.table.lock()
     }
 
-    /// The mapping number `id`, if there is one.
+    /// The mapping with the number `id`, if there is one.
     pub(crate) fn get(&self, id: u32) -> Option<Arc<Mapping>> {
         self.table().by_id.get(id as usize)?.clone()
     }
 
-    /// All of them.
+    /// All mappings.
     pub(crate) fn all(&self) -> Vec<Arc<Mapping>> {
         self.table().by_id.iter().flatten().cloned().collect()
     }
 
-    /// How many there are.
+    /// The number of mappings.
     pub(crate) fn count(&self) -> usize {
         let table = self.table();
         table.by_id.len() - table.free_ids.len()
     }
 
-    /// The mapping of the file `identity`, made of `backing` if it is new, with one more handle. If
-    /// nobody had it open, it goes on with the new source. Second, a mapping that is outdated since,
-    /// with a handle to be dropped: of the same object in another version.
+    /// The mapping of the file `identity`, with one more handle; made from `backing` if it is new.
+    /// A mapping without handles takes the new source. Also returns a mapping that this call made
+    /// outdated (the same object in another version), with a handle that the caller drops.
     ///
     /// # Errors
-    /// Somebody has another version of it open, or there are as many as can be numbered.
+    /// Another version of it is open, or all numbers are in use.
     pub(crate) fn open(
         &self,
         nodes: &NodePool,
@@ -192,7 +193,7 @@ impl Mappings {
         backing: Backing,
         len_bytes: u64,
     ) -> Result<(Arc<Mapping>, Option<Arc<Mapping>>)> {
-        // Dropped when the table is free again.
+        // Dropped after the table is unlocked.
         let _old_source;
         let mut table = self.table();
         let mut outdated = None;
@@ -200,7 +201,7 @@ impl Mappings {
         if let Some(id) = known {
             let mapping = table.by_id[id as usize].clone();
             let mapping = mapping.expect("a file that is listed has a mapping");
-            // Relaxed, here and below: the table's mutex orders them.
+            // Relaxed, here and below: ordered by the table's mutex.
             let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
             let changed = changed(&mapping, identity.as_ref(), &path);
             match changed {
@@ -248,15 +249,15 @@ impl Mappings {
         Ok((mapping, outdated))
     }
 
-    /// One more handle on `mapping`, which has one.
+    /// Adds a handle to `mapping`, which has one.
     pub(crate) fn clone_handle(&self, mapping: &Mapping) {
         let _table = self.table();
         let before = mapping.handles.fetch_add(1, Ordering::Relaxed);
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// One handle less. True if it was the last and nobody can ever open the source again: it has no
-    /// identity, or is outdated.
+    /// Removes a handle. True if it was the last one and the source can never be opened again: it
+    /// has no identity, or is outdated.
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> bool {
         let _table = self.table();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
@@ -264,10 +265,10 @@ impl Mappings {
         before == 1 && (mapping.identity.is_none() || mapping.outdated.load(Ordering::Relaxed))
     }
 
-    /// Gives the mapping up if it has no handle and no folio. What is left of its index must go
-    /// first: `clear` is called for that.
+    /// Removes the mapping if it has neither handles nor folios. Calls `clear` first, to empty the
+    /// rest of its index.
     pub(crate) fn retire(&self, mapping: &Mapping, clear: impl FnOnce(&mut Changing<'_>)) {
-        // A guess first: mostly there are handles.
+        // A hint: usually there are handles.
         if mapping.handles.load(Ordering::Relaxed) > 0 {
             return;
         }
@@ -286,7 +287,7 @@ impl Mappings {
         }
         clear(&mut changing);
         drop(changing);
-        // Of an outdated one, the key is another's.
+        // The key of an outdated mapping belongs to a newer one.
         if let Some(identity) = &mapping.identity
             && table.by_key.get(&identity.key) == Some(&mapping.id)
         {
@@ -329,7 +330,7 @@ mod tests {
         assert!(buf.iter().all(|&read| read == byte));
     }
 
-    /// A cache may have had any number of files in its life; numbers that are free are given again.
+    /// A cache may have any number of files in its life; free numbers are reused.
     #[test]
     fn a_cache_that_had_four_billion_files_opens_another() {
         let cache = Cache::new(Options::new(1 << 20)).unwrap();

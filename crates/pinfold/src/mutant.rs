@@ -1,19 +1,18 @@
-//! Ways to break the cache on purpose, so that each test can be seen to fail.
+//! Mutants: deliberate mistakes, with which each test can be seen to fail.
 //!
-//! Here: the list, the question "is this one switched on?", and the points at which a thread may be
-//! held up. Who calls it: the few places whose order or ordering is what keeps readers safe, and the
-//! tests that switch a mutant on.
+//! The list of mutants, the check whether one is on, and the points at which a thread may pause.
+//! Called where a step or an ordering keeps readers safe, and by the tests that switch a mutant on.
 //!
-//! | build | the answer |
+//! | build | [`on`] |
 //! |---|---|
-//! | any other | the constant `false`, and nobody is held up |
+//! | any other | the constant `false`; no pauses |
 //! | this crate's own tests and models | a mutant may be on for one thread |
 //! | feature `mutants` | a mutant may be on for the process: the stress's mutants (`mutants`), and any test with `PINFOLD_MUTANT=NoLastLook` |
 
-/// Makes the list, and from it the names.
+/// Makes the enum, and the names from it.
 macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// One deliberate mistake.
+        /// A deliberate mistake.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(
             not(all(test, any(loom, shuttle))),
@@ -23,7 +22,7 @@ macro_rules! mutants {
             $($(#[$doc])* $name,)*
         }
 
-        /// All of them.
+        /// All mutants.
         #[cfg(all(feature = "mutants", not(test)))]
         pub(crate) const ALL: &[(Mutant, &str)] = &[$((Mutant::$name, stringify!($name)),)*];
     };
@@ -33,133 +32,133 @@ mutants! {
     // ---- of the index ----
     /// Entries of nodes are stored with `Relaxed`.
     PublishRelaxed,
-    /// A node is made reachable before its slots are filled.
+    /// A node becomes reachable before its slots are filled.
     PublishBeforeFill,
-    /// A recycled node keeps what its last owner left in it.
+    /// A recycled node keeps the slots of its last use.
     KeepOldSlots,
     /// A split empties the entry before it stores the pieces.
     SplitClearsFirst,
     /// A replacement empties the entry before it stores the new head.
     ReplaceClearsFirst,
-    /// A mark is set in the leaf and not in its parents.
+    /// A mark is set in the leaf, but not in its parents.
     MarkStaysLow,
     /// A shrinking root drops the marks of a folio that moves into it.
     ShrinkDropsMarks,
     /// Nodes that leave a tree are never given back to the pool.
     LeakNodes,
-    /// The directory is not told of changes.
+    /// The directory is not updated.
     DirectoryStays,
     /// A directory that grows starts empty.
     DirectoryGrowsEmpty,
-    /// Handles that know the smaller directory only are not told of changes once there is a larger.
+    /// Once a directory has grown, the smaller one that old handles use is not updated.
     OldDirectoryStays,
-    /// An insert does not look whether a folio is there already.
+    /// An insert does not check whether there is a folio already.
     InsertBlindly,
 
     // ---- of the short read ----
-    /// The version is not compared at the end.
+    /// The version is not validated at the end.
     NoLastLook,
-    /// The version is compared at the end, without the fence before it.
+    /// The version is validated at the end without the fence before it.
     LastLookUnfenced,
-    /// Whoever is given a frame stores its new identity without a fence before.
+    /// A thread that gets a frame stores the new identity without a fence before it.
     HandOutUnfenced,
-    /// How many bytes may be read is stored without a fence before.
+    /// The span (how many bytes may be read) is stored without a fence before it.
     SpanUnfenced,
-    /// A folio's bytes are stored without a fence before.
+    /// A folio's bytes are stored without a fence before them.
     StoreUnfenced,
-    /// None of these three fences is there.
+    /// All three of these fences are missing.
     RefillUnfenced,
-    /// A folio of another file will do.
+    /// A folio of another file is accepted.
     AnyIdentity,
-    /// A folio lands without being told where the file ends.
+    /// A folio that lands is not clipped at the end of the file.
     LandUnclipped,
     /// A file gets its new length before the folios with its old end are dropped.
     LengthFirst,
 
-    /// What is to be written is dropped and evicted like anything else.
+    /// Dirty folios are dropped and evicted like any other.
     LoseDirty,
 
     // ---- of counted references and freezing ----
-    /// A counted look-up does not check what it got a reference to.
+    /// A counted lookup does not check which folio it got a reference to.
     CountedBlindly,
-    /// Freezing, or dropping, leaves the version even.
+    /// Freezing or dropping a folio leaves its version even.
     FreezeStaysEven,
-    /// Freezing takes whatever the count says for its own.
+    /// Freezing succeeds whatever the count is.
     FreezeAnyCount,
 
     // ---- of borrowing ----
-    /// A reader has its last look at the version before it announces.
+    /// A reader validates the version before it announces.
     AnnounceLate,
-    /// A slot's last page is taken for what it was, whatever version it has by now.
+    /// A slot's last page is accepted whatever its version is by now.
     RecallBlindly,
-    /// A reader's announcement and its last look are not kept apart.
+    /// There is no fence between a reader's announcement and its validation.
     AnnounceUnfenced,
-    /// The end of a borrow is not told with release.
+    /// The end of a borrow is stored without release.
     ClearRelaxed,
-    /// An upgrade ends the borrow first.
+    /// An upgrade ends the borrow before it has a reference.
     UpgradeUnannounced,
-    /// A freezer does not look at the announcements.
+    /// A freezer does not scan the slots.
     NoScan,
-    /// A freezer's odd version and its look at the announcements are not kept apart.
+    /// There is no fence between a freezer's odd version and its scan of the slots.
     ScanUnfenced,
-    /// Leaving ends forgotten borrows without release.
+    /// Unregistering ends forgotten borrows without release.
     LeaveRelaxed,
-    /// A new record stays out of sight.
+    /// A new record is not covered by the scan.
     RegisterLate,
-    /// Whoever leaves takes all records above his own out of sight.
+    /// A reader that unregisters excludes all higher records from the scan.
     LeaveByNumber,
-    /// A guard takes its page for the file's whatever has become of it.
+    /// `is_current` is true whatever happened to the page.
     CurrentBlindly,
-    /// A writer that finds nobody with a reference writes in place, announced or not.
+    /// A writer writes in place if there is no other reference, announced or not.
     WriteUnderBorrow,
-    /// A writer lets the new bytes be found before the old ones are gone.
+    /// A writer publishes the new bytes before the old ones are invalid.
     OldGoesLate,
-    /// What is announced when it leaves its file is freed like the rest.
+    /// A folio that is announced when it leaves its file is freed at once.
     GoneAtOnce,
-    /// What waits for a borrow to end is looked for although no fence could be had.
+    /// Deferred folios are collected even though the membarrier was refused.
     CollectUnfenced,
 
-    /// A page is readable from the moment it is in the index.
+    /// A page is readable as soon as it is in the index.
     EvenBeforeRead,
-    /// Nothing is dropped.
+    /// Invalidation drops nothing.
     InvalidateNothing,
-    /// The folio with the old end stays when a file's length changes.
+    /// The folio at the old end stays when a file's length changes.
     KeepOldEnd,
     // ---- of pins ----
-    /// A pin does not look whether the folio is still the one that was looked up.
+    /// A pin does not check that the folio is still the one that was looked up.
     PinBlindly,
-    /// Freezing does not mind pins.
+    /// Freezing ignores pins.
     FreezePinned,
-    /// Whoever drops a folio from its file gives up its pins, too.
+    /// Dropping a folio from its file gives back its pins too.
     DropPins,
-    /// A range that is cut inside a page has one pin of it for both parts.
+    /// Both parts of a range that is cut inside a page share one pin of that page.
     SplitSharesPin,
-    /// A folio that was moved to be pinned is pinned after the mutex is let go.
+    /// A folio that was moved to be pinned is pinned after the mutex is released.
     PinMovedLate,
 
-    /// A fill does not look whether its folio was dropped meanwhile.
+    /// A fill does not check whether its folio was dropped meanwhile.
     LandBlindly,
-    /// Folios on their way that nobody reads any more stay on their way.
+    /// Folios of an abandoned batch stay in flight.
     BatchForgotten,
-    /// A file without folios is given up by the first look at its handles.
+    /// A file without folios is removed after an unlocked check of its handles.
     RetireByGuess,
 
     // ---- of waiting ----
-    /// A filler wakes first, and changes the state then.
+    /// A filler wakes the waiters before it changes the state.
     WakeFirst,
-    /// Waking does not wait for those between their look and their sleep.
+    /// Waking does not synchronise with threads between their check and their sleep.
     WakeUnlocked,
-    /// Whoever waits for memory does not look again by itself.
+    /// A thread that waits for memory does not check again by itself.
     SleepUntilTold,
-    /// Reads that the source has no room for are forgotten.
+    /// Reads that the source does not take are forgotten.
     ForgetUnsubmitted,
-    /// A batch takes its mutexes in the order of its folios.
+    /// A batch takes the mutexes in the order of its folios.
     BatchUnordered,
-    /// Frames that are freed in a run that is being emptied go back to everybody.
+    /// Frames that are freed in a run being emptied become free for all.
     HoldLeaks,
-    /// Split and migration wake nobody.
+    /// Split and migration wake no waiters.
     MoveWakesNobody,
-    /// A filler that finds another folio in its way wakes nobody.
+    /// An insert that finds another folio in its way wakes no waiters.
     OccupiedWakesNobody,
 }
 
@@ -178,16 +177,16 @@ mod everywhere {
 
     use super::{ALL, Mutant};
 
-    /// Nobody has asked the environment yet.
+    /// The environment has not been read yet.
     const UNKNOWN: u8 = 255;
-    /// No pauses. 1: pauses; from 2 on, pauses and a mutant.
+    /// No pauses. 1: pauses; 2 and up: pauses and a mutant.
     const OFF: u8 = 0;
 
     static ON: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-    /// From now on, in the whole process, threads are held up, and `mutant` is on.
+    /// From now on threads of this process pause, and `mutant` is on.
     pub(crate) fn switch_on(mutant: Option<Mutant>) {
-        // Relaxed, here and below: it is there before the threads that ask.
+        // Relaxed, here and below: set before the threads that load it start.
         ON.store(mutant.map_or(OFF + 1, |mutant| mutant as u8 + 2), Ordering::Relaxed);
     }
 
@@ -216,12 +215,12 @@ mod everywhere {
         state() == mutant as u8 + 2
     }
 
-    /// One pause in so many is a short one; one in so many of these a long one.
+    /// One pause in this many is a short one; one in this many of those is a long one.
     const SHORT_ONE_IN: u64 = 256;
     const LONG_ONE_IN: u64 = 32;
 
-    /// Holds the thread up, now and then, for about as long as another thread takes for what it does
-    /// to a folio: a schedule that a machine with few cores would not come by in days.
+    /// Pauses the thread now and then, for about as long as another thread needs for a step: this
+    /// makes schedules that a machine with few cores would not reach in days.
     pub(crate) fn pause() {
         std::thread_local! {
             static STATE: Cell<u64> = const { Cell::new(0) };
@@ -230,7 +229,8 @@ mod everywhere {
             return;
         }
         let chance = STATE.with(|state| {
-            // Each thread has its own address for it: seed enough. Marsaglia's xorshift64.
+            // Each thread's state has an address of its own, which is seed enough. Marsaglia's
+            // xorshift64.
             let seed = std::ptr::from_ref(state) as u64 | 1;
             let mut x = if state.get() == 0 { seed } else { state.get() };
             x ^= x << 13;

@@ -1,26 +1,26 @@
-//! The stress's mutants (feature `mutants`): the shipped code with one mutant of `mutant.rs` on, in
+//! The stress's mutants (feature `mutants`): the shipped code with one mutant of `mutant.rs` on in
 //! the whole process.
 //!
-//! Belongs here: choosing one by its name. Called by `tests/mutants.rs` and `pinfold stress --mutant`.
+//! Finds a mutant by its name. Called by `tests/mutants.rs` and `pinfold stress --mutant`.
 
 use crate::mutant::{self, Mutant};
 
-/// One deliberate mistake.
+/// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named(Mutant);
 
 impl Named {
-    /// All of them.
+    /// All mutants.
     pub fn all() -> impl Iterator<Item = Named> {
         mutant::ALL.iter().map(|(mutant, _)| Named(*mutant))
     }
 
-    /// The one of this name.
+    /// The mutant with this name.
     pub fn named(name: &str) -> Option<Named> {
         Named::all().find(|mutant| mutant.name() == name)
     }
 
-    /// Like `no-last-look`.
+    /// Its name, such as `no-last-look`.
     pub fn name(self) -> String {
         let mut name = String::new();
         for letter in format!("{:?}", self.0).chars() {
@@ -32,8 +32,8 @@ impl Named {
         name
     }
 
-    /// Switches `mutant` on until the process ends, and with it, or alone, pauses between the steps of
-    /// the protocols. Before the cache is opened.
+    /// Switches on pauses between the steps of the protocols, and `mutant` if there is one, until
+    /// the process ends. Call it before a cache is made.
     pub fn switch_on(mutant: Option<Named>) {
         mutant::switch_on(mutant.map(|mutant| mutant.0));
     }

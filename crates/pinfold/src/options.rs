@@ -1,11 +1,11 @@
-//! What a program may choose when it opens a cache or a file.
+//! Options of a cache and of a file.
 
 use std::time::Duration;
 
 use crate::readers::Barrier;
 use crate::source::Preference;
 
-/// How a cache is made. Start from [`Options::new`] and change what matters.
+/// Options of a cache. Start from [`Options::new`] and change what matters.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub(crate) budget_bytes: u64,
@@ -24,7 +24,7 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "nobody can choose then"))]
 pub enum Reference {
-    /// One atomic add, on the word with the frozen bit.
+    /// One atomic add, on the word that has the frozen bit.
     Add,
     /// A load and a compare-and-swap loop on the same word.
     #[cfg(feature = "testing")]
@@ -32,8 +32,8 @@ pub enum Reference {
 }
 
 impl Options {
-    /// A cache of `budget_bytes`: everything it allocates for pages counts, the pages' table and
-    /// the indexes included. Reserved at once, used as pages come.
+    /// A cache of `budget_bytes` bytes. The budget covers all page memory, including the frame
+    /// table and the indexes. It is reserved at once and used as pages are read.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,
@@ -48,42 +48,45 @@ impl Options {
         }
     }
 
-    /// Reads up to this long try to do without a reference: they copy, then check that nothing
-    /// changed meanwhile, and copy again under a reference if it did. 0 turns that off.
+    /// The longest read, in bytes, that is first tried without a reference: it copies, checks that
+    /// nothing changed meanwhile, and copies again under a reference if something did. 0 turns that
+    /// off.
     #[must_use]
     pub fn short_read_max_bytes(mut self, bytes: usize) -> Self {
         self.short_read_max_bytes = bytes;
         self
     }
 
-    /// The largest piece that is read ahead of a sequential reader, at most 2 MiB; 0 turns
-    /// reading ahead off.
+    /// The most bytes that are read ahead of a sequential reader in one piece, at most 2 MiB; 0
+    /// turns readahead off.
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
         self
     }
 
-    /// How borrowing readers and those who evict are kept apart: by membarrier(2), which is the
-    /// default and makes borrowing cheap, or by a fence in each borrow, which is also what one gets
-    /// where the system refuses the call. [`BorrowStats::barrier`](crate::BorrowStats::barrier)
-    /// tells which it is.
+    /// How borrowing threads and evicting threads are ordered: by membarrier(2), which is the
+    /// default and makes borrowing cheap, or by a fence in each borrow, which is also the fallback
+    /// where the system refuses membarrier. [`BorrowStats::barrier`](crate::BorrowStats::barrier)
+    /// says which is in use.
     #[must_use]
     pub fn barrier(mut self, barrier: Barrier) -> Self {
         self.barrier = barrier;
         self
     }
 
-    /// Whether reading ahead may go through `io_uring`; by default it does where the kernel lets it.
-    /// Without, threads do it: for debuggers and valgrind, which know little of rings.
+    /// Whether readahead may use `io_uring`; by default it does where the kernel allows it.
+    /// Otherwise threads read. Turn it off under debuggers and valgrind, which support rings
+    /// poorly.
     #[must_use]
     pub fn io_uring(mut self, allowed: bool) -> Self {
         self.io_uring = allowed;
         self
     }
 
-    /// Keeps a list of who pins what, for [`Cache::pins`](crate::Cache::pins) and
-    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation; off by default.
+    /// Keeps a list of all pins, for [`Cache::pins`](crate::Cache::pins) and
+    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation; off by
+    /// default.
     #[must_use]
     pub fn track_pins(mut self, track: bool) -> Self {
         self.track_pins = track;
@@ -108,7 +111,7 @@ impl Options {
     }
 }
 
-/// How a file is opened.
+/// Options of a file.
 #[derive(Debug, Clone, Copy)]
 pub struct FileOptions {
     pub(crate) preference: Preference,
@@ -121,7 +124,7 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// Direct I/O, or through the kernel's cache; by default direct where the file system can.
+    /// Direct I/O, or the kernel's page cache; by default direct where the file system supports it.
     #[must_use]
     pub fn preference(mut self, preference: Preference) -> Self {
         self.preference = preference;

@@ -1,12 +1,12 @@
-//! Memory pressure: how much is free, how much is on its way, and who waits for memory.
+//! Memory pressure: how much is free, how much is being filled, and which threads wait for memory.
 //!
-//! Here: the watermarks and limits that follow from a cache's size, the level of what is being
-//! filled, the bell of the reclaiming thread, and the sleep of those who find nothing free. Not
-//! here: what is done about it (`reclaim`). Called by `core` and everything above it.
+//! Has the watermarks and limits that follow from a cache's size, the level of fills in flight, the
+//! bell of the reclaiming thread, and the sleep of threads that find nothing free. `reclaim` acts
+//! on it. Called by `core` and everything above it.
 
 use std::time::Duration;
 
-// Not from `crate::sync`: levels and hints, on which no protocol hangs.
+// Not from `crate::sync`: levels and hints, on which no protocol depends.
 use std::sync::atomic::AtomicU32;
 
 use crate::frame::Order;
@@ -14,36 +14,36 @@ use crate::mutant::{self, Mutant};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex, Ordering};
 
-/// Pages that a reader who finds nothing free evicts for itself at a time, at least and at most.
+/// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
-/// What a cache knows of its memory's use.
+/// The state of a cache's memory use.
 #[derive(Debug)]
 pub(crate) struct Pressure {
-    /// Below this many free frames the reclaiming thread is rung.
+    /// Below this many free frames the reclaiming thread is woken.
     pub(crate) low_frames: u32,
-    /// Up to this many free frames it evicts.
+    /// It evicts until this many frames are free.
     pub(crate) high_frames: u32,
-    /// The largest folio worth making in a cache of this size.
+    /// The largest folio of a cache of this size.
     pub(crate) order_max: Order,
-    /// Pages that a reader evicts for itself at a time.
+    /// Pages that a thread without memory evicts at a time.
     pub(crate) direct_pages: u32,
     pub(crate) bell: Bell,
-    /// Moves when something is freed or arrives.
+    /// Incremented when memory is freed or a fill ends.
     moved: Mutex<u64>,
     moved_wake: Condvar,
-    /// Frames of folios on their way.
+    /// Frames of folios being filled.
     filling_frames: AtomicU32,
     /// A quarter of the cache.
     filling_max: u32,
-    /// Where the search for folios to move out of an unmovable run goes on.
+    /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
 }
 
 impl Pressure {
     /// For a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
-        // Enough for a burst of readers, little enough to be no loss.
+        // Enough for a burst of readers, little enough to cost few hits.
         let low_frames = (frames / 128).max(8);
         // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
         let order = (frames / 64).max(1).ilog2().min(u32::from(Order::MAX.get()));
@@ -61,8 +61,8 @@ impl Pressure {
         }
     }
 
-    /// For a model: with these watermarks (none: 0), and so many pages at a time for a reader that
-    /// evicts for itself.
+    /// For a model, with these watermarks (0: none) and this number of pages that a thread without
+    /// memory evicts at a time.
     #[cfg(all(test, any(loom, shuttle)))]
     pub(crate) fn model(
         frames: u32,
@@ -73,35 +73,35 @@ impl Pressure {
         Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
     }
 
-    /// A folio of `order` is on its way.
+    /// Notes that a fill of a folio of `order` begins.
     pub(crate) fn fill_begins(&self, order: Order) {
-        // Relaxed, here and below: a level, to be compared with a limit.
+        // Relaxed, here and below: a level, compared with a limit.
         self.filling_frames.fetch_add(order.frames(), Ordering::Relaxed);
     }
 
-    /// A folio of `order` has arrived, or will not.
+    /// Notes that the fill has ended, successfully or not.
     pub(crate) fn fill_ends(&self, order: Order) {
         self.filling_frames.fetch_sub(order.frames(), Ordering::Relaxed);
     }
 
-    /// Whether a quarter of the cache is on its way. Then nothing more is read ahead: one source
-    /// that hangs must not take the memory of all others.
+    /// Whether a quarter of the cache is being filled. Then readahead stops: a source that hangs
+    /// must not take the memory of all others.
     pub(crate) fn enough_on_its_way(&self) -> bool {
         self.filling_frames.load(Ordering::Relaxed) > self.filling_max
     }
 
-    /// Something was freed, or can be evicted now.
+    /// Notes that something was freed or became evictable.
     pub(crate) fn progress(&self) {
         *self.moved.lock() += 1;
         self.moved_wake.notify_all();
     }
 
-    /// How often there was progress so far.
+    /// The number of calls of `progress` so far.
     pub(crate) fn progress_seen(&self) -> u64 {
         *self.moved.lock()
     }
 
-    /// Sleeps until there is progress beyond `seen`, but no longer than `nap`.
+    /// Sleeps until there is progress beyond `seen`, at most for `nap`.
     pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let moved = self.moved.lock();
         if *moved == seen {
@@ -114,7 +114,7 @@ impl Pressure {
     }
 }
 
-/// What the reclaiming thread is told to do.
+/// A request to the reclaiming thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ring {
     Sleep,
@@ -122,14 +122,14 @@ enum Ring {
     End,
 }
 
-/// What wakes the reclaiming thread, and ends it.
+/// Wakes the reclaiming thread, and ends it.
 #[derive(Debug)]
 pub(crate) struct Bell {
     ring: std::sync::Arc<(Mutex<Ring>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The reclaiming thread's end of a [`Bell`].
+/// The reclaiming thread's side of a [`Bell`].
 #[derive(Debug)]
 pub(crate) struct Listener(std::sync::Arc<(Mutex<Ring>, Condvar)>);
 
@@ -139,17 +139,17 @@ impl Bell {
         Bell { ring, thread: Mutex::new(None) }
     }
 
-    /// What the reclaiming thread listens to.
+    /// The reclaiming thread's side.
     pub(crate) fn listener(&self) -> Listener {
         Listener(self.ring.clone())
     }
 
-    /// The thread that listens: joined when the bell is dropped.
+    /// Sets the reclaiming thread, which is joined when the bell is dropped.
     pub(crate) fn is_heard_by(&self, thread: JoinHandle<()>) {
         *self.thread.lock() = Some(thread);
     }
 
-    /// There is less free than there should be.
+    /// Wakes the reclaiming thread: fewer frames are free than should be.
     pub(crate) fn ring(&self) {
         let (ring, wake) = &*self.ring;
         let mut ring = ring.lock();
@@ -161,7 +161,7 @@ impl Bell {
 }
 
 impl Listener {
-    /// Sleeps until the bell rings; false if it is for the end.
+    /// Sleeps until the bell rings; false if the thread shall end.
     pub(crate) fn wait(&self) -> bool {
         let (ring, wake) = &*self.0;
         let mut ring = ring.lock();
@@ -177,12 +177,12 @@ impl Listener {
 }
 
 impl Bell {
-    /// Ends the thread that listens, and waits for that.
+    /// Ends the reclaiming thread and joins it.
     pub(crate) fn end(&self) {
         let (ring, wake) = &*self.ring;
         *ring.lock() = Ring::End;
         wake.notify_all();
-        // The last to let go of a cache may be the reclaiming thread itself.
+        // The reclaiming thread itself may be the one that drops the cache.
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join();

@@ -1,23 +1,25 @@
-//! The first door: copying out.
+//! The first door: copying.
 //!
-//! Here: `read_at`, in its three ways. Not here: what happens on a miss (`fill`). Called by `file`.
+//! `read_at`, with its three paths. Misses are `fill`'s. Called by `file`.
 //!
-//! | way | when | stores to shared memory |
+//! | path | when | stores to shared memory |
 //! |---|---|---|
 //! | short | all bytes lie in one folio that is up to date, and are no more than the limit | none; the use count while it is below its maximum |
 //! | counted | the rest of what is cached | one add and one subtraction on the folio's count |
 //! | filled | what is not cached | as counted, after `fill` |
 //!
-//! # The short way, step by step
+//! # The short path, step by step
 //!
-//! 1. to 3. the look (`found.rs`): a folio that is up to date, and has all that is wanted;
-//! 4. copy, by loads that may race;
-//! 5. fence, load the version again: unchanged means that 3 and 4 saw one thing.
+//! 1. to 3. the optimistic lookup (`found.rs`): a folio that is up to date, and has all bytes
+//!    wanted;
+//! 4. copy, by racing loads;
+//! 5. fence, load the version again: if it is unchanged, 3 and 4 saw one state of the folio.
 //!
-//! The end of the file is the folio's own affair: a length changes only when no folio is there that
-//! knows another (`freeze::resize`). Nothing is held at any time. Step 4 reads only inside the arena, which stays mapped and ordinary
-//! memory as long as the cache lives: a head's entry only ever holds orders of folios that began at
-//! that frame, so head and order, of whatever times, give a range inside the arena.
+//! The folio says how many of its bytes the file has: a file's length changes only while no folio
+//! with another length is in the index (`freeze::resize`). The path holds nothing. Step 4 reads
+//! only inside the arena, which stays mapped as long as the cache lives: each order that a head's
+//! entry has had is that of a folio that began at that frame, so any head with any of its orders is
+//! a range inside the arena.
 
 use std::num::NonZero;
 
@@ -31,7 +33,7 @@ use crate::frame::{
 };
 use crate::handle::Handle;
 
-/// So many bytes, of one folio.
+/// `bytes` bytes, all in one folio.
 #[derive(Clone, Copy)]
 struct Bytes(u64);
 
@@ -53,7 +55,7 @@ impl Want for Bytes {
 }
 
 impl Handle {
-    /// As pread(2): fewer bytes than asked only at the end of the file, none beyond it.
+    /// As pread(2): fewer bytes than asked only at the end of the file, 0 beyond it.
     #[inline(always)]
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         if let Some(bytes) = NonZero::new(buf.len()) {
@@ -67,7 +69,7 @@ impl Handle {
         self.long(buf, offset)
     }
 
-    /// All of `buf`, without a reference; or nothing, why not is counted, and `buf` holds garbage.
+    /// All of `buf`, without a reference. On failure counts the reason; `buf` is then unspecified.
     #[inline(always)]
     pub(crate) fn short(&self, buf: &mut [u8], offset: u64) -> bool {
         if buf.len() > self.short_max_bytes as usize {
@@ -77,8 +79,9 @@ impl Handle {
         let found = self.found_at(offset, Bytes(buf.len() as u64));
         let Some(Found { frame, head, from, stamp, at, .. }) = found else { return false };
         let from = guessed(from, at as usize, offset as usize & (PAGE_BYTES - 1));
-        // SAFETY: `at + bytes` is inside the folio's order, so the source lies inside the arena
-        // (see the head of the file) and may be read by racing loads; `buf` is the caller's alone.
+        // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
+        // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
+        // alone.
         unsafe { copy_racing(buf.as_mut_ptr(), from, buf.len()) };
         if frame.read_retry(stamp) {
             not_shortly::<{ Event::Changed as usize }>(self);
@@ -90,7 +93,7 @@ impl Handle {
         true
     }
 
-    /// Piece by piece, each of one folio.
+    /// In pieces, each of one folio.
     #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
@@ -109,14 +112,16 @@ impl Handle {
         Ok(done)
     }
 
-    /// What of `buf` is in the folio at `offset`, under a reference; 0 at the end of the file.
+    /// Copies the part of `buf` that is in the folio at `offset`, under a reference; 0 at the end
+    /// of the file.
     #[inline(always)]
     fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         if offset >= self.mapping.len_bytes() {
             return Ok(0);
         }
         let page = offset >> PAGE_SHIFT;
-        // From the start of the page: else a read across two pages looks like two in a row.
+        // From the start of the page: otherwise a read across two pages looks like two reads in a
+        // row.
         let wanted = (offset as usize & (PAGE_BYTES - 1)) + buf.len();
         self.held(
             page,
@@ -126,11 +131,11 @@ impl Handle {
         )
     }
 
-    /// Copies from a folio that is held, has the page and was up to date; gives how much.
+    /// Copies from a folio that is held, has the page and was up to date; returns how many bytes.
     ///
-    /// All that the entry says is read before the copy: soon after the reference was taken, while
-    /// the entry's line is still this core's. Asking after the copy would fetch it once more from
-    /// whoever else is reading the folio.
+    /// Everything is read from the entry before the copy, right after the reference was taken,
+    /// while this core still has the entry's line. After the copy the line would have to be fetched
+    /// again from the other readers of the folio.
     #[inline(always)]
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
@@ -138,8 +143,8 @@ impl Handle {
         if !held.frame().is_used_most() && self.counters().shard().comes_to(held.head().0) {
             held.frame().note_use();
         }
-        // SAFETY: inside the folio, which the reference keeps; nobody changes the bytes of a
-        // folio that others hold. `buf` is the caller's alone.
+        // SAFETY: inside the folio, which the reference keeps; the bytes of a folio with holders
+        // never change. `buf` is the caller's alone.
         unsafe {
             let from = held.address().wrapping_add(at);
             copy_still(buf.as_mut_ptr(), from, bytes);
@@ -148,8 +153,8 @@ impl Handle {
     }
 }
 
-/// A use more, if the thread comes to the folio from another one. Out of line: a folio that is read
-/// all the time does not get here.
+/// Notes a use, unless this thread read the folio last. Out of line: a folio that is read all the
+/// time does not get here.
 #[cold]
 #[inline(never)]
 fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber) {
@@ -158,15 +163,15 @@ fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber) {
     }
 }
 
-/// Counts why a read was not done shortly. Out of line, and a function for each reason: one that is
-/// returned, or an argument, is put into a register on the way that is taken.
+/// Counts why a short read failed. Out of line, and one function per reason: a reason that is an
+/// argument or a result would cost the hit path a register.
 #[cold]
 #[inline(never)]
 fn not_shortly<const WHY: usize>(handle: &Handle) {
     handle.counters().count_numbered::<WHY>();
 }
 
-/// The same for so many bytes from `at` of the folio on.
+/// The same for `bytes` bytes from `at` of the folio on.
 #[cold]
 #[inline(never)]
 fn not_in(handle: &Handle, frame: &Frame, at: u64, bytes: u64) {

@@ -1,19 +1,19 @@
 //! Residency: which folios are cached, in the order in which the policy would evict them.
 //!
-//! Here: the policy's lock, each call on it, and the frame table as the policy sees it. Not here:
-//! which folio goes (`pinfold-policy`), how it goes (`reclaim/evict.rs`). Called by whoever adds,
-//! drops, moves or splits a folio: `fill`, `freeze`, `reclaim`.
+//! The policy behind its lock, and the frame table as the policy sees it. `pinfold-policy` decides
+//! which folio is evicted, `reclaim/evict.rs` evicts it. Called by the modules that add, drop, move
+//! or split folios: `fill`, `freeze`, `reclaim`.
 
 use pinfold_policy::{Answer, Arrival, Id, NONE, Place, Policy, Residents, S3Fifo, Shadow, Sweep};
 
 use crate::frame::{Frame, FrameNumber, Frames};
 use crate::sync::Mutex;
 
-/// Any policy, over any borrow of the frame table.
+/// Any policy, for any borrow of the frame table.
 type AnyPolicy = Box<dyn for<'a> Policy<Entries<'a>>>;
 
-/// The policy, behind its lock. The lock is taken under a mapping's `change` mutex or with no lock
-/// held, and nothing is locked under it.
+/// The policy, behind its lock. The lock is taken under a mapping's `change` mutex or under no
+/// lock, and no lock is taken under it.
 pub(crate) struct Residency(Mutex<AnyPolicy>);
 
 impl std::fmt::Debug for Residency {
@@ -23,17 +23,17 @@ impl std::fmt::Debug for Residency {
 }
 
 impl Residency {
-    /// For a cache that can have `pages` pages of files.
+    /// For a cache of at most `pages` pages of files.
     pub(crate) fn new(pages: u32) -> Self {
         Residency(Mutex::new(Box::new(S3Fifo::new(pages.into()))))
     }
 
-    /// The folio at `head` is up to date from now on; under its mapping's `change` mutex.
+    /// The folio at `head` is up to date from now on. Call it under its mapping's `change` mutex.
     pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, arrival: Arrival) {
         self.0.lock().insert(&mut Entries(frames), head.0, arrival);
     }
 
-    /// The folio at `head` left its file otherwise than by eviction.
+    /// The folio at `head` has left its file, but not by eviction.
     pub(crate) fn remove(&self, frames: &Frames, head: FrameNumber) {
         self.0.lock().remove(&mut Entries(frames), head.0);
     }
@@ -60,8 +60,8 @@ impl Residency {
         policy.split(&mut Entries(frames), head.0, pages_before, rest);
     }
 
-    /// Adds what the policy would evict next to `victims`, until they have `pages` pages or are
-    /// `most`.
+    /// Appends the folios that the policy would evict next to `victims`, until they have `pages`
+    /// pages or there are `most` of them.
     pub(crate) fn next_victims(
         &self,
         frames: &Frames,
@@ -81,8 +81,8 @@ impl Residency {
         victims
     }
 
-    /// What became of a victim. If it was evicted, under the `change` mutex, gives what to leave in
-    /// its place.
+    /// Tells the policy what happened to a victim. For an eviction, under the `change` mutex,
+    /// returns the shadow to leave in its place.
     pub(crate) fn answer(
         &self,
         frames: &Frames,
@@ -96,7 +96,7 @@ impl Residency {
     }
 }
 
-/// The entries of folios' heads, as the policy sees them under its lock.
+/// The entries of folio heads, as the policy sees them under its lock.
 struct Entries<'a>(&'a Frames);
 
 impl Entries<'_> {
@@ -128,7 +128,7 @@ impl Residents for Entries<'_> {
     }
     fn set_place(&mut self, id: Id, place: Place) {
         if place == Place::Out {
-            // A policy leaves old neighbours behind; the allocator wants none.
+            // A policy leaves old links behind; the allocator requires none.
             self.entry(id).set_prev(None);
             self.entry(id).set_next(None);
         }

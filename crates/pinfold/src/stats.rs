@@ -1,73 +1,71 @@
-//! What a cache tells of itself: [`Stats`], and the counters behind it.
-//!
-//! A reader counts in a shard of its own thread, so that counting writes nothing shared.
+//! A cache's statistics: [`Stats`]. The counters behind it are in `counters.rs`.
 
 use crate::readers::Barrier;
 use crate::source::SourceStats;
 
 pub use crate::counters::READ_SIZE_BUCKETS;
 
-/// A cache's counters, as they stood while they were being added up.
+/// A cache's counters. They are summed one after another while threads go on counting.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Reads by size: bucket 0 counts empty reads, bucket n those of 2^(n-1) to 2^n - 1 bytes, the
-    /// last also all longer ones.
+    /// Reads by size: bucket 0 counts empty reads, bucket n reads of 2^(n-1) to 2^n - 1 bytes, the
+    /// last bucket also all longer ones.
     pub reads: [u64; READ_SIZE_BUCKETS],
     /// Reads served without a reference.
     pub short_reads: u64,
-    /// Reads that did not try to do without one: longer than the limit.
+    /// Reads longer than the short-read limit.
     pub long_reads: u64,
-    /// Reads that tried to do without a reference, and why they could not.
+    /// Short reads that failed, by reason; they were repeated under a reference.
     pub fallbacks: Fallbacks,
-    /// Folios copied from under a reference.
+    /// Folios copied under a reference.
     pub counted_hits: u64,
-    /// Folios that a reader wanted and that were not there.
+    /// Folios that a reader wanted and that were not up to date in the cache.
     pub misses: u64,
-    /// Of the misses, those that found the folio on its way already, and waited.
+    /// Misses that waited for a fill already in flight.
     pub waits: u64,
     /// Folios read ahead of a reader.
     pub readahead: u64,
-    /// Folios on their way from a source now.
+    /// Folios being read from a source now.
     pub fills_in_flight: u64,
     /// Fills that failed.
     pub fill_errors: u64,
-    /// Folios evicted, and their bytes.
+    /// Folios evicted.
     pub evictions: u64,
-    /// Bytes of the folios evicted.
+    /// Bytes of the evicted folios.
     pub evicted_bytes: u64,
-    /// Folios that came back soon after their eviction.
+    /// Folios that were read again soon after their eviction.
     pub refaults: u64,
-    /// Times a reader had to evict for itself.
+    /// Times a thread that needed memory had to evict by itself.
     pub direct_reclaims: u64,
     /// Folios split.
     pub splits: u64,
-    /// Folios moved to another place.
+    /// Folios moved to other frames.
     pub migrations: u64,
-    /// Of these, those that were to be pinned for long and lay in the way.
+    /// Migrations made so that a folio could be pinned.
     pub pin_migrations: u64,
-    /// Of those who borrow, and of what that costs those who evict.
+    /// Borrowing, and its cost to eviction.
     pub borrow: BorrowStats,
-    /// The budget.
+    /// The budget, in bytes.
     pub budget_bytes: u64,
     /// Bytes of file pages in memory.
     pub resident_bytes: u64,
-    /// Of these, newer than the source's. Nothing writes yet.
+    /// Of these, bytes newer than the source. Always 0: there is no writing yet.
     pub dirty_bytes: u64,
-    /// Pinned: the bytes of all pages, each as often as it is pinned.
+    /// Bytes of all pinned pages, each counted once per pin.
     pub pinned_bytes: u64,
-    /// The frame table and the index nodes with their slabs.
+    /// Bytes of the frame table and of the index nodes with their slabs.
     pub metadata_bytes: u64,
-    /// The directories of files, which lie outside of the budget like their names: 4 bytes for each
-    /// 256 KiB of a file, 256 KiB at most.
+    /// Bytes of the files' directories, which, like file names, are outside the budget: 4 bytes per
+    /// 256 KiB of a file, at most 256 KiB per file (twice that if the file has grown).
     pub directories_bytes: u64,
-    /// Bytes that nothing is in.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// Whether the system agreed to back the cache with huge pages where it can.
+    /// Whether the system accepted the request to back the cache with huge pages.
     pub huge_pages: bool,
-    /// Files known: open, or with pages in memory.
+    /// Files that are open or have cached pages.
     pub files: u64,
-    /// Calls of each file's source, with latencies.
+    /// Per file: calls of its source, with latencies.
     pub sources: Vec<(String, SourceStats)>,
 }
 
@@ -75,46 +73,46 @@ pub struct Stats {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BorrowStats {
-    /// What keeps borrowing and evicting apart.
+    /// How borrowing and evicting threads are ordered.
     pub barrier: Barrier,
     /// Readers registered now.
     pub readers: u64,
     /// Borrows that took a reference because all slots of their reader were in use.
     pub counted: u64,
-    /// Times a folio was frozen, found to be borrowed, and put back.
+    /// Times a folio was frozen, found borrowed, and thawed again.
     pub put_back: u64,
-    /// Folios that were dropped while somebody borrowed them, so that their memory had to wait.
+    /// Folios dropped while borrowed, whose memory could be freed only later.
     pub deferred: u64,
-    /// Of these, how many wait now (or until somebody looks).
+    /// Of these, folios still waiting, as of the last scan of the slots.
     pub deferred_folios: u64,
-    /// And their bytes.
+    /// Bytes of these folios.
     pub deferred_bytes: u64,
     /// Calls of membarrier(2).
     pub membarriers: u64,
 }
 
-/// Why reads fell back from the short path to the counted one.
+/// Why short reads failed and were repeated under a reference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fallbacks {
-    /// Nothing was found at the first page.
+    /// No folio was found at the first page.
     pub absent: u64,
-    /// What was found was being filled or changed.
+    /// The folio was being filled or changed.
     pub changing: u64,
-    /// What was found was another folio by then.
+    /// The frame held another folio by then.
     pub identity: u64,
-    /// It began what was read ahead, and more was to be.
+    /// The folio carries the readahead mark: the read had to start the next readahead.
     pub readahead: u64,
-    /// The range went beyond the folio.
+    /// The range crosses the end of the folio.
     pub crosses: u64,
-    /// The range went beyond the end of the file.
+    /// The range crosses the end of the file.
     pub end_of_file: u64,
-    /// The folio changed while it was copied.
+    /// The folio changed during the copy.
     pub changed: u64,
 }
 
 impl Fallbacks {
-    /// All of them.
+    /// The sum of all reasons.
     pub fn total(&self) -> u64 {
         self.absent
             + self.changing

@@ -1,42 +1,41 @@
-//! One handle's pattern of reading, as far as its misses show it, and how far ahead that says to
-//! read.
+//! A handle's access pattern, as its misses show it, and how far to read ahead.
 //!
-//! Only misses and marks come here: a hit writes nothing shared. A run of misses at adjacent pages
-//! is sequential; windows then double, from 64 KiB to the limit, with two of them on their way
-//! before they are needed. Any other miss brings just what is asked for. Called by `fill`.
+//! Only misses and readahead marks are recorded: a hit writes nothing shared. A run of misses at
+//! adjacent pages is sequential. Windows then double from 64 KiB to the limit, and two of them are
+//! in flight before they are needed. Any other miss reads only what is asked for. Called by `fill`.
 
 use crate::frame::{Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::source::Hint;
 use crate::sync::Mutex;
 
-/// The first window of a run.
+/// The first window of a sequential run.
 const WINDOW_MIN_BYTES: usize = 64 << 10;
 
-/// Windows on their way beyond the one that is being read.
+/// Windows in flight beyond the one being read.
 const WINDOWS_AHEAD: u64 = 2;
 
-/// What to bring in.
+/// What to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The reader waits for what comes before this page.
+    /// The reader waits for the pages before this one.
     pub(crate) now_end: u64,
-    /// And what comes before this page is started.
+    /// The pages from there to this one are read ahead.
     pub(crate) ahead_end: u64,
-    /// In pieces of so many pages.
+    /// The size of a piece, in pages.
     pub(crate) window_pages: u32,
-    /// And each piece gets a mark, at which more is read ahead.
+    /// Whether each piece gets a mark, at which more is read ahead.
     pub(crate) mark: bool,
 }
 
 impl Plan {
-    /// What comes before `end`, and no more.
+    /// The pages before `end`, and no more.
     pub(crate) fn of(end: u64) -> Self {
-        // Something in between may be there already; what is behind it is wanted all the same.
+        // Pages in between may be cached already; those after them are wanted all the same.
         Plan { now_end: end, ahead_end: end, window_pages: Order::MAX.frames(), mark: false }
     }
 }
 
-/// A handle's state. See the head of the file.
+/// A handle's state; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Stream {
     state: Mutex<State>,
@@ -45,26 +44,26 @@ pub(crate) struct Stream {
 
 #[derive(Debug, Clone, Copy)]
 struct State {
-    /// The page at which a sequential reader's next miss would be.
+    /// The page of a sequential reader's next miss.
     next: u64,
     window_pages: u32,
     hint: Option<Hint>,
 }
 
 impl Stream {
-    /// `window_max_bytes`: 0 for no reading ahead.
+    /// `window_max_bytes`: 0 turns readahead off.
     pub(crate) fn new(window_max_bytes: usize) -> Self {
         let window_max_pages = pages_of(window_max_bytes) as u32;
         let state = State { next: u64::MAX, window_pages: 0, hint: None };
         Stream { state: Mutex::new(state), window_max_pages }
     }
 
-    /// From now on.
+    /// Sets the mode from now on.
     pub(crate) fn advise(&self, hint: Hint) {
         self.state.lock().hint = Some(hint);
     }
 
-    /// A miss at `page` by a reader who wants `bytes` from there on.
+    /// A miss at `page`, by a reader that wants `bytes` bytes from there on.
     pub(crate) fn on_miss(&self, page: u64, bytes: usize, file_bytes: u64) -> Plan {
         let mut state = self.state.lock();
         let file_end = file_pages(file_bytes).max(page + 1);
@@ -87,10 +86,10 @@ impl Stream {
         Plan { now_end, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
-    /// A reader comes to a mark; `page` is behind the folio that has it.
+    /// A reader meets a mark; `page` is the first page after the folio that has it.
     pub(crate) fn on_mark(&self, page: u64, file_bytes: u64) -> Plan {
         let mut state = self.state.lock();
-        // Another handle's mark, if this one does not read in sequence.
+        // Another handle set the mark, if this one does not read sequentially.
         if state.hint == Some(Hint::Random) || state.window_pages == 0 {
             return Plan { now_end: page, ahead_end: page, window_pages: 1, mark: false };
         }
@@ -101,7 +100,7 @@ impl Stream {
         Plan { now_end: page, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
-    /// Everything in the file before `end`.
+    /// All pages before `end`, as far as the file goes.
     pub(crate) fn on_will_need(&self, end: u64, file_bytes: u64) -> Plan {
         let window_pages = self.window_max_pages.max(1);
         Plan { now_end: 0, ahead_end: end.min(file_pages(file_bytes)), window_pages, mark: false }
@@ -113,7 +112,7 @@ impl Stream {
     }
 }
 
-/// Pages that hold `bytes` from the start of a page on.
+/// The pages that `bytes` bytes from the start of a page on take.
 fn pages_of(bytes: usize) -> u64 {
     bytes.div_ceil(PAGE_BYTES) as u64
 }
@@ -160,7 +159,7 @@ mod tests {
         assert_eq!(stream.on_mark(6, 5 * 4096 + 1).ahead_end, 6);
     }
 
-    /// A random reader who comes to a mark of somebody else's must not read ahead.
+    /// A random reader that meets another handle's mark must not read ahead.
     #[test]
     fn a_mark_means_nothing_to_a_random_reader() {
         let stream = Stream::new(2 << 20);

@@ -1,10 +1,10 @@
-//! The one place that swaps std for the model checker.
+//! The only module that replaces std by a model checker's types.
 //!
-//! Everything in this crate that threads share is built from the names here. Under `--cfg loom`
-//! they are loom's, and the same code runs in every interleaving that loom can tell apart. Under
-//! `--cfg shuttle` they are std's with points in between at which shuttle lets another thread go on
-//! (`sync/scheduled.rs`): whole caches run, in schedules that are drawn. docs/models.md says which
-//! model runs what.
+//! Everything that threads of this crate share is built from the names here. Under `--cfg loom`
+//! they are loom's, and the code runs in every interleaving that loom distinguishes. Under `--cfg
+//! shuttle` they are std's with scheduling points in between, at which shuttle may switch threads
+//! (`sync/scheduled.rs`): whole caches run, in random schedules. docs/models.md lists which model
+//! runs what.
 
 #[cfg(shuttle)]
 pub(crate) mod scheduled;
@@ -20,8 +20,8 @@ pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thre
 #[cfg(not(shuttle))]
 pub(crate) use std::thread;
 
-/// Whether this thread unwinds from a model that failed: its atomics are gone then, or its state is
-/// what no destructor expects.
+/// Whether this thread unwinds from a failed model: its atomics are gone then, or are in a state
+/// that no destructor expects.
 #[inline(always)]
 pub(crate) fn model_failed() -> bool {
     cfg!(any(loom, shuttle)) && std::thread::panicking()
@@ -30,19 +30,19 @@ pub(crate) fn model_failed() -> bool {
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// The fence of whoever stores to words of a frame that readers without a reference load: identity,
-/// span, bytes. Each *thread* that stores them needs one after it came to the frame and before its
-/// first store: the fence of the thread that made the version odd orders that thread's own stores
-/// and nobody else's. `without` is the mutant that leaves this one out.
+/// The fence of a thread that stores to words of a frame that readers without a reference load:
+/// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame and
+/// before its first store: the fence of the thread that made the version odd orders only that
+/// thread's own stores. `without` is the mutant that omits this fence.
 #[inline(always)]
 pub(crate) fn fence_before_racing_stores(without: Mutant) {
     // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
-    // something stored after this fence sees, behind its own, the odd version that the thread here
-    // came after (through the allocator's mutex, a queue's, or a reference).
+    // something stored after this fence sees, behind its own fence, the odd version, which happened
+    // before this fence (through the allocator's mutex, a queue's, or a reference).
     if !mutant::on(without) && !mutant::on(Mutant::RefillUnfenced) {
         fence(Ordering::Release);
     }
-    // What is stored next goes past the buffers (`Extent::store`, and machine instructions).
+    // The next stores bypass the buffers (`Extent::store`, and machine instructions).
     #[cfg(shuttle)]
     scheduled::empty_own_buffer();
 }
@@ -78,7 +78,7 @@ mod locks {
     pub(super) use super::scheduled::{RawCondvar, RawMutex, lock, wait, wait_timeout};
 }
 
-// Not std's: its condition variables make a system call for each notification, waiters or not.
+// Not std's: its condition variables make a system call per notification even without waiters.
 #[cfg(not(any(loom, shuttle)))]
 mod locks {
     pub(super) type RawMutex<T> = parking_lot::Mutex<T>;
@@ -107,8 +107,8 @@ mod locks {
 
 pub(crate) use locks::MutexGuard;
 
-/// A mutex that is not poisoned: what it guards here is kept consistent by assertions, and a panic
-/// of one reader must not take the cache from all others.
+/// A mutex without poisoning: the data is consistent whenever an assertion fails, and a panic of
+/// one reader must not disable the cache for all others.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(locks::RawMutex<T>);
 
@@ -131,12 +131,12 @@ impl Condvar {
         Condvar(locks::RawCondvar::new())
     }
 
-    /// Sleeps until woken, or for no reason.
+    /// Sleeps until woken; spurious wake-ups are possible.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         locks::wait(&self.0, guard)
     }
 
-    /// Sleeps until woken, or for no reason, or for as long as `timeout`. `guard` is of `mutex`.
+    /// Sleeps until woken or for `timeout`; spurious wake-ups are possible. `guard` is of `mutex`.
     pub(crate) fn wait_timeout<'a, T>(
         &self,
         mutex: &'a Mutex<T>,

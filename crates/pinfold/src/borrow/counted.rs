@@ -1,22 +1,23 @@
 //! The counted guard: `file.get(page)`.
 //!
-//! Here: taking a reference that outlives the call, cloning it, giving it back. Called by `file`, and
-//! by the other guards when one is upgraded.
+//! Takes a reference that outlives the call, clones it, gives it back. Called by `file`, and by the
+//! other guards when they are upgraded.
 //!
 //! # A hit, step by step
 //!
-//! 1. and 2. the look (`found.rs`): the page's folio, up to date, and how much of it is the file's;
+//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and how much of it
+//!    belongs to the file;
 //! 3. add one to the count, which must not be frozen;
-//! 4. load the version again: unchanged means that 2 saw one thing, and that it stays.
+//! 4. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
-//! All that the entry says is read before the add, but for the version. Another thread that wants the
-//! folio asks for its line at any moment; what is loaded once it is gone fetches it back.
+//! Everything but the version is read from the entry before the add: other threads may take the
+//! entry's line away at any moment, and each later load has to fetch it again.
 //!
 //! # Why the bytes stay
 //!
-//! The guard owns one reference on the folio's count. So nobody can freeze the folio: it is not
-//! evicted, split or moved, and nobody writes to it. Invalidation takes it out of its file all the
-//! same; then the guard keeps the bytes it has, and the last holder frees them.
+//! The guard owns one reference of the folio's count. So no thread can freeze the folio: it is not
+//! evicted, split, moved or written to. Invalidation can still remove it from its file; then the
+//! guard keeps the old bytes, and the last holder frees them.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -33,16 +34,16 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT, guessed};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 
-/// A page of a file, in place, under a counted reference: derefs to its bytes.
+/// A page of a file, in place, under a counted reference. Derefs to the page's bytes.
 ///
-/// Made by [`File::get`](crate::File::get). The bytes are those of one moment and never change
-/// under the guard, whatever becomes of the file; [`is_current`](Self::is_current) tells whether
-/// they are still what the file has. It may be sent to other threads and shared with them. Its
-/// folio cannot be evicted meanwhile, so a program that keeps many takes that much from the cache.
+/// Made by [`File::get`](crate::File::get). The bytes are a snapshot of one moment and never change
+/// under the guard, whatever happens to the file; [`is_current`](Self::is_current) says whether the
+/// file still has them. Guards can be sent to other threads and shared. The folio cannot be evicted
+/// while a guard lives, so a program that keeps many guards takes that memory from the cache.
 ///
-/// Cost: getting one is one atomic add on the folio's line, a clone one more, a drop one
-/// subtraction. One that is [owned](Self::into_owned) also adds to and subtracts from the count of
-/// the cache itself.
+/// Cost: one atomic add on the folio's line to get one, another for a clone, one subtraction for a
+/// drop. An [owned](Self::into_owned) guard also adds to and subtracts from the count of the cache
+/// itself.
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
@@ -58,23 +59,23 @@ use crate::mutant::{self, Mutant};
 pub struct FolioRef<'a> {
     view: View,
     core: NonNull<Core>,
-    /// Of one that nothing else keeps the cache for. After the reference is given back.
+    /// Set if nothing else keeps the cache alive. Dropped after the reference is given back.
     owner: Option<Arc<Core>>,
     life: PhantomData<&'a Core>,
 }
 
-// SAFETY: what it points to (the core, an entry, bytes that nobody writes) is `Sync`, and the
-// reference may be given back by any thread.
+// SAFETY: what it points to (the core, an entry, bytes that no thread writes) is `Sync`, and any
+// thread may give the reference back.
 unsafe impl Send for FolioRef<'_> {}
-// SAFETY: as above; a shared guard gives out shared bytes only.
+// SAFETY: as above; a shared guard hands out shared bytes only.
 unsafe impl Sync for FolioRef<'_> {}
 
 impl Handle {
     /// The page number `page`, under a counted reference.
     #[inline(always)]
     pub(crate) fn get(&self, page: u64) -> Result<FolioRef<'_>> {
-        // Both ways bring words that fit into registers. A guard that is moved goes through memory, stored
-        // by words and loaded by pairs, and such a load waits for the stores.
+        // Both paths return a `View`, which fits registers. A guard returned by value would go
+        // through memory, stored in words and loaded in pairs, and such loads wait for the stores.
         let view = match self.hold_at_once(page) {
             Some(view) => view,
             None => self.hold_slowly(page)?,
@@ -82,7 +83,7 @@ impl Handle {
         Ok(FolioRef::adopt(self, view))
     }
 
-    /// Steps 1 to 4, if nothing is in the way: the page, with a reference that is the caller's.
+    /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
         let Found { frame, head, from, stamp, at, span } = self.found(page, AnyPage)?;
@@ -100,17 +101,17 @@ impl Handle {
             frame.note_use();
         }
         let bytes = guessed(from, at as usize, 0);
-        // SAFETY: the page is at `at` of the folio, which the reference keeps.
+        // SAFETY: the page is at offset `at` of the folio, which the reference keeps.
         Some(unsafe { View::at(frame, bytes, view::page_bytes(at as usize, span as usize)) })
     }
 
-    /// What the models race.
+    /// For models.
     #[cfg(all(test, loom))]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
         self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// The same with a fill, with reading ahead, with errors.
+    /// The same, with fills, readahead and errors.
     #[cold]
     #[inline(never)]
     fn hold_slowly(&self, page: u64) -> Result<View> {
@@ -133,7 +134,7 @@ impl Handle {
     }
 
     /// # Errors
-    /// The file ends before that page.
+    /// [`Error::BeyondEnd`] if the file ends before that page.
     #[cold]
     pub(super) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
@@ -145,8 +146,8 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None`: the file
-    /// ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None` if the
+    /// file ended before that page.
     #[inline(always)]
     pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
@@ -165,33 +166,33 @@ impl<'a> FolioRef<'a> {
     /// Takes over a reference to the folio of `view`.
     #[inline(always)]
     pub(super) fn adopt(handle: &'a Handle, view: View) -> Self {
-        // From the `Arc`, so that `into_owned` can make another of it.
+        // From the `Arc`, so that `into_owned` can make another `Arc` of it.
         let core = Arc::as_ptr(&handle.core).cast_mut();
         let core = NonNull::new(core).expect("an `Arc` is not null");
         FolioRef { view, core, owner: None, life: PhantomData }
     }
 
-    /// The view, with the reference; only of one that has no owner.
+    /// The view, with the reference. Only for a guard without an owner.
     pub(super) fn into_view(self) -> View {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
     }
 
     fn core(&self) -> &Core {
-        // SAFETY: the file that it came from, whose lifetime it has, keeps the core; or `owner` does.
+        // SAFETY: the file, whose lifetime the guard has, keeps the core; or `owner` does.
         unsafe { self.core.as_ref() }
     }
 
-    /// What the model's page says, now.
+    /// The word of a model's page, now.
     #[cfg(all(test, loom))]
     pub(crate) fn word(&self) -> u64 {
         self.view.word()
     }
 
-    /// The same page, with a hold on the cache itself: it outlives the file it came from.
+    /// The same page in a guard that keeps the cache itself alive and so outlives its file.
     ///
-    /// As long as one of these is alive the cache keeps all of its memory. Cost: one atomic add
-    /// on the cache's count, a line that all who do this share.
+    /// While such a guard lives the cache keeps all of its memory. Cost: one atomic add on the
+    /// cache's count, a line that all such guards share.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
             // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.
@@ -205,23 +206,23 @@ impl<'a> FolioRef<'a> {
         FolioRef { view: this.view, core: this.core, owner, life: PhantomData }
     }
 
-    /// All bytes of the folio that has the page, up to the end of the file: the page's neighbours
-    /// that happen to lie beside it, 4 KiB to 2 MiB. Where they begin in the file:
-    /// [`folio_offset`](Self::folio_offset).
+    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB around the page,
+    /// beginning at [`folio_offset`](Self::folio_offset).
     pub fn folio(&self) -> &[u8] {
-        // SAFETY: the reference keeps the folio, and nobody writes to one that others hold.
+        // SAFETY: the reference keeps the folio, and a folio with holders is never written to.
         unsafe { self.view.folio() }
     }
 
-    /// The byte of the file that [`folio`](Self::folio) begins with; a multiple of 4096.
+    /// The offset in the file, in bytes, at which [`folio`](Self::folio) begins; a multiple of
+    /// 4096.
     pub fn folio_offset(&self) -> u64 {
         self.view.folio_offset()
     }
 
-    /// Whether these bytes are still the file's: false for ever once they were invalidated, or
-    /// written to, or the file's length has changed inside of the folio.
+    /// Whether the file still has these bytes. False for ever once they were invalidated or written
+    /// to, or the file's length changed within the folio.
     ///
-    /// What was read, through any guard or by any copy, before this said "true" belongs together
+    /// If it is true, everything read before this call, through any guard or copy, is consistent
     /// with this page: see `docs/borrow.md`. Cost: one load.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
@@ -246,7 +247,7 @@ impl AsRef<[u8]> for FolioRef<'_> {
 
 impl Clone for FolioRef<'_> {
     /// # Panics
-    /// With more than four million references to one folio at once.
+    /// If the folio has more than four million references.
     #[inline]
     fn clone(&self) -> Self {
         self.view.frame().count.get(1);

@@ -1,4 +1,4 @@
-//! The second door: reading in place.
+//! The second door: borrowing pages in place.
 //!
 //! | way | file | stores to shared memory | may it leave its thread? |
 //! |---|---|---|---|
@@ -6,8 +6,8 @@
 //! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
 //!
-//! Here: what the guards have in common, which bytes they show. Not here: what happens on a miss
-//! (`fill`). Called by `file`.
+//! `view.rs` has what the guards share: which bytes they show. Misses are `fill`'s. Called by
+//! `file`.
 
 mod counted;
 mod optimistic;

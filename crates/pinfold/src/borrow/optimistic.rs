@@ -1,13 +1,13 @@
-//! Reading pages without holding them: copy, then ask whether it was worth anything.
+//! Reads pages without holding them: copy, then validate.
 //!
-//! Here: stamps of pages, racing copies under them, and the question asked of several at once. Not
-//! here: guards, under which bytes stay (`slot.rs`, `counted.rs`). Called by `file`.
+//! Stamps of pages, racing copies, and the validation of several stamps at once. The guards that
+//! hold pages are in `slot.rs` and `counted.rs`. Called by `file`.
 //!
-//! # Why several stamps are one moment
+//! # Why valid stamps are of one moment
 //!
-//! Versions only grow, so a version that is the same at two looks was the same in between. If all
-//! stamps are taken before the last of them is, and all are found unchanged after the last copy, then at
-//! the moment when the last stamp was taken every page was what its copy says.
+//! Versions only grow, so a version that two loads find equal was unchanged in between. If all
+//! stamps are found unchanged after the last copy, then at the moment the last stamp was taken
+//! every page was what its copy says.
 
 use super::view::View;
 use crate::error::Result;
@@ -15,12 +15,12 @@ use crate::found::{AnyPage, Found};
 use crate::frame::{Frame, Stamp, copy_racing};
 use crate::handle::Handle;
 
-/// A page of a file that nothing holds: copies of its bytes, and whether they can be believed.
+/// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
 ///
-/// Made by [`File::optimistic`](crate::File::optimistic). Nothing shared is written to, not even a
-/// slot; any number may be kept, by any thread, for any time. The page may be evicted, moved or written
-/// to at any moment; then, and also when somebody only tried to evict it, [`validate`](Self::validate)
-/// is false for ever, and the page must be asked for again.
+/// Made by [`File::optimistic`](crate::File::optimistic). It stores nothing to shared memory, not
+/// even to a slot; any thread may keep any number for any time. The page may be evicted, moved or
+/// written to at any moment. From then on [`validate`](Self::validate) is false, and the program
+/// must ask for the page again. An attempt to evict the page has the same effect.
 ///
 /// ```
 /// # use pinfold::{Cache, Optimistic, Options, source::Memory};
@@ -30,13 +30,13 @@ use crate::handle::Handle;
 /// loop {
 ///     let first = file.optimistic(0)?;
 ///     first.read(16, &mut parent);
-///     // A pointer that is followed must be a right one:
+///     // Validate a pointer before following it.
 ///     if !first.validate() {
 ///         continue;
 ///     }
 ///     let second = file.optimistic(u64::from(parent[0]) % 2)?;
 ///     second.read(32, &mut child);
-///     // Both of one moment, or both again.
+///     // Both pages are of one moment; otherwise start again.
 ///     if Optimistic::validate_all(&[first, second]) {
 ///         break;
 ///     }
@@ -51,8 +51,8 @@ pub struct Optimistic<'a> {
     view: View,
 }
 
-// SAFETY: the view points to an entry and to bytes of the arena, which the file whose lifetime this
-// has keeps mapped; the bytes are loaded by racing loads only.
+// SAFETY: the view points to an entry and to bytes of the arena, which the file, whose lifetime
+// this has, keeps mapped; the bytes are read by racing loads only.
 unsafe impl Send for Optimistic<'_> {}
 // SAFETY: as above; nothing is stored.
 unsafe impl Sync for Optimistic<'_> {}
@@ -61,36 +61,36 @@ impl Handle {
     /// The page number `page`, up to date at this moment.
     #[inline]
     pub(crate) fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
-        // Ends: each further turn follows an eviction or an invalidation of this very folio.
+        // Ends: each repetition follows an eviction or invalidation of this folio.
         loop {
             if let Some(found) = self.stamped(page) {
                 return Ok(found);
             }
-            // Waits for the folio, or fills it; a readahead mark is met there, too.
+            // Waits for the folio or fills it, and meets a readahead mark.
             drop(self.get(page)?);
         }
     }
 
-    /// The page as the index has it now, if it is up to date.
+    /// The page as the index has it now. `None` unless it is up to date.
     #[inline]
     pub(crate) fn stamped(&self, page: u64) -> Option<Optimistic<'_>> {
         let Found { frame, from, stamp, at, span, .. } = self.found(page, AnyPage)?;
-        // SAFETY: inside the arena, and that page's if the stamp is still valid below.
+        // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
         let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
-        // So that length and address are those of the folio with this stamp.
+        // The check makes length and address those of the folio with this stamp.
         (!frame.read_retry(stamp)).then_some(Optimistic { frame, stamp, view })
     }
 }
 
 impl Optimistic<'_> {
-    /// How many bytes of the page are the file's: 4096, or fewer at its end.
+    /// The length of the page in bytes: 4096, or fewer at the end of the file.
     #[allow(clippy::len_without_is_empty, reason = "a page behind the end is none")]
     pub fn len(&self) -> usize {
         self.view.page_bytes()
     }
 
-    /// Copies the bytes `from ..` of the page to `buf`: garbage, unless [`validate`](Self::validate)
-    /// then says that it is not.
+    /// Copies `buf.len()` bytes, from byte `from` of the page on, to `buf`. The copy is unspecified
+    /// until [`validate`](Self::validate) returns true.
     ///
     /// # Panics
     /// If the range is not in the page.
@@ -103,13 +103,14 @@ impl Optimistic<'_> {
         unsafe { copy_racing(buf.as_mut_ptr(), source, buf.len()) };
     }
 
-    /// Whether all that was read of it so far is of one moment, and still the file's.
+    /// Whether all copies made so far are of one moment, and the file still has these bytes.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
     }
 
-    /// Whether all that was read of all of `pages` so far is of one moment, and still the file's.
+    /// Whether all copies made so far of all `pages` are of one moment, and the file still has
+    /// these bytes.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate_all(pages: &[Self]) -> bool {
         pages.iter().all(Self::validate)

@@ -1,16 +1,15 @@
-//! A thread's own part of borrowing: its slots, and what each of its guards shows.
+//! A thread's own side of borrowing: its slots, and what each of its guards shows.
 //!
-//! Here: finding a free slot, and the memory that guards point to. Not here: the records that others
-//! look at (`readers`), the protocol (`slot.rs`). Called by `cache` and by `slot.rs`.
+//! Finds free slots and owns the memory that guards point to. The shared records are in `readers`,
+//! the protocol in `slot.rs`. Called by `cache` and `slot.rs`.
 //!
-//! A guard is one pointer, to a [`State`] in here. Were it the five words of the state itself, compilers
-//! would carry it through memory wherever it is returned, store it by words and load it by pairs;
-//! and such a load waits for the stores to get to the cache, which took twice as long as all the rest
-//! of a borrow.
+//! A guard is one pointer, to a [`State`] in here. If the guard were the five words of the state,
+//! compilers would return it through memory, stored in words and loaded in pairs. Such loads wait
+//! for the stores to reach the cache, which took twice as long as the rest of a borrow.
 //!
-//! Each state remembers what it showed last, under which version. A folio whose version has not moved since
-//! is what it was, where it was (versions only grow, over all lifetimes of a frame), so whoever borrows the
-//! same page again, as one does who reads its records one by one, needs neither the look-up nor the identity.
+//! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
+//! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
+//! that borrows the same page again, to read its records one by one, therefore skips the lookup.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -22,32 +21,33 @@ use crate::handle::Handle;
 use crate::readers::{Barrier, Readers, SLOTS, Seat};
 use crate::sync::{AtomicU32, Ordering};
 
-/// One guard's: where it is announced, and what it shows.
+/// The state of one guard: where it is announced, and what it shows.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Its slot, in the thread's record. Without, the guard has a reference, and the state is boxed.
+    /// The guard's slot, in the thread's record. `None`: the guard has a reference, and its state
+    /// is boxed.
     pub(super) slot: Option<NonNull<AtomicU32>>,
-    /// Of the guard that has the slot; stale without.
+    /// The handle of the guard that has the slot; stale if no guard has it.
     pub(super) handle: Cell<Option<NonNull<Handle>>>,
-    /// Of the guard that has the slot, or had it last.
+    /// What the guard that has the slot shows, or the last one that had it.
     pub(super) shown: Cell<Shown>,
 }
 
-/// A page as it was found: this page of the mapping that the folio at `head` has, as long as its
-/// version is that stamp.
+/// A page as a lookup found it: page `page` of the mapping, in the folio at `head`. Valid as long
+/// as the folio's version is `stamp`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
-    /// `u64::MAX` where nothing was shown yet.
+    /// `u64::MAX`: none yet.
     pub(super) page: u64,
     pub(super) head: FrameNumber,
     pub(super) stamp: Stamp,
-    /// Where it is, and how many bytes of it are the file's.
+    /// The page's address, and how many of its bytes belong to the file.
     pub(super) bytes: *mut u8,
     pub(super) page_bytes: usize,
 }
 
 impl State {
-    /// With a slot that announces nothing, or with a reference.
+    /// For a slot that announces nothing, or for a guard with a reference (`None`).
     pub(super) fn new(slot: Option<NonNull<AtomicU32>>) -> Self {
         let (head, stamp, bytes) = (FrameNumber(0), Stamp::default(), std::ptr::null_mut());
         let shown = Shown { page: u64::MAX, head, stamp, bytes, page_bytes: 0 };
@@ -55,12 +55,12 @@ impl State {
     }
 }
 
-/// A thread's right to borrow from one cache: see [`File::borrow`](crate::File::borrow).
+/// A thread's registration to borrow from one cache: see [`File::borrow`](crate::File::borrow).
 ///
-/// Made by [`Cache::reader`](crate::Cache::reader), it belongs to the thread that made it and cannot
-/// leave it. Keep one a thread, for long: making one takes a mutex, and using one is what makes
-/// borrowing cheap. Dropping it leaves; it may live in a thread-local variable, whose destructors may
-/// run in any order. It does not keep the cache alive.
+/// Made by [`Cache::reader`](crate::Cache::reader). It belongs to the thread that made it and
+/// cannot leave it. Keep one per thread, for long: making one takes a mutex, using it takes none. A
+/// drop unregisters it. It may live in a thread-local variable, whose destructors run in any order.
+/// It does not keep the cache alive.
 ///
 /// ```compile_fail,E0277
 /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
@@ -77,13 +77,13 @@ impl State {
 #[derive(Debug)]
 pub struct Reader {
     seat: Seat,
-    /// The address of the cache's readers, if this one of them needs no fence. `seat` keeps them there.
+    /// The address of the cache's readers, if this reader needs no fence. `seat` keeps them there.
     unfenced_address: usize,
-    /// The folio borrowed last: reading on in it is no further use of it.
+    /// The folio borrowed last: borrowing from it again is not a further use.
     last_head: Cell<u32>,
-    /// One for each slot.
+    /// One per slot.
     states: [State; SLOTS],
-    /// Neither `Send` nor `Sync`: the slots have one writer.
+    /// Neither `Send` nor `Sync`: only this thread writes the slots.
     stays: PhantomData<*mut ()>,
 }
 
@@ -95,18 +95,18 @@ impl Reader {
         Reader { seat, unfenced_address, last_head, states, stays: PhantomData }
     }
 
-    /// Whether it is one of `readers`' cache.
+    /// Whether it is a reader of the cache that has these `readers`.
     pub(super) fn is_of(&self, readers: &Arc<Readers>) -> bool {
         self.seat.is_of(readers)
     }
 
-    /// Whether it is one of the cache whose readers are at that address, and needs no fence.
+    /// Whether it is a reader of the cache whose readers are at `address`, and needs no fence.
     #[inline(always)]
     pub(super) fn is_unfenced_of(&self, readers_address: usize) -> bool {
         self.unfenced_address == readers_address
     }
 
-    /// The first slot, if it announces nothing, and its state.
+    /// The first slot and its state, if the slot is free.
     #[inline(always)]
     pub(super) fn first_slot(&self) -> Option<(&AtomicU32, &State)> {
         let slot = &self.seat.slots()[0];
@@ -114,7 +114,7 @@ impl Reader {
         (slot.load(Ordering::Relaxed) == 0).then_some((slot, &self.states[0]))
     }
 
-    /// A slot that announces nothing, and its state; rather one that showed `page` last.
+    /// A free slot and its state; by preference one that showed `page` last.
     pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &State)> {
         let slots = self.seat.slots().iter().zip(&self.states);
         // Relaxed: as in `first_slot`.
@@ -124,7 +124,8 @@ impl Reader {
         if showed(&first) { Some(first) } else { free.find(showed).or(Some(first)) }
     }
 
-    /// The reader's half of the fence; unless `ANY`, of a reader that needs none.
+    /// The reader's half of the fence. `ANY` is for all readers; without it, for those that need
+    /// none.
     #[inline(always)]
     pub(super) fn light_fence<const ANY: bool>(&self) {
         if ANY {
@@ -134,7 +135,7 @@ impl Reader {
         }
     }
 
-    /// Notes a use of the folio, if the thread comes to it from another one.
+    /// Notes a use of the folio, unless this thread borrowed from it last.
     #[inline(always)]
     pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber) {
         if !frame.is_used_most() && self.last_head.get() != head.0 {
@@ -142,7 +143,7 @@ impl Reader {
         }
     }
 
-    /// Out of line: each page that is used a lot comes here three times.
+    /// Out of line: a page that is used often gets here only three times.
     #[cold]
     #[inline(never)]
     fn come_to(&self, frame: &Frame, head: FrameNumber) {

@@ -1,20 +1,22 @@
-//! The guard that announces: `file.borrow(page, &reader)`.
+//! The announced guard: `file.borrow(page, &reader)`.
 //!
-//! Here: the borrow without a shared store, and what it falls back to. Not here: the slots and the
-//! look at them, with the argument why announcing is enough (`readers/mod.rs`). Called by `file`.
+//! The borrow without a store to shared memory, and its fallback. The slots, the scan of them, and
+//! the argument why an announcement suffices are in `readers/mod.rs`. Called by `file`.
 //!
 //! # A borrow, step by step
 //!
-//! 1. and 2. the look (`found.rs`): the page's folio, up to date, and how much of it is the file's;
-//! 3. store the head in a free slot of the reader's;
+//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and how much of it
+//!    belongs to the file;
+//! 3. store the head in a free slot of the reader;
 //! 4. the light fence;
-//! 5. load the version again: unchanged means that 2 saw one thing, and that it stays.
+//! 5. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
 //!
-//! A slot remembers the page that it showed last, with the version: for that page 3 to 5 are enough.
+//! A slot remembers the page that it showed last, and its version: for that page 3 to 5 suffice.
 //!
-//! No step waits, and a hit stores to memory of the thread's own only. On any doubt the slot is cleared
-//! and the page held by a reference instead; then 2 to 5 are tried again under that reference, which is
-//! given back if they succeed. With no slot free the guard keeps it.
+//! No step waits, and a hit stores only to memory of the thread's own. If a step fails, the slot is
+//! cleared and the page is held by a reference instead. Then 2 to 5 are tried again under that
+//! reference, which is given back if they succeed. If no slot is free the guard keeps the
+//! reference.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -32,10 +34,10 @@ use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, Ordering};
 
-/// A page of a file, in place, announced in the thread's own slot: derefs to its bytes.
+/// A page of a file, in place, announced in the thread's own slot. Derefs to the page's bytes.
 ///
-/// Made by [`File::borrow`](crate::File::borrow). The bytes are those of one moment and never
-/// change under the guard, whatever becomes of the file. It cannot leave its thread:
+/// Made by [`File::borrow`](crate::File::borrow). The bytes are a snapshot of one moment and never
+/// change under the guard, whatever happens to the file. The guard cannot leave its thread:
 ///
 /// ```compile_fail,E0277
 /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20)).unwrap();
@@ -47,23 +49,23 @@ use crate::sync::{AtomicU32, Ordering};
 /// });
 /// ```
 ///
-/// [`upgrade`](Self::upgrade) gives one that can. Its folio cannot be evicted, moved or written
-/// to meanwhile; held for ever, it keeps just that folio. A guard that is
-/// [forgotten](std::mem::forget) keeps its slot until the reader goes.
+/// [`upgrade`](Self::upgrade) makes a guard that can. While the guard lives, its folio cannot be
+/// evicted, moved or written to; a guard that is kept for ever costs just that folio. A
+/// [forgotten](std::mem::forget) guard keeps its slot until the reader is dropped.
 #[must_use = "the page is borrowed only as long as the guard lives"]
 pub struct Borrowed<'f, 'r> {
-    /// A state of the reader's, or a boxed one. Being a pointer it makes the guard neither `Send` nor
-    /// `Sync`: the slot has one writer.
+    /// A state in the reader, or a boxed one. A pointer makes the guard neither `Send` nor `Sync`:
+    /// only the reader's thread writes the slot.
     state: NonNull<State>,
     file: PhantomData<&'f Handle>,
     reader: PhantomData<&'r Reader>,
 }
 
 impl Handle {
-    /// The page number `page`, announced in a slot of `reader`'s.
+    /// The page number `page`, announced in a slot of `reader`.
     ///
-    /// Here, in the program's own loops, is what a hit needs in a reader's first slot and without a
-    /// fence; the rest is called.
+    /// Inlined into the program is a hit in the reader's first slot without a fence; the rest is a
+    /// call.
     #[inline(always)]
     pub(crate) fn borrow<'f, 'r>(
         &'f self,
@@ -79,7 +81,7 @@ impl Handle {
         self.borrow_otherwise(page, reader)
     }
 
-    /// In any slot, with or without a fence, any page; and if that cannot be had, slowly.
+    /// Any page, in any slot, with or without a fence; by the slow path if that fails.
     #[cold]
     #[inline(never)]
     fn borrow_otherwise<'f, 'r>(
@@ -87,7 +89,7 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>> {
-        // Its slots are looked at by those who freeze in its own cache only.
+        // Threads that freeze scan the readers of their own cache only.
         if !reader.is_of(&self.core.readers) {
             return Err(Error::ForeignReader { path: self.mapping.path.clone() });
         }
@@ -97,7 +99,7 @@ impl Handle {
         }
     }
 
-    /// Steps 1 to 5 in any slot, if nothing is in the way.
+    /// Steps 1 to 5 in any slot. `None` if a step fails.
     pub(crate) fn borrow_at_once<'f, 'r>(
         &'f self,
         page: u64,
@@ -107,7 +109,7 @@ impl Handle {
         announce::<true, _>(self, page, AnyPage, free, reader).then(|| Borrowed::of(free.1, self))
     }
 
-    /// By a reference: with a fill, with reading ahead, with errors.
+    /// By a reference, with fills, readahead and errors.
     #[cold]
     #[inline(never)]
     fn borrow_slowly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
@@ -136,8 +138,9 @@ impl Handle {
     }
 }
 
-/// Steps 1 to 5; or 3 to 5, if it is the page that the slot showed last. Unless `ANY`, no fence, and
-/// `want` must be whole pages. Whether the state shows the page now.
+/// Steps 1 to 5, or 3 to 5 if the slot showed this page last. `ANY` allows fences and partial
+/// pages; without it there is no fence and `want` must be whole pages. True if the state now shows
+/// the page.
 #[inline(always)]
 fn announce<const ANY: bool, W: Want>(
     handle: &Handle,
@@ -167,7 +170,7 @@ fn announce_again<const ANY: bool>(
     // Release, both stores: as in `announce_found`.
     slot.store(head.0, Ordering::Release);
     reader.light_fence::<ANY>();
-    // The page may have been another file's.
+    // The remembered page may have been another file's.
     let same = frame.is_of(handle.id);
     if frame.read_retry(anew.unwrap_or(stamp)) || !same {
         slot.store(0, Ordering::Release);
@@ -177,7 +180,7 @@ fn announce_again<const ANY: bool>(
     true
 }
 
-/// Steps 3 to 5. Unless `ANY`, of a whole page.
+/// Steps 3 to 5. Without `ANY`, for whole pages only.
 #[inline(always)]
 fn announce_found<const ANY: bool>(
     page: u64,
@@ -185,19 +188,19 @@ fn announce_found<const ANY: bool>(
     (slot, state): (&AtomicU32, &State),
     reader: &Reader,
 ) -> bool {
-    // Inside the folio at this head, if both are of one time; and inside the arena if not, as
-    // orders of a head are of folios that began there.
+    // Inside the folio at this head if head and order are of one moment; otherwise still inside the
+    // arena, as each order that a head has had is that of a folio that began there.
     let bytes = guessed(from, at as usize, 0);
     let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
     if mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
         return false;
     }
-    // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio here,
-    // and so not the one before, comes after all that was read of that one.
+    // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio in the
+    // slot, and so not the previous one, is ordered after all reads of the previous one.
     slot.store(head.0, Ordering::Release);
     reader.light_fence::<ANY>();
     if !mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
-        // Release: as at the end of a borrow; nothing was read, though.
+        // Release: as at the end of a borrow, though nothing was read.
         slot.store(0, Ordering::Release);
         return false;
     }
@@ -207,14 +210,14 @@ fn announce_found<const ANY: bool>(
 }
 
 impl<'f, 'r> Borrowed<'f, 'r> {
-    /// Of what the state shows.
+    /// A guard of what the state shows.
     #[inline(always)]
     fn of(state: &'r State, handle: &'f Handle) -> Self {
         state.handle.set(Some(handle.into()));
         Borrowed { state: state.into(), file: PhantomData, reader: PhantomData }
     }
 
-    /// Takes over the reference of what has this view.
+    /// Takes over the reference of the folio that has this view.
     fn counted(view: View, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
         let state = Box::leak(Box::new(State::new(None)));
         let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
@@ -224,34 +227,34 @@ impl<'f, 'r> Borrowed<'f, 'r> {
 
     #[inline(always)]
     fn state(&self) -> &State {
-        // SAFETY: the reader, whose lifetime the guard has, keeps its states where they are; a
-        // boxed one lives until the guard's drop.
+        // SAFETY: the reader, whose lifetime the guard has, does not move its states; a boxed state
+        // lives until the guard's drop.
         unsafe { self.state.as_ref() }
     }
 
     /// What the guard shows.
     fn view(&self) -> View {
         let Shown { head, bytes, page_bytes, .. } = self.state().shown.get();
-        // SAFETY: as it was found, and nobody has stored there since: that takes a free slot.
+        // SAFETY: as the lookup found it; a state changes only while its slot is free.
         unsafe { View::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
     }
 
     fn handle(&self) -> &'f Handle {
         let handle = self.state().handle.get().expect("set with the guard");
-        // SAFETY: it was made of a reference of this lifetime.
+        // SAFETY: made from a reference of this lifetime.
         unsafe { handle.as_ref() }
     }
 
-    /// What the model's page says, now.
+    /// The word of a model's page, now.
     #[cfg(all(test, loom))]
     pub(crate) fn word(&self) -> u64 {
         self.view().word()
     }
 
-    /// The same page under a counted reference, which may leave the thread. Cost: one atomic add.
+    /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
     ///
     /// # Errors
-    /// [`Error::TooManyReferences`] if there are four million to its folio already.
+    /// [`Error::TooManyReferences`] if the folio has four million references.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
         let count = &self.handle().core.frames.frame(head).count;
@@ -261,8 +264,9 @@ impl<'f, 'r> Borrowed<'f, 'r> {
             // SAFETY: as in `drop`.
             unsafe { slot.as_ref() }.store(0, Ordering::Release);
         }
-        // Frozen: somebody has not seen yet that it is announced. Under the mutex that he holds
-        // from before the freeze until he has put it back, it is not.
+        // Frozen: another thread froze the folio and has not scanned the slots yet. It holds the
+        // mutex from before the freeze until it has thawed the folio, so under the mutex it is not
+        // frozen.
         let got = count.try_get(1);
         if got.is_err() {
             self.handle().core.check_owner()?;
@@ -277,15 +281,15 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         Ok(FolioRef::adopt(self.handle(), self.view()))
     }
 
-    /// All bytes of the folio that has the page, up to the end of the file: the page's neighbours
-    /// that happen to lie beside it, 4 KiB to 2 MiB. Where they begin in the file:
-    /// [`folio_offset`](Self::folio_offset).
+    /// All bytes of the page's folio, up to the end of the file: 4 KiB to 2 MiB around the page,
+    /// beginning at [`folio_offset`](Self::folio_offset).
     pub fn folio(&self) -> &[u8] {
-        // SAFETY: announced, or referenced, it is not freed, and nobody writes to such a folio.
+        // SAFETY: a folio that is announced or referenced is neither freed nor written to.
         unsafe { self.view().folio() }
     }
 
-    /// The byte of the file that [`folio`](Self::folio) begins with; a multiple of 4096.
+    /// The offset in the file, in bytes, at which [`folio`](Self::folio) begins; a multiple of
+    /// 4096.
     pub fn folio_offset(&self) -> u64 {
         self.view().folio_offset()
     }
@@ -295,7 +299,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         self.view().is_current()
     }
 
-    /// By value: a guard whose address nobody takes lives in a register.
+    /// Takes `self` by value: a guard whose address is never taken stays in a register.
     #[cold]
     #[inline(never)]
     fn drop_counted(state: NonNull<State>) {
@@ -306,7 +310,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         drop(unsafe { Box::from_raw(state.as_ptr()) });
     }
 
-    /// Whether it has a reference because there was no slot.
+    /// Whether the guard has a reference because no slot was free.
     pub fn is_counted(&self) -> bool {
         self.state().slot.is_none()
     }
@@ -318,7 +322,7 @@ impl Deref for Borrowed<'_, '_> {
     #[inline(always)]
     fn deref(&self) -> &[u8] {
         let Shown { bytes, page_bytes, .. } = self.state().shown.get();
-        // SAFETY: as it was found, see `view`; and as in `folio`.
+        // SAFETY: as the lookup found it, see `view`; and as in `folio`.
         unsafe { std::slice::from_raw_parts(bytes, page_bytes) }
     }
 }
@@ -336,8 +340,8 @@ impl Drop for Borrowed<'_, '_> {
             return;
         }
         let Some(slot) = self.state().slot else { return Self::drop_counted(self.state) };
-        // Release: pairs with the acquire in `Readers::look`: all that was read here comes before
-        // whatever is done to the folio next.
+        // Release: pairs with the acquire in `Readers::look`: all reads here are ordered before
+        // what is done to the folio next.
         let order =
             if mutant::on(Mutant::ClearRelaxed) { Ordering::Relaxed } else { Ordering::Release };
         // SAFETY: the slot is in the record of the reader, which the guard's lifetime keeps.

@@ -1,7 +1,7 @@
 //! What a guard shows: the bytes of one page, and of the folio around it.
 //!
-//! Here: which bytes these are, clipped at the end of the file. Not here: why they stay, which is
-//! each guard's own affair. Called by the guards of this room.
+//! Computes which bytes these are, clipped at the end of the file. Each kind of guard has its own
+//! argument why they stay. Called by the guards of this module.
 
 use std::ptr::NonNull;
 
@@ -13,9 +13,9 @@ use crate::sync::{Ordering, fence};
 ///
 /// # Invariants
 ///
-/// `frame` is the entry of the folio's head, in a table that lives as long as whoever has the view.
-/// `page_bytes` is at least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before
-/// the end of the file as the folio has it.
+/// `frame` is the entry of the folio's head, in a table that outlives the view. `page_bytes` is at
+/// least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before the end of the
+/// file as the folio has it.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     frame: NonNull<Frame>,
@@ -24,11 +24,12 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Of the page at byte `at` of a folio that begins at `from` and has `file_bytes` of the file, as long
-    /// as its version stays what it is. `None`: the page lies behind the end of the file.
+    /// The page at byte `at` of a folio that begins at the address `from` and has `file_bytes`
+    /// bytes of the file; valid while the folio's version is unchanged. `None`: the page is beyond
+    /// the end.
     ///
     /// # Safety
-    /// `from + at` is the address of a whole page of the arena, of a folio that `frame` is the entry of.
+    /// `from + at` is the address of a whole page of the arena, in a folio whose entry is `frame`.
     #[inline(always)]
     pub(super) unsafe fn of(
         frame: &Frame,
@@ -41,7 +42,7 @@ impl View {
         (page_bytes > 0).then(|| unsafe { View::at(frame, from.wrapping_add(at), page_bytes) })
     }
 
-    /// Of the page at `bytes`, `page_bytes` of which are the file's.
+    /// The page at the address `bytes`; `page_bytes` of its bytes belong to the file.
     ///
     /// # Safety
     /// As of [`Self::of`]; and `page_bytes` is right.
@@ -55,17 +56,17 @@ impl View {
     /// The folio's entry.
     #[inline(always)]
     pub(super) fn frame(&self) -> &Frame {
-        // SAFETY: see the invariants; entries change through their atomics only.
+        // SAFETY: see the invariants; entries change only through their atomics.
         unsafe { self.frame.as_ref() }
     }
 
-    /// Where the page is.
+    /// The page's address.
     #[inline(always)]
     pub(super) fn address(&self) -> *const u8 {
         self.bytes.as_ptr()
     }
 
-    /// How many bytes of the page are the file's.
+    /// How many bytes of the page belong to the file.
     #[inline(always)]
     pub(super) fn page_bytes(&self) -> usize {
         self.page_bytes
@@ -77,12 +78,12 @@ impl View {
     /// For as long as the slice is used, the folio is neither freed nor written to.
     #[inline(always)]
     pub(super) unsafe fn page<'a>(&self) -> &'a [u8] {
-        // SAFETY: initialised and in one page of the arena by the invariants; the caller says that
-        // nobody writes.
+        // SAFETY: initialised and in one page of the arena by the invariants; the caller guarantees
+        // that no thread writes.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.page_bytes) }
     }
 
-    /// The page's word; the checker fails if a store may race with this look.
+    /// The page's word; the model checker fails if a store can race with this load.
     #[cfg(all(test, loom))]
     pub(super) fn word(&self) -> u64 {
         let mut word = [0; 8];
@@ -91,9 +92,9 @@ impl View {
         u64::from_ne_bytes(word)
     }
 
-    /// The byte of the file that the folio begins with.
+    /// The offset in the file, in bytes, at which the folio begins.
     ///
-    /// Only for a folio that is not freed: its index and order stay as they are till then.
+    /// Only for a folio that is not freed: until then its index and order do not change.
     #[inline]
     pub(super) fn folio_offset(&self) -> u64 {
         self.frame().identity().index << PAGE_SHIFT
@@ -107,7 +108,7 @@ impl View {
     pub(super) unsafe fn folio<'a>(&self) -> &'a [u8] {
         let frame = self.frame();
         let bytes = frame.file_bytes();
-        // The page in the folio: the frames of a folio are neighbours, and its head is aligned.
+        // The page's offset in the folio: a folio's frames are contiguous, and its head is aligned.
         let at = self.bytes.addr().get() & (frame.order().bytes() - 1) & !(PAGE_BYTES - 1);
         let start = self.bytes.as_ptr().wrapping_sub(at);
         // SAFETY: the folio's `order` frames begin at `start`, as the arena and each head are
@@ -115,20 +116,21 @@ impl View {
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
-    /// Whether the folio is still what a look-up in its file finds, or will find again when
-    /// whoever holds it for a moment has put it back.
+    /// Whether a lookup in the file finds this folio, now or as soon as a thread that has it frozen
+    /// thaws it.
     #[inline]
     pub(super) fn is_current(&self) -> bool {
-        // Acquire: as in `Frame::read_retry`. Whoever read, by whatever loads, something that was
-        // stored after this folio left its file, finds it gone.
+        // Acquire: as in `Frame::read_retry`. A thread that has read, by any load, something stored
+        // after this folio left its file, finds it gone.
         fence(Ordering::Acquire);
-        // The bytes of a folio that has a guard never change, and it is never split or moved: all
-        // that can happen to it is that it leaves its file.
+        // A folio that has a guard is never changed, split or moved: all that can happen to it is
+        // that it leaves its file.
         self.frame().identity().mapping != MAPPING_NONE || mutant::on(Mutant::CurrentBlindly)
     }
 }
 
-/// How many bytes of the page at byte `at` of a folio are the file's, if so many of the folio's are.
+/// How many bytes of the page at byte `at` of a folio belong to the file, if `file_bytes` of the
+/// folio do.
 #[inline(always)]
 pub(super) fn page_bytes(at: usize, file_bytes: usize) -> usize {
     file_bytes.saturating_sub(at).min(PAGE_BYTES)

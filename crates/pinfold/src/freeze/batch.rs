@@ -1,18 +1,18 @@
-//! Freezing many folios at once, so that one fence and one look at the readers' slots serve all.
+//! Freezing many folios at once: one fence and one scan of the readers' slots serve all.
 //!
-//! Here: what comes before and after the freeze of a folio that is to be evicted or moved. Not
-//! here: what is done to it meanwhile. Called by eviction and by compaction.
+//! Does the steps before and after the freeze of a folio that is to be evicted or moved; the caller
+//! does the rest. Called by eviction and by compaction.
 //!
-//! 1. find the mapping of each folio by what its entry says;
-//! 2. take their `change` mutexes, in rising order of the mappings' numbers;
-//! 3. under them check that the index has this folio there and that it is clean; freeze it, version
-//!    odd;
-//! 4. the fence, and one look at all that readers have announced;
-//! 5. put back what is announced; the rest is the caller's to take out of the index or to replace;
-//! 6. let go of the mutexes, when the batch is dropped.
+//! 1. find the mapping of each folio from its entry;
+//! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
+//! 3. under them check that the index has this folio at its page and that it is clean; freeze it,
+//!    version odd;
+//! 4. the fence, and one scan of the slots of all readers;
+//! 5. thaw what is announced; the caller takes the rest out of the index or replaces it;
+//! 6. release the mutexes, when the batch is dropped.
 //!
-//! This is the only place where more than one `change` mutex is held. Everybody else holds one and
-//! takes no other meanwhile, and here they are taken in one order: there is no cycle.
+//! This is the only place where more than one `change` mutex is held. All other code takes one, and
+//! no other while it is held; here they are taken in one order. So there is no cycle.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::readers::LOOK_MAX;
 
-/// A folio that may be frozen, and what it was when it was chosen.
+/// A folio to be frozen, and its identity when it was chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) head: FrameNumber,
@@ -31,32 +31,33 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The folio at `head`, as it is now; nothing is held.
+    /// The folio at `head`, as it is now; no hold is taken.
     pub(crate) fn of(core: &Core, head: FrameNumber) -> Self {
         Candidate { head, identity: core.frames.frame(head).identity() }
     }
 }
 
-/// Folios to be frozen together, with the mappings that they belong to.
+/// Folios to be frozen together, with their mappings.
 #[derive(Debug)]
 pub(crate) struct Batch {
     folios: Vec<Candidate>,
-    /// In rising order of their numbers, each once.
+    /// In rising order of their numbers, without duplicates.
     mappings: Vec<Arc<Mapping>>,
 }
 
-/// A batch whose mappings' `change` mutexes are held, and of which each folio is frozen or not.
+/// A batch whose mappings' `change` mutexes are held. Each of its folios is either frozen or in
+/// use.
 #[derive(Debug)]
 pub(crate) struct FrozenBatch<'a> {
     folios: &'a [Candidate],
     mappings: &'a [Arc<Mapping>],
-    /// Of the mappings, in their order.
+    /// In the order of `mappings`.
     changing: Vec<Changing<'a>>,
-    /// Of each folio: where its mapping is in `mappings`, or why it is not frozen.
+    /// Per folio: the index of its mapping in `mappings`, or why it is not frozen.
     states: Vec<Result<usize, InUse>>,
 }
 
-/// A folio that is frozen, with its mapping's `change` mutex held.
+/// A frozen folio, with its mapping's `change` mutex held.
 #[derive(Debug)]
 pub(crate) struct Frozen<'a, 'b> {
     pub(crate) folio: Candidate,
@@ -65,8 +66,8 @@ pub(crate) struct Frozen<'a, 'b> {
 }
 
 impl Batch {
-    /// The most folios of one batch. A membarrier takes many times as long as what else there is to
-    /// the eviction of one folio; and as long as a batch takes, others wait for the mutex.
+    /// The most folios of a batch. A membarrier takes many times as long as the rest of one folio's
+    /// eviction; but other threads wait for the mutexes while a batch is frozen.
     pub(crate) const MAX: usize = LOOK_MAX;
 
     /// Step 1.
@@ -83,7 +84,7 @@ impl Batch {
         Batch { folios, mappings }
     }
 
-    /// How many folios.
+    /// The number of folios.
     pub(crate) fn len(&self) -> usize {
         self.folios.len()
     }
@@ -93,7 +94,7 @@ impl Batch {
         self.folios[n]
     }
 
-    /// Steps 2 to 5 but for what the caller does.
+    /// Steps 2 to 5, except for the caller's part.
     pub(crate) fn freeze(&self, core: &Core) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
         let mut states = Vec::with_capacity(self.folios.len());
@@ -149,7 +150,8 @@ impl<'a> FrozenBatch<'a> {
 fn freeze_there(core: &Core, changing: &mut Changing<'_>, folio: Candidate) -> Result<(), InUse> {
     let (frame, page) = (core.frames.frame(folio.head), folio.identity.index);
     let there = changing.head(page) == Some(folio.head);
-    // Looked at again, now that it cannot change: it may have been split or filled anew in its place.
+    // Checked again, now that it cannot change: it may have been split, or filled anew in its
+    // frames.
     if !there || frame.identity() != folio.identity || frame.is_changing() {
         return Err(InUse::Busy);
     }

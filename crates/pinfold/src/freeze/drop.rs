@@ -1,16 +1,18 @@
-//! Dropping: folios leave their file without another one coming in their place. No user of freeze: a
-//! folio that others hold is taken from the index all the same.
+//! Dropping: folios leave their file and are not replaced. This is not a user of freeze: a folio
+//! that has holders is removed from the index all the same.
 //!
-//! [`drop_clean`] leaves alone what the source does not have yet; [`discard`] drops that, too, and is
-//! only for bytes that are the file's no more.
+//! [`drop_clean`] keeps dirty folios; [`discard`] drops them too, and is only for bytes that the
+//! file does not have any more.
 //!
 //! For each folio of the range, under the `change` mutex:
-//! 1. version odd (it is already, if the folio is on its way: its filler will find out when it lands);
+//! 1. make the version odd (it already is if the folio is being filled: its filler notices when the
+//!    fill lands);
 //! 2. tell the policy that it is gone;
-//! 3. take it out of the index; forget its identity: nobody finds, holds or announces it anew.
+//! 3. remove it from the index and forget its identity: no thread finds, holds or announces it
+//!    anew.
 //!
 //! Then, without the mutex, for a whole batch:
-//! 4. let go of it (`users.rs`): those who wait for it are woken, those who use it keep it.
+//! 4. let go of it (`users.rs`): its waiters are woken, its users keep it.
 
 use std::ops::Range;
 
@@ -22,18 +24,17 @@ use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::readers::LOOK_MAX;
 
-/// Folios dropped in one go with the mutex held, and looked for at once.
+/// Folios dropped under one hold of the mutex, and looked for in one scan.
 const BATCH: usize = LOOK_MAX;
 
-/// What becomes of folios that the source does not have yet.
+/// What happens to dirty folios.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unclean {
     Stay,
     Go,
 }
 
-/// Drops every folio that has a page of `pages` and whose bytes the source has; gives the bytes
-/// dropped.
+/// Drops every clean folio that has a page of `pages`; returns the bytes dropped.
 pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     if mutant::on(Mutant::InvalidateNothing) {
         return 0;
@@ -42,18 +43,18 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
     drop_range(core, mapping, pages, unclean, None)
 }
 
-/// Drops every folio that has a page of `pages`, also what is to be written: its bytes are lost.
+/// Drops every folio that has a page of `pages`, dirty ones included: their changes are lost.
 pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     drop_range(core, mapping, pages, Unclean::Go, None)
 }
 
-/// Gives the mapping the length that its source has now, with its `resizing` mutex held by the
-/// caller. A file with bytes that the source does not have yet keeps its own.
+/// Sets the mapping's length to `len_bytes`, the source's current length. The caller holds its
+/// `resizing` mutex. A file with dirty folios keeps its length.
 ///
-/// What has a page behind the shorter of both lengths is discarded first, also what is on its way; the
-/// length is stored in the same critical section in which there is none left. So every folio says how
-/// many of its bytes are the file's, from its landing (also under the mutex) till it goes; and whoever
-/// has seen the new length finds no byte of the old one.
+/// First discards all folios with a page beyond the shorter of the two lengths, including those
+/// being filled; stores the length in the critical section that finds none left. So each folio
+/// knows how many of its bytes the file has, from its landing (which is under the mutex too) until
+/// it is dropped, and a thread that has seen the new length finds no byte of the old one.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
     if mutant::on(Mutant::KeepOldEnd) {
@@ -72,8 +73,8 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     }
 }
 
-/// Drops what has a page of `pages`; gives the bytes dropped. With `when_empty`, what others put
-/// there meanwhile goes, too, and it is called under the mutex under which there was nothing left.
+/// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
+/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,
@@ -83,8 +84,8 @@ fn drop_range(
 ) -> u64 {
     let mut dropped = 0;
     let mut from = pages.start;
-    // Ends: each turn begins behind the last folio of the one before. With `when_empty`, it begins
-    // again for what was put there meanwhile, which takes others a read of the source.
+    // Ends: each turn begins after the last folio of the previous one. With `when_empty` it begins
+    // again for folios inserted meanwhile, each of which takes a read of the source.
     while from < pages.end {
         let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();

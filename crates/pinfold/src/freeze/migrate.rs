@@ -1,17 +1,17 @@
 //! Migration: a folio's bytes move to other frames.
 //!
-//! [`migrate`] does all of it for one folio, [`move_frozen`] steps 2 to 7 for one of a frozen batch.
-//! The caller has allocated the new folio (count 1, version odd, no mapping). Under the `change`
-//! mutex:
-//! 1. freeze the old folio, version odd, not announced: nobody reads or changes it from here on;
-//! 2. copy the bytes, and the uses;
+//! [`migrate`] does all steps for one folio, [`move_frozen`] steps 2 to 7 for one of a frozen
+//! batch. The caller has allocated the new folio (count 1, version odd, no mapping). Under the
+//! `change` mutex:
+//! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
+//! 2. copy the bytes, and the use count;
 //! 3. give the new folio the old one's identity; its version is still odd;
-//! 4. put the new head over the old one's slots: a racing look-up finds the one or the other. Who
-//!    finds the old one is turned away by its version, which never becomes even in this lifetime:
-//!    that is how a migration moves the version although it passes no deletion;
+//! 4. store the new head to the old one's index slots: a racing lookup finds either. One that finds
+//!    the old head fails on its version, which does not become even again in this use of the frame;
+//!    so a migration moves the version although the page is not deleted;
 //! 5. tell the policy;
-//! 6. version of the new folio even; its count of 1 is the index's;
-//! 7. forget the old one's identity, and free it.
+//! 6. make the new folio's version even; its count of 1 is the index's;
+//! 7. forget the old folio's identity, and free it.
 
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
@@ -21,17 +21,17 @@ use crate::index::FolioAt;
 use crate::mapping::Changing;
 use crate::mutant::{self, Mutant};
 
-/// Steps 1 to 7 but for the freeing of the old frames, which is the caller's, without the mutex.
+/// Steps 1 to 7, except that the caller frees the old frames, without the mutex.
 ///
 /// # Errors
-/// Somebody holds or borrows the folio; nothing was changed.
+/// The folio is held or borrowed; nothing was changed.
 pub(crate) fn migrate(
     core: &Core,
     changing: &mut Changing<'_>,
     folio: FolioAt,
     new_head: FrameNumber,
 ) -> Result<(), InUse> {
-    // On its way: its filler has a reference, and its version is odd.
+    // Being filled: its filler has a reference, and its version is odd.
     if core.frames.frame(folio.frame).is_changing() {
         return Err(InUse::Busy);
     }
@@ -52,9 +52,9 @@ pub(crate) fn move_frozen(
     let identity = old.identity();
     assert_eq!(identity.order, new.order(), "moved to a folio of another size");
     let (from, to) = (core.frames.address(folio.frame), core.frames.address(new_head));
-    // SAFETY: both are whole folios of this order, and do not overlap; the old one is frozen, so
-    // nobody changes it, the new one is the caller's alone. Readers left over from its last
-    // lifetime load from it by racing loads, and find out by the version.
+    // SAFETY: both are whole folios of this order and do not overlap. The old one is frozen, so no
+    // thread changes it; the new one is the caller's alone. Readers of its last use load from it by
+    // racing loads, and notice by the version.
     unsafe { copy_racing(to, from, identity.order.bytes()) };
     new.set_uses(old.uses());
     new.set_flags(old.flags() & Flags::READAHEAD);
@@ -65,7 +65,7 @@ pub(crate) fn move_frozen(
     core.residency.replace(&core.frames, folio.frame, new_head);
     mutant::pause();
     new.change_end();
-    // A reader may have got a reference to it since step 4, and wait for this.
+    // A reader may have taken a reference to it since step 4, and wait for this.
     if !mutant::on(Mutant::MoveWakesNobody) {
         core.waiters.wake(new_head.0);
     }

@@ -1,16 +1,16 @@
-//! The users of freeze. Each is one function in one file, with its order of steps at its head.
+//! The users of freeze. Each is one function in one file, which begins with its steps.
 //!
-//! What they share: the caller holds nothing of the folio; the mapping's `change` mutex is held
+//! They have in common: the caller has no hold on the folio; the mapping's `change` mutex is held
 //! from before the freeze until the folio is thawed, replaced or out of the index; the version is
-//! odd all that time; the count is frozen from the index's own reference (1), so that anybody else's
-//! reference or pin makes it fail. Then, with the version odd, they look whether anybody has
-//! announced the folio, and if so put it back.
+//! odd all that time; the count is frozen from the index's own reference (1), so any other
+//! reference or pin makes the freeze fail. Then, with the version odd, they scan the slots and thaw
+//! the folio if a reader has announced it.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `users.rs` | who may still use a folio in place |
-//! | `batch.rs` | freezing many folios for one fence and one look |
-//! | `drop.rs` | dropping folios of a range, held or not |
+//! | `users.rs` | what may still use a folio in place |
+//! | `batch.rs` | freezing many folios with one fence and one scan |
+//! | `drop.rs` | dropping the folios of a range, held or not |
 //! | `migrate.rs` | moving a folio's bytes to other frames |
 //! | `split.rs` | making small folios of a large one; only tests do so yet (feature `testing`) |
 //!

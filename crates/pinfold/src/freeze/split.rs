@@ -1,14 +1,14 @@
 //! Splitting: a large folio becomes small ones, in place.
 //!
 //! Under the `change` mutex:
-//! 1. make sure of the index nodes that the pieces need: nothing may fail half way;
-//! 2. freeze, version of the head odd; nobody has announced it;
+//! 1. reserve the index nodes that the pieces need, so that no later step fails;
+//! 2. freeze, version of the head odd; no reader has announced it;
 //! 3. hand out each piece in its own frames (count 1, the index's), with its identity. The tails'
-//!    versions were odd all along; the head is a smaller folio of the same frame now;
-//! 4. tell the policy, under one hold of its lock with step 3;
-//! 5. put the pieces over the folio's slots: a racing look-up finds the old head or the piece,
-//!    and the old head's identity sends it back if its page is no longer there;
-//! 6. make the versions even: from here on the pieces are read.
+//!    versions were odd before; the head becomes a smaller folio in the same frame;
+//! 4. tell the policy, under the same hold of its lock as step 3;
+//! 5. store the pieces to the folio's index slots: a racing lookup finds the old head or the piece;
+//!    the old head's identity refuses it if its page is no longer there;
+//! 6. make the versions even: from here on the pieces can be read.
 
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
@@ -19,7 +19,7 @@ use crate::mapping::Changing;
 use crate::mutant::{self, Mutant};
 
 /// Splits `folio`, which is in the index of the mapping that `changing` has locked, into pieces of
-/// `order`. `Ok(Err(..))`: somebody holds it.
+/// `order`. `Ok(Err(..))`: it is in use.
 ///
 /// # Errors
 /// The index needs more nodes first; nothing was changed.
@@ -33,7 +33,7 @@ pub(crate) fn split(
     let mapping = head.identity().mapping;
     let mut writer = changing.writer(&core.nodes);
     writer.reserve_split(folio.order, u32::from(order.get()))?;
-    // On its way: its filler has a reference, and its version is odd.
+    // Being filled: its filler has a reference, and its version is odd.
     if head.is_changing() {
         return Ok(Err(InUse::Busy));
     }
@@ -49,7 +49,7 @@ pub(crate) fn split(
     changing.folios_added(u64::from(pieces - 1));
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
-        // A reader may have got a reference to a piece since step 3, and wait for this.
+        // A reader may have taken a reference to a piece since step 3, and wait for this.
         if !mutant::on(Mutant::MoveWakesNobody) {
             core.waiters.wake(piece(n).0);
         }

@@ -1,4 +1,4 @@
-//! What is dirty stays cached until it was written, whatever asks for its memory.
+//! A dirty folio stays cached until it is written, whatever needs its memory.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{BUDGET_MIN_BYTES, Cache, Error, File, Hint, Options};
 
 const PAGE: u64 = 4096;
 
-/// A file of four pages, all cached, with the mark on the second: what writing will leave.
+/// A file of four cached pages, the second marked dirty, as a write will leave it.
 struct Marked {
     cache: Cache,
     memory: Arc<Memory>,
@@ -36,7 +36,7 @@ impl Marked {
         act(&mut changing.writer(&core.nodes))
     }
 
-    /// The pages of the file that are cached.
+    /// The cached pages of the file.
     fn cached(&self) -> Vec<u64> {
         let index = &self.file.handle().mapping.index;
         (0..4).filter(|&page| index.lookup(page).is_some()).collect()
@@ -69,7 +69,7 @@ fn eviction_keeps_it() {
     }
 }
 
-/// The last handle of a source that can never be opened again.
+/// The last handle of a source that can never be opened again is dropped.
 fn the_last_drop_keeps_it() {
     let Marked { cache, memory: _, file } = Marked::new(Mark::Dirty);
     let mapping = file.handle().mapping.clone();
@@ -80,7 +80,7 @@ fn the_last_drop_keeps_it() {
     assert!(core.mappings.get(mapping.id).is_some(), "given up with a dirty page in it");
 }
 
-/// The length that a source has is older than what is to be written to it.
+/// The source's length is older than the dirty page.
 fn a_new_length_keeps_it() {
     let marked = Marked::new(Mark::Dirty);
     crate::source::Source::set_len(&*marked.memory, PAGE).unwrap();
@@ -91,7 +91,7 @@ fn a_new_length_keeps_it() {
     assert_eq!((marked.cached(), marked.file.len()), (vec![], PAGE));
 }
 
-/// Runs it as shipped, and with the mutant that loses what is dirty, which it has to catch.
+/// Runs the test as shipped, and with the mutant that loses dirty pages, which it must catch.
 fn holds_and_catches(test: fn()) {
     test();
     let caught = std::panic::catch_unwind(|| mutant::with(Some(Mutant::LoseDirty), test));
@@ -123,7 +123,7 @@ fn a_new_length() {
     holds_and_catches(a_new_length_keeps_it);
 }
 
-/// Two pages of a large folio stay what they are when it is split, and when it moves.
+/// Two dirty pages of a large folio stay dirty when it is split, and when it moves.
 #[test]
 fn a_split_and_a_move_keep_the_mark() {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
@@ -140,7 +140,7 @@ fn a_split_and_a_move_keep_the_mark() {
     assert_eq!(changing.folios(), 16);
 }
 
-/// When nothing else is left, the error says how much is dirty.
+/// When only dirty pages are left, the error says how many bytes are dirty.
 #[test]
 fn memory_full_of_what_is_dirty_is_an_error_that_says_so() {
     let cache = Cache::new(Options::new(BUDGET_MIN_BYTES).readahead_max_bytes(0)).unwrap();

@@ -1,4 +1,4 @@
-//! Who may still use a folio in place: the one place that asks.
+//! The users of a folio in place: the one module that checks for them.
 //!
 //! | user | how it shows | what keeps new ones away |
 //! |---|---|---|
@@ -7,11 +7,11 @@
 //! | a borrow | its folio's head in a reader's slot | the odd version |
 //!
 //! Mapped memory will be a fourth user, with a row here and a step in [`freeze_alone`] and
-//! `batch.rs`: its pages are unmapped after the version is odd, before the look at the slots.
+//! `batch.rs`: its pages are unmapped after the version is odd, before the scan of the slots.
 //!
-//! Here: claiming a folio by its count, the look at the slots, putting a claimed folio back, and the
-//! end of a folio that left its file while it was in use. Not here: what is done to a folio that
-//! nobody uses (the other files of this folder). Called by these, and by `reclaim`.
+//! Freezes a folio by its count, scans the slots, thaws a frozen folio, and ends a folio that left
+//! its file while it was in use. The other files of this folder work on folios without users.
+//! Called by these, and by `reclaim`.
 
 use crate::core::Core;
 use crate::counters::Event;
@@ -19,21 +19,21 @@ use crate::frame::{Frame, FrameNumber};
 use crate::mutant::{self, Mutant};
 use crate::readers::Announced;
 
-/// Why a folio cannot be taken apart.
+/// Why a folio cannot be frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InUse {
-    /// Somebody holds a reference, or the folio is not what it was.
+    /// It has another reference, or is not the folio it was.
     Busy,
-    /// Somebody has pinned it.
+    /// It is pinned.
     Pinned,
-    /// Somebody reads it in place, having announced it.
+    /// A reader has announced it.
     Borrowed,
-    /// Its bytes are newer than the source's, and must be written there first.
+    /// Its bytes are newer than the source's, and must be written first.
     Dirty,
 }
 
-/// Freezes a folio that only the index has, and makes its version odd. From here on nobody gets a
-/// reference or a pin, and no read without one succeeds. Borrows that were there go on.
+/// Freezes a folio to which only the index has a reference, and makes its version odd. From here on
+/// no thread gets a reference or a pin, and no optimistic read succeeds. Existing borrows continue.
 pub(super) fn freeze(frame: &Frame) -> Result<(), InUse> {
     let expected = if mutant::on(Mutant::FreezeAnyCount) { frame.count.word().refs() } else { 1 };
     if mutant::on(Mutant::FreezePinned) && frame.count.pins() > 0 {
@@ -57,7 +57,7 @@ pub(super) fn announced(core: &Core, heads: &[FrameNumber]) -> Announced {
     core.readers.announced(heads, &core.counters)
 }
 
-/// Freezes one folio that nobody borrows either; under its mapping's `change` mutex.
+/// Freezes one folio, unless it is in use or borrowed; under its mapping's `change` mutex.
 pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> {
     let frame = core.frames.frame(head);
     freeze(frame)?;
@@ -68,24 +68,24 @@ pub(crate) fn freeze_alone(core: &Core, head: FrameNumber) -> Result<(), InUse> 
     Ok(())
 }
 
-/// Without the look at the announcements: for a model of a writer that is wrong.
+/// Without the scan of the slots: for the model of a wrong writer.
 #[cfg(all(test, loom))]
 pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
     freeze(frame)
 }
 
-/// Puts back a folio whose bytes and identity are what they were: what was announced stays so.
+/// Thaws a folio whose bytes and identity have not changed: existing announcements stay valid.
 pub(super) fn thaw(core: &Core, frame: &Frame) {
     core.counters.count(Event::Announced);
     frame.change_end();
     frame.count.unfreeze(1);
 }
 
-/// Gives up the index's references to folios that have left it: out of the index, version odd.
+/// Gives back the index's references to folios that have left it: out of the index, version odd.
 ///
-/// Wakes those who wait for one of them: they look again. What nobody has announced is freed when
-/// its last holder lets go; what somebody has announced is deferred. So a folio's last reference is
-/// never given up while somebody borrows it: the index's goes last.
+/// Wakes the threads that wait for one of them; they look the page up again. A folio that is not
+/// announced is freed by its last holder; one that is announced is deferred. So the last reference
+/// to a borrowed folio is never given back: the index's goes last.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     let announced = announced(core, gone);
     for (n, &head) in gone.iter().enumerate() {
@@ -103,7 +103,7 @@ pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
     }
 }
 
-/// Frees the deferred folios that nobody borrows any more; gives how many.
+/// Frees the deferred folios that are not borrowed any more; returns how many.
 pub(crate) fn collect(core: &Core) -> usize {
     let Some(looked) = core.deferred.look() else { return 0 };
     let announced = core.readers.look_again(looked.heads());

@@ -1,7 +1,7 @@
-//! The borrow: what is announced stays what it is, through whatever others want with its folio.
+//! The borrow: an announced folio does not change, whatever else happens to it.
 //!
-//! loom has no membarrier; both sides have a full fence here. It treats accesses that are `SeqCst` as
-//! acquire and release, but knows fences for what they are, and the protocol has only those.
+//! loom has no membarrier: both sides have a full fence here. loom treats `SeqCst` accesses as
+//! acquire and release, but supports fences, and the protocol uses only fences.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) fn reader(model: &Model) -> Reader {
     Reader::new(model.core.readers.register().expect("there are two records"))
 }
 
-/// Borrows the page of the first file, if that can be had at once, and looks at it twice.
+/// Borrows the page of the first file, if that succeeds at once, and reads it twice.
 fn borrow_page(model: &Model, page: u64) {
     let reader = reader(model);
     if let Some(borrowed) = model.files[0].borrow_at_once(page, &reader) {
@@ -36,7 +36,7 @@ fn borrow_second(model: &Model) {
     borrow_page(model, 1);
 }
 
-/// The page is dropped from its file, and its frame, if it is free then, filled anew.
+/// Drops the page from its file, and fills its frame anew if it is free then.
 fn drop_and_refill(model: &Model) {
     freeze::drop_clean(&model.core, &model.files[0].mapping, 0..1);
     model.refill();
@@ -59,7 +59,7 @@ fn what_is_borrowed_is_not_evicted() {
     holds_and_catches(against_eviction, &mutants);
 }
 
-/// The same page twice: the second time the slot remembers it.
+/// Borrows the same page twice: the second time the slot remembers it.
 fn borrow_again(model: &Model) {
     let reader = reader(model);
     for _ in 0..2 {
@@ -74,7 +74,7 @@ fn what_a_slot_remembers_is_borrowed_only_if_it_is_still_there() {
     let against_eviction = || {
         let evict_and_refill = |model: &Model| {
             model.evict();
-            // With another page of the same file: that much is looked at.
+            // With another page of the same file: the file's number is checked, too.
             if model.core.frames.free_frames() > 0 {
                 model.check(0, 1, 1);
             }
@@ -85,8 +85,8 @@ fn what_a_slot_remembers_is_borrowed_only_if_it_is_still_there() {
     holds_and_catches(against_eviction, &mutants);
 }
 
-/// The borrow as it is compiled into a program: in the first slot, without a fence of its own, and
-/// the slow way if that is not to be had.
+/// The borrow as it is inlined into a program: in the first slot, without a fence of its own; by
+/// the slow path if that fails.
 fn borrow_shipped(model: &Model) {
     let reader = reader(model);
     let borrowed = model.files[0].borrow(0, &reader).expect("the source does not fail");
@@ -129,7 +129,7 @@ fn what_is_borrowed_and_invalidated_is_freed_later() {
     holds_and_catches(against_invalidation, &mutants);
 }
 
-/// A folio of two pages is split, the second dropped, and its frame filled anew.
+/// Splits a folio of two pages, drops the second, and fills its frame anew.
 fn against_split() {
     race(&moved::pair(), moved::split_and_refill, borrow_second);
 }
@@ -151,7 +151,7 @@ fn what_is_borrowed_is_not_moved() {
     );
 }
 
-/// Borrows, upgrades, ends the borrow, and looks at the page under the reference.
+/// Borrows, upgrades, ends the borrow, and reads the page under the reference.
 fn upgrade(model: &Model) {
     let reader = reader(model);
     let Some(borrowed) = model.files[0].borrow_at_once(0, &reader) else { return };
@@ -179,8 +179,8 @@ fn an_upgrade_of_what_is_invalidated_is_not_too_late() {
     holds_and_catches(upgrade_against_invalidation, &[(Mutant::UpgradeUnannounced, "wrong bytes")]);
 }
 
-/// A thread leaves the first record while it borrows by the second; a freezer makes the version odd and
-/// looks. The registry alone: with a whole cache around it this takes a minute.
+/// A thread unregisters the first record while it borrows by the second; a freezer makes the
+/// version odd and scans. The registry alone: with a whole cache around it this takes a minute.
 fn leave_below() {
     const HEAD: FrameNumber = FrameNumber(5);
     let readers = Arc::new(Readers::new(Barrier::FullFence));
@@ -215,7 +215,7 @@ fn a_reader_that_leaves_hides_no_other() {
     holds_and_catches(leave_below, &mutants);
 }
 
-/// A record is used, left and used again, the second time without a guard that clears its slot.
+/// A record is used, unregistered and reused, the second time without a guard that clears its slot.
 fn leave_and_enter(model: &Model) {
     borrow_page(model, 0);
     let reader = reader(model);

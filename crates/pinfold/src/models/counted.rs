@@ -1,9 +1,9 @@
-//! The counted look-up: who gets a reference has the page that he asked for, and keeps it.
+//! The counted lookup: a thread that gets a reference has the page it asked for, and keeps it.
 
 use super::{Model, holds_and_catches, race};
 use crate::mutant::Mutant;
 
-/// A page is read under a reference while it is evicted and its frame, the only one, filled with a
+/// Reads a page under a reference while it is evicted and its frame, the only one, is filled with a
 /// page of another file.
 fn reclaim() {
     race(&Model::only(), Model::evict_and_refill, |model| model.check_counted(0));
@@ -18,7 +18,7 @@ fn a_counted_reference_is_to_its_page_and_keeps_it() {
     holds_and_catches(reclaim, &mutants);
 }
 
-/// The same by a guard, which asks what it got by the version.
+/// The same with a guard, which validates the version.
 fn reclaim_under_guard() {
     let get = |model: &Model| {
         let Some(page) = model.files[0].get_at_once(0) else { return };

@@ -1,5 +1,5 @@
-//! The entry's protocols in every interleaving that loom can tell apart, each beside mutants with
-//! one step broken, which the same test has to catch.
+//! The entry's protocols in every interleaving that loom distinguishes. The same tests must catch
+//! mutants with one step broken.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib frame::model`
 
@@ -29,7 +29,7 @@ fn live(frames: &Frames, mapping: u32, index: u64) -> FrameNumber {
     head
 }
 
-/// Gives up one reference; the last to do so frees the folio, by what the folio says.
+/// Gives back one reference; the last one frees the folio, according to its entry.
 fn put(frames: &Frames, head: FrameNumber) {
     let entry = frames.frame(head);
     if entry.count.put(1) {
@@ -37,7 +37,7 @@ fn put(frames: &Frames, head: FrameNumber) {
     }
 }
 
-// ---- a reader that holds nothing, against a change ----
+// ---- a reader without a hold, against a change ----
 
 /// The four steps of the version protocol, shipped or broken.
 struct Version {
@@ -54,8 +54,8 @@ const SHIPPED: Version = Version {
     change_end: Frame::change_end,
 };
 
-/// The mapping stands for the first byte of a folio and the index for the last: a reader that
-/// is told it read one thing must have read both of one lifetime.
+/// The mapping stands for a folio's first byte and the index for its last: a reader whose read is
+/// valid must have read both from one use of the frame.
 fn a_reader_sees_one_lifetime(version: &'static Version) {
     loom::model(move || {
         let frames = open();
@@ -65,7 +65,7 @@ fn a_reader_sees_one_lifetime(version: &'static Version) {
             move || {
                 let entry = frames.frame(head);
                 let Some(stamp) = (version.read_begin)(entry) else { return };
-                // As bytes are read: no order among them but what the version gives.
+                // As bytes are read: only the version orders them.
                 let first = entry.mapping_relaxed();
                 let last = entry.identity().index;
                 if !(version.read_retry)(entry, stamp) {
@@ -144,10 +144,10 @@ fn mutant_that_never_makes_the_version_odd() {
     });
 }
 
-// ---- a reader that holds nothing, against one thread that frees and another that takes ----
+// ---- a reader without a hold, against one thread that frees and another that takes ----
 
-/// What the thread that takes the frame stores next, which a reader that still has the old version
-/// may load: the new identity, the bytes, or how many of them may be read.
+/// What the thread that takes the frame stores next, which a reader with the old version may load:
+/// the new identity, the bytes, or how many of them may be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stored {
     Identity,
@@ -155,9 +155,9 @@ enum Stored {
     Span,
 }
 
-/// Page 1 of a file is evicted by one thread, its frame filled with page 2 by another, which hands
-/// the fill on to a third if `handed_on`, as to a source's worker. The thread that made the version
-/// odd fenced before it freed the frame: its fence orders its own stores and nobody else's.
+/// One thread evicts page 1 of a file, another fills its frame with page 2, and with `handed_on` a
+/// third one stores the bytes, like a source's worker. The thread that made the version odd
+/// executed a fence before it freed the frame; that fence orders its own stores only.
 fn a_frame_changes_hands(stored: Stored, handed_on: bool) {
     loom::model(move || {
         let frames = open();
@@ -174,7 +174,7 @@ fn a_frame_changes_hands(stored: Stored, handed_on: bool) {
         let filler = thread::spawn({
             let frames = frames.clone();
             move || {
-                // Another frame comes first where the eviction is not over.
+                // Another frame is allocated first if the eviction is not over.
                 let Some(taken) = frames.alloc(Order::MIN).filter(|&taken| taken == head) else {
                     return;
                 };
@@ -235,9 +235,9 @@ fn mutant_that_stores_the_span_without_a_fence() {
     mutant::with(Some(Mutant::SpanUnfenced), || a_frame_changes_hands(Stored::Span, true));
 }
 
-// ---- a counted lookup with a stale number, against the next lifetime of the frame ----
+// ---- a counted lookup with a stale number, against the next use of the frame ----
 
-/// The two steps that give a folio its new life, shipped or broken.
+/// The two steps that begin a frame's next use, shipped or broken.
 struct Birth {
     hand_out: fn(&Frame),
     set_identity: fn(&Frame, Identity),
@@ -246,9 +246,9 @@ struct Birth {
 const SHIPPED_BIRTH: Birth =
     Birth { hand_out: |frame| frame.hand_out(Order::MIN), set_identity: Frame::set_identity };
 
-/// Page 7 of file 1 is gone; its frame becomes page 5 of file 1, and another thread still looks
-/// for page 7, and a third for page 0 (what the index is when nobody has set it yet).
-/// Whoever gets a reference and finds "its" page has been lied to. In the end all is free.
+/// Page 7 of file 1 is gone; its frame becomes page 5 of file 1. Another thread still looks up page
+/// 7, and a third page 0 (what the index is before it is set). A thread that gets a reference and
+/// finds "its" page was misled. In the end everything is free.
 fn a_stale_lookup_finds_nothing(birth: &'static Birth, wanted: Identity, before: Identity) {
     loom::model(move || {
         let frames = open();
@@ -324,7 +324,7 @@ fn mutant_that_gives_the_mapping_before_the_index() {
     a_stale_lookup_finds_nothing(mutant, PAGE_0, OTHER_0);
 }
 
-// ---- flags, changed by people who hold different locks ----
+// ---- flags, changed under different locks ----
 
 fn flags_of_different_people(set: fn(&Frame, Flags)) {
     loom::model(move || {

@@ -1,5 +1,5 @@
-//! Two readers of a page that is not there: one fills, the other waits, both get its bytes or both
-//! the error.
+//! Two readers of an absent page: one fills, the other waits; both get its bytes, or both the
+//! error.
 
 use std::sync::atomic::Ordering;
 
@@ -23,8 +23,8 @@ fn two_fillers_of_a_page_agree() {
     holds_and_catches(same_page, &mutants);
 }
 
-/// The first read of the source fails. Whoever gets the error has it from that fill; whoever comes
-/// later fills again.
+/// The first read of the source fails. A reader that gets the error has it from that fill; a later
+/// reader fills again.
 fn failing() {
     let model = Model::new(2, 0);
     model.sources[0].failures.store(1, Ordering::Relaxed);
@@ -43,7 +43,7 @@ fn an_error_is_told_and_not_kept() {
     );
 }
 
-/// The page is dropped while it is on its way: its reader gets it all the same, from the source anew.
+/// The page is dropped while it is being filled: its reader gets it all the same, by a new fill.
 fn dropped() {
     let model = Model::new(2, 0);
     let drop = |model: &Model| {
@@ -57,9 +57,9 @@ fn a_fill_that_is_dropped_on_its_way_is_done_again() {
     holds_and_catches(dropped, &[(Mutant::LandBlindly, "freed while readers believe it")]);
 }
 
-/// Page 0 lies in the first half of a pair, page 1 elsewhere. Page 0 is dropped, and whoever fills
-/// both gives the whole pair to page 0, and then finds page 1 in the way. A reader that had looked
-/// page 0 up before may have got a reference to the pair by then, and waits for it to arrive.
+/// Page 0 is in the first half of a pair, page 1 elsewhere. Page 0 is dropped. A thread that then
+/// fills both gives the whole pair to page 0, and finds page 1 in the way. A reader with an old
+/// hint to page 0 may have taken a reference to the pair by then, and waits for it.
 fn in_the_way() {
     let model = Model::new(5, 1);
     let frame_of = |file: usize, page| {
@@ -68,8 +68,8 @@ fn in_the_way() {
     };
     model.check(0, 1, 1);
     model.check(0, 0, 1);
-    // Of the two frames that are left besides, one takes what is filled in the pair's stead. It must
-    // be of the other stripe: nobody is to be woken by chance.
+    // One of the two other frames takes what is filled in the pair's stead. It must be of the other
+    // stripe, so that no thread is woken by chance.
     model.check(1, 0, 1);
     model.check(1, 1, 1);
     let frames = [(0, 0), (1, 0), (1, 1)].map(|(file, page)| frame_of(file, page));

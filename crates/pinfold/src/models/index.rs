@@ -1,8 +1,8 @@
-//! The lookup against each change, in every interleaving that loom can tell apart.
+//! The lookup against each change of the index, in every interleaving that loom distinguishes.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p pinfold --release index`. The code is the shipped one; only
-//! the nodes are small: the fan-out is a parameter, and two or four slots make the same steps as 64.
-//! Each model runs with the sound order first, and then with each mutant it must catch.
+//! `RUSTFLAGS="--cfg loom" cargo test -p pinfold --release index`. The code is the shipped one with
+//! small nodes: the fan-out is a parameter, and two or four slots make the same steps as 64. Each
+//! model runs as shipped, and with each mutant that it must catch.
 
 use crate::index::{FrameNumber, Index, IndexOwner, NodePool};
 use crate::mutant::{self, Mutant};
@@ -74,8 +74,8 @@ fn growth_hides_no_page() {
     holds_and_catches(&[Mutant::PublishRelaxed, Mutant::PublishBeforeFill], growth);
 }
 
-/// One file's last page behind the first goes; its node is used by another file at once. The reader
-/// of the first file may end in the other's node, and then must know it by the frame's identity.
+/// The last page of a file, except its first, is removed; another file reuses its node at once. A
+/// reader of the first file may end in the other's node, and must notice by the frame's identity.
 fn reuse() {
     let pool = Arc::new(NodePool::<1>::model(2, GARBAGE));
     let (one, two) = (File::new(&pool), File::new(&pool));
@@ -86,8 +86,8 @@ fn reuse() {
         let (one, two) = (one.clone(), two.clone());
         loom::thread::spawn(move || (one.index.lookup(1), two.index.lookup(1), two.index.lookup(0)))
     };
-    one.remove(1); // the node is free; page 0 moves into the root
-    two.insert(1, 0, 21); // and is used again
+    one.remove(1); // frees the node; page 0 moves into the root
+    two.insert(1, 0, 21); // reuses it
     let (of_one, of_two, stays) = reader.join().unwrap();
     let known = [None, frame(10), frame(11), frame(20), frame(21)];
     assert!(known.contains(&of_one), "{of_one:?} was never stored anywhere");
@@ -101,10 +101,10 @@ fn a_recycled_node_gives_no_foreign_page_to_its_new_file() {
     holds_and_catches(&[Mutant::PublishRelaxed, Mutant::PublishBeforeFill], reuse);
 }
 
-/// A node that leaves with a folio still in its first two slots (the tree shrank and the folio moved
-/// into the root), and whose next owner fills the first and the last.
+/// A node is freed with a folio still in its first two slots (the tree shrank and the folio moved
+/// into the root). Its next user fills the first slot and the last.
 fn sparse_reuse() {
-    // Fresh nodes are empty here: what is found must come from the node's life before.
+    // Fresh nodes are empty here: what is found must come from the node's previous use.
     let pool = Arc::new(NodePool::<2>::model(2, 0));
     let (one, two) = (File::new(&pool), File::new(&pool));
     one.insert(0, 1, 10);
@@ -149,7 +149,7 @@ fn a_split_hides_no_page() {
     holds_and_catches(&[Mutant::SplitClearsFirst], || split_to::<2>(1));
 }
 
-/// A folio of two pages, at the end of a node's slots, gets another head.
+/// A folio of two pages, in the last slots of a node, gets another head.
 fn migration() {
     let file = File::<2>::new(&Arc::new(NodePool::model(3, GARBAGE)));
     file.insert(2, 1, 30);

@@ -1,4 +1,4 @@
-//! A file that gets another length: what lies behind its end is never given out as its bytes.
+//! A file changes its length: bytes beyond its end are never returned.
 
 use std::sync::atomic::Ordering;
 
@@ -6,13 +6,13 @@ use super::{Model, PAGE, holds_and_catches, race, word};
 use crate::freeze;
 use crate::mutant::Mutant;
 
-/// What the source is from now on, as somebody else makes it.
+/// Sets the state of the source, as another program would change it.
 fn becomes(model: &Model, generation: u64, len_bytes: u64) {
     model.sources[0].generation.store(generation, Ordering::Relaxed);
     model.sources[0].len_bytes.store(len_bytes, Ordering::Relaxed);
 }
 
-/// What the source is now is noticed: `File::invalidate`.
+/// The cache notices the change: `File::invalidate`.
 fn invalidate(model: &Model, pages: std::ops::Range<u64>) {
     let mapping = &model.files[0].mapping;
     let resizing = mapping.resizing.lock();
@@ -22,13 +22,13 @@ fn invalidate(model: &Model, pages: std::ops::Range<u64>) {
     freeze::drop_clean(&model.core, mapping, pages);
 }
 
-/// The length that is known of the file by now.
+/// The length of the file that the cache knows.
 fn seen(model: &Model) -> u64 {
     model.files[0].mapping.len_bytes()
 }
 
-/// Cut to four bytes and read anew. A short read of eight gets the old ones, or none; and none if the
-/// new length was seen before.
+/// The file is cut to four bytes and read again. A short read of eight returns the old bytes, or
+/// fails; it must fail if the new length was seen before.
 fn cut() {
     let cut = |model: &Model| {
         becomes(model, 1, 4);
@@ -54,7 +54,7 @@ fn a_short_read_of_a_file_that_is_cut() {
     holds_and_catches(cut, &mutants);
 }
 
-/// A file of a page and four bytes, the last of which is cached.
+/// A file of a page and four bytes, whose last page is cached.
 fn ending() -> std::sync::Arc<Model> {
     let model = Model::new(2, 0);
     becomes(&model, 0, PAGE + 4);
@@ -63,13 +63,13 @@ fn ending() -> std::sync::Arc<Model> {
     model
 }
 
-/// It grows, and another page of it is invalidated.
+/// The file grows, and another page of it is invalidated.
 fn grow(model: &Model) {
     becomes(model, 1, 2 * PAGE);
     invalidate(model, 0..1);
 }
 
-/// A short read gets the new bytes or none.
+/// A short read returns the new bytes, or fails.
 fn grown_short() {
     let read = |model: &Model| {
         let mut buf = [0; 8];
@@ -80,8 +80,8 @@ fn grown_short() {
     race(&ending(), grow, read);
 }
 
-/// A read under a reference gets the new bytes, or those before the old end; the new ones if the new
-/// length was seen before.
+/// A read under a reference returns the new bytes, or those before the old end; the new ones if the
+/// new length was seen before.
 fn grown_counted() {
     let read = |model: &Model| {
         let (seen, mut buf) = (seen(model), [0; 8]);

@@ -1,13 +1,12 @@
-//! The cache's protocols in every interleaving that loom can tell apart, on the shipped functions:
-//! a whole cache but for its daemon, its engine and the front door.
+//! The cache's protocols in every interleaving that loom distinguishes, on the shipped functions: a
+//! whole cache except for its daemon, its I/O engine and the public types.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p pinfold --lib models`. Each model runs as
-//! shipped, and then with each mutant that it has to catch. Threads are preempted at most twice in a
-//! run; `PINFOLD_LOOM_PREEMPTIONS=N` sets another bound.
+//! shipped, and then with each mutant that it must catch. A run has at most two preemptions;
+//! `PINFOLD_LOOM_PREEMPTIONS=N` sets another bound.
 //!
-//! Here: the cache of a model, its files, what several models do to it, and what holds for all of
-//! them in the end. The bytes of a page are one word that says which page of which file it is, see
-//! `frame::bytes`.
+//! A model's cache, its files, steps that several models share, and the checks at the end of all.
+//! The bytes of a page are one word that says which page of which file it is, see `frame::bytes`.
 
 mod borrowed;
 mod counted;
@@ -44,27 +43,28 @@ use crate::source::{Backing, EngineOptions, Extent, Source};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// What fresh index nodes hold: a folio that is nobody's.
+/// What fresh index nodes hold: a folio that no file has.
 const GARBAGE: u32 = 1 << 30 | 0x3FFF_FFFF;
 
-/// The checker's words for bytes that somebody may change while they are read.
+/// The checker's message for bytes that change while they are read.
 const RACE: &str = "Causality violation: Concurrent";
 
 std::thread_local! {
-    /// Whether the second side of a race is the one that loom runs first.
+    /// Whether loom runs the second side of a race first.
     static SWAPPED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The model holds, and each mutant breaks it, for the reason given (a part of the panic's message).
+/// Checks that the model holds, and that each mutant breaks it with the given part of a panic
+/// message.
 ///
-/// Each is explored twice, from either side. loom remembers one last access of a word only, so that
-/// a thread's own load hides the load of another thread from its next store; explored from the
-/// other side (the storing thread first) the same two are seen in either order.
+/// Each is explored twice, starting with either side. loom remembers only the last access of a
+/// word, so a thread's own load hides another thread's load from its next store; starting with the
+/// other side (the storing thread first) shows the two in either order.
 fn holds_and_catches(model: fn(), mutants: &[(Mutant, &str)]) {
     holds_and_catches_within(2, model, mutants);
 }
 
-/// The same with so many preemptions in a run, where two do not show every mutant.
+/// The same with another bound on preemptions, where two do not show every mutant.
 fn holds_and_catches_within(preemptions: usize, model: fn(), mutants: &[(Mutant, &str)]) {
     let explore = |mutant, swapped| {
         SWAPPED.set(swapped);
@@ -152,19 +152,19 @@ struct Model {
     core: Arc<Core>,
     files: Vec<Handle>,
     sources: Vec<Arc<Pages>>,
-    /// What one side of a race is to give back. Not loom's: each is one side's.
+    /// What each side of a race gives back. Not loom's mutexes: each is one side's only.
     pins: [std::sync::Mutex<Option<PinnedRange>>; 2],
     fresh: FrameStats,
 }
 
 impl Model {
-    /// With room for `frames` frames, folios of up to `order`, and two files of four pages.
+    /// A model with `frames` frames, folios of up to `order`, and two files of four pages.
     fn new(frames: u64, order: u8) -> Arc<Self> {
         Self::with_barrier(frames, order, Barrier::FullFence)
     }
 
-    /// The same, with readers that have no fence of their own or have one. loom has no membarrier:
-    /// see `readers::barrier`.
+    /// The same, with readers that have a fence of their own or not. loom has no membarrier: see
+    /// `readers::barrier`.
     fn with_barrier(frames: u64, order: u8, barrier: Barrier) -> Arc<Self> {
         let nodes = NodePool::model(6, GARBAGE);
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
@@ -180,14 +180,14 @@ impl Model {
         Arc::new(Model { core, files, sources, pins: Default::default(), fresh })
     }
 
-    /// The first file's first page, in the only frame.
+    /// A model with the first file's first page, in the only frame.
     fn only() -> Arc<Self> {
         let model = Self::new(1, 0);
         model.check(0, 0, 1);
         model
     }
 
-    /// Reads the words of `pages` pages from `page` on, one after the other in one read.
+    /// Reads the words of `pages` pages from `page` on, in one read.
     fn read(&self, file: usize, page: u64, pages: usize) -> Result<Vec<u64>> {
         let bytes = (pages - 1) * PAGE_BYTES + 8;
         let mut buf = vec![0; bytes];
@@ -201,7 +201,7 @@ impl Model {
         self.files[file].short(buf, offset)
     }
 
-    /// Reads, and checks every word. Fewer pages are right at the end of the file only.
+    /// Reads, and checks every word. Fewer pages are correct only at the end of the file.
     fn check(&self, file: usize, page: u64, pages: usize) {
         let wanted: Vec<_> =
             (page..page + pages as u64).map(|page| self.sources[file].word(page)).collect();
@@ -209,7 +209,7 @@ impl Model {
         assert_eq!(got, wanted, "wrong bytes");
     }
 
-    /// A short read, which may fail, of a page of the first file.
+    /// A short read of a page of the first file; it may fail.
     fn check_shortly(&self, page: u64) {
         let mut buf = [0; 8];
         if self.short(0, &mut buf, page * PAGE) {
@@ -217,7 +217,7 @@ impl Model {
         }
     }
 
-    /// A look-up under a reference, which may fail, of a page of the first file.
+    /// A lookup under a reference of a page of the first file; it may fail.
     fn check_counted(&self, page: u64) {
         let file = &self.files[0];
         let Some(held) = self.core.hold(&file.mapping, page) else { return };
@@ -230,12 +230,12 @@ impl Model {
         assert_eq!(word(&buf), self.sources[0].word(page), "wrong bytes");
     }
 
-    /// Evicts until a page is gone or nothing can be.
+    /// Evicts until a page is evicted or none can be.
     fn evict(&self) {
         reclaim::evict(&self.core, 1, 8);
     }
 
-    /// Fills a frame that was freed, if one was, with a page of the second file.
+    /// Fills a freed frame, if there is one, with a page of the second file.
     fn refill(&self) {
         if self.core.frames.free_frames() > 0 {
             self.check(1, 0, 1);
@@ -247,7 +247,8 @@ impl Model {
         self.refill();
     }
 
-    /// Nobody is left: everything can be dropped, and then all is free. Nothing leaked.
+    /// All threads have ended: everything can be dropped, and then everything is free. Nothing
+    /// leaked.
     fn ends(&self) {
         freeze::collect(&self.core);
         for file in &self.files {
@@ -281,7 +282,7 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))
 }
 
-/// Runs three at once on the model, which nobody has when they have ended.
+/// Runs three sides at once on the model, which no thread holds afterwards.
 fn race_of_three(model: &Arc<Model>, one: fn(&Model), two: fn(&Model), three: fn(&Model)) {
     let (first, last) = if SWAPPED.get() { (three, one) } else { (one, three) };
     let spawn = |side: fn(&Model)| {
@@ -296,7 +297,7 @@ fn race_of_three(model: &Arc<Model>, one: fn(&Model), two: fn(&Model), three: fn
     model.ends();
 }
 
-/// Runs both at once on the model, which nobody has when they have ended.
+/// Runs both sides at once on the model, which no thread holds afterwards.
 fn race(model: &Arc<Model>, one: fn(&Model), other: fn(&Model)) {
     let (first, second) = if SWAPPED.get() { (other, one) } else { (one, other) };
     let shared = model.clone();

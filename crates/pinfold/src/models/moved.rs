@@ -1,4 +1,4 @@
-//! Split and migration, against those who read meanwhile.
+//! Split and migration, against readers.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::freeze;
 use crate::mutant::Mutant;
 use crate::reclaim;
 
-/// What a short read catches of a folio that changes its place or its size.
+/// The mutants that a short read of a folio catches while the folio moves or splits.
 pub(super) const SHORT_MUTANTS: &[(Mutant, &str)] =
     &[(Mutant::NoLastLook, "wrong bytes"), (Mutant::FreezeStaysEven, "wrong bytes")];
 
-/// What a look-up under a reference catches of it.
+/// The mutants that a lookup under a reference catches.
 pub(super) const COUNTED_MUTANTS: &[(Mutant, &str)] = &[
     (Mutant::CountedBlindly, "the page is not in the folio"),
     (Mutant::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
 ];
 
-/// A read that gets the page in the end, whatever happens.
+/// A read that succeeds in the end, whatever happens.
 fn read_second(model: &Model) {
     let mut buf = [0; 8];
     let got = model.files[0].long(&mut buf, PAGE);
@@ -36,15 +36,14 @@ pub(super) fn pair() -> Arc<Model> {
     model
 }
 
-/// The pair is split, its second page dropped, and that page's frame filled with one of the other
-/// file's.
+/// Splits the pair, drops its second page, and fills that page's frame with one of the other file.
 pub(super) fn split_and_refill(model: &Model) {
     let file = &model.files[0];
     if reclaim::split_range(&model.core, &file.mapping, 0..2) == 0 {
         return;
     }
     freeze::drop_clean(&model.core, &file.mapping, 1..2);
-    // Of the two free frames the one that was freed last comes first.
+    // Of the two free frames, the one freed last is allocated first.
     model.check(1, 0, 1);
 }
 

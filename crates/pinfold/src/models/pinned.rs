@@ -1,4 +1,4 @@
-//! Pins: against those who freeze and free, given back by two threads, and with a folio that has to
+//! Pins: against threads that freeze and free, unpinned by two threads, and of a folio that has to
 //! move first.
 
 use std::panic::Location;
@@ -11,18 +11,18 @@ use crate::index::PAGES_END;
 use crate::mutant::Mutant;
 use crate::pin::{self, PinnedRange, Step};
 
-/// Pins pages of the first file, whatever it takes.
+/// Pins pages of the first file, by either path.
 fn pin(model: &Model, page: u64, pages: u64) -> PinnedRange {
     let range = page * PAGE..(page + pages) * PAGE;
     pin::pin(&model.files[0], range, Step::Folio, Location::caller()).expect("it can be pinned")
 }
 
-/// Pins a page of the first file, if that can be done the quick way.
+/// Pins a page of the first file, if the fast path succeeds.
 fn try_pin(model: &Model, page: u64) -> Option<PinnedRange> {
     pin::try_pin(&model.files[0], page * PAGE..(page + 1) * PAGE)
 }
 
-/// Looks at each pinned page, as a device does, which knows of no version.
+/// Reads each pinned page as a device does, without a version.
 fn check(model: &Model, pinned: &PinnedRange) {
     for extent in pinned.extents() {
         for at in (0..extent.len()).step_by(PAGE_BYTES) {
@@ -37,19 +37,20 @@ fn check(model: &Model, pinned: &PinnedRange) {
     }
 }
 
-/// Leaves a range to one side of a race.
+/// Hands a range to one side of a race.
 fn give(model: &Model, side: usize, pinned: PinnedRange) {
     *model.pins[side].lock().expect("a model") = Some(pinned);
 }
 
-/// Takes what was left to this side, and looks at it.
+/// Takes the range handed to this side, and checks it.
 fn take(model: &Model, side: usize) -> PinnedRange {
     let pinned = model.pins[side].lock().expect("a model").take().expect("pinned");
     check(model, &pinned);
     pinned
 }
 
-/// A page is pinned while it is evicted, and its frame, the only one, filled with another file's.
+/// Pins a page while it is evicted and its frame, the only one, is filled with a page of another
+/// file.
 fn reclaim() {
     let hold = |model: &Model| {
         if let Some(pinned) = try_pin(model, 0) {
@@ -68,7 +69,7 @@ fn a_pin_is_of_its_page_and_keeps_it() {
     holds_and_catches(reclaim, &mutants);
 }
 
-/// A pinned page is dropped from its file while it is unpinned: one of both frees it.
+/// A pinned page is dropped from its file while it is unpinned: one of the two frees it.
 fn dropped() {
     let model = Model::new(1, 0);
     give(&model, 0, pin(&model, 0, 1));
@@ -85,7 +86,7 @@ fn a_pinned_page_that_is_dropped_from_its_file_is_freed_once_by_the_last() {
     holds_and_catches(dropped, &mutants);
 }
 
-/// Two parts of a range, cut inside a page, of a file that is gone: given back at once.
+/// Two parts of a range, cut inside a page, of a dropped file: unpinned at the same time.
 fn parts() {
     let model = Model::new(2, 0);
     let mut front = pin(&model, 0, 2);
@@ -109,7 +110,7 @@ fn parts_of_a_range_are_given_back_by_two_threads() {
     holds_and_catches(parts, &[(Mutant::SplitSharesPin, "frames are lost")]);
 }
 
-/// The first file's second page, where no pin may stay, and a free frame for it.
+/// The first file's second page, in a run where no pin may stay, and a free frame for it.
 fn splinter() -> Arc<Model> {
     let model = moved::single();
     let head = model.files[0].mapping.index.lookup(1).expect("it was read");
@@ -117,7 +118,7 @@ fn splinter() -> Arc<Model> {
     model
 }
 
-/// Moves and pins it; the frame it was in is filled with a page of the other file.
+/// Moves and pins the page; its old frame is filled with a page of the other file.
 fn pin_and_refill(model: &Model) {
     let pinned = pin(model, 1, 1);
     check(model, &pinned);
@@ -133,7 +134,7 @@ fn moved_counted() {
     race(&splinter(), pin_and_refill, |model| model.check_counted(1));
 }
 
-/// Its run becomes one in which pins may stay, and somebody pins it there, or finds it moving.
+/// Its run becomes unmovable; another thread pins it there, or finds it moving.
 fn moved_pinned() {
     let hold = |model: &Model| {
         model.core.frames.set_splinter(FrameNumber(u32::MAX));
@@ -144,7 +145,7 @@ fn moved_pinned() {
     race(&splinter(), pin_and_refill, hold);
 }
 
-/// It is evicted at any moment.
+/// The page is evicted at any moment.
 fn moved_evicted() {
     let pin_it = |model: &Model| check(model, &pin(model, 1, 1));
     race(&splinter(), pin_it, Model::evict);

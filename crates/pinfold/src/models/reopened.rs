@@ -1,5 +1,5 @@
-//! A file that nobody has open loses its last page while somebody opens it again: he has the file
-//! that the cache knows, and what nobody has open is given up in the end.
+//! A file without handles loses its last page while a thread opens it again: that thread gets the
+//! mapping that the table has, and a mapping without handles is removed in the end.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! The short read: what it returns is bytes of the page that it was asked for, of one moment.
+//! The short read: it returns bytes of the page asked for, of one moment.
 
 use super::{Model, holds_and_catches, race, race_of_three};
 use crate::mutant::Mutant;
 
 /// A page is read while it is evicted and its frame filled with a page of another file. There is
-/// one frame, so that it must be the same.
+/// only one frame, so it must be the same.
 fn reuse() {
     race(&Model::only(), Model::evict_and_refill, |model| model.check_shortly(0));
 }
@@ -21,7 +21,7 @@ fn a_short_read_returns_bytes_of_its_page() {
 }
 
 /// The same by three threads: one evicts, another fills the frame, a third reads. The fence of the
-/// thread that made the version odd says nothing of what another thread stores.
+/// thread that made the version odd does not order the stores of another thread.
 fn reuse_by_another() {
     race_of_three(&Model::only(), |model| model.check_shortly(0), Model::evict, Model::refill);
 }

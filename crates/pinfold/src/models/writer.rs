@@ -1,7 +1,7 @@
-//! A writer against those who read in place: what writing through the cache will have to keep to.
+//! A writer against borrowing readers: the rules for writing through the cache.
 //!
-//! There is no such door yet. The writer here is its protocol, made of the shipped steps; the readers
-//! are the shipped ones. See `docs/borrow.md` for why it is like this.
+//! There is no writing yet. The writer here is its protocol, made of shipped steps; the readers are
+//! shipped. `docs/borrow.md` explains the rules.
 
 use super::borrowed::reader;
 use super::{Model, RACE, holds_and_catches, holds_and_catches_within, race, word};
@@ -10,13 +10,14 @@ use crate::frame::{FrameNumber, Identity, Order, bytes};
 use crate::freeze;
 use crate::mutant::{self, Mutant};
 
-/// What a page says after it was written to.
+/// The word of a page after it is written.
 fn written(page: u64) -> u64 {
     9_000_000 + page
 }
 
-/// Writes a page of the first file that is cached as a folio of its own. Alone with it, in place and
-/// under an odd version; else to a copy that takes its place, while others keep what they have.
+/// Writes a page of the first file that is a cached folio of its own: in place and under an odd
+/// version if it has no other users; otherwise to a copy that replaces it, while its users keep the
+/// old one.
 fn write(model: &Model, page: u64) {
     let (core, mapping) = (&*model.core, &*model.files[0].mapping);
     let copy = core.frames.alloc(Order::MIN).expect("room for a copy");
@@ -45,7 +46,7 @@ fn write(model: &Model, page: u64) {
     let late = mutant::on(Mutant::OldGoesLate);
     if late {
         new.change_end();
-        // So that others may come in between.
+        // Lets other threads run in between.
         loom::thread::yield_now();
     }
     frame.change_begin();
@@ -63,7 +64,7 @@ fn fill(core: &Core, head: FrameNumber, page: u64) {
     bytes::fill(address, written(page));
 }
 
-/// Two pages of the first file, and two frames more.
+/// Two pages of the first file, and two more frames.
 fn two_pages() -> std::sync::Arc<Model> {
     let model = Model::new(4, 0);
     model.check(0, 0, 1);
@@ -77,7 +78,7 @@ fn one_page() -> std::sync::Arc<Model> {
     model
 }
 
-/// The page under a guard is what it was at first, whatever it was.
+/// The page under a guard stays what it was when the guard was taken.
 fn borrow_one(model: &Model) {
     let reader = reader(model);
     let Some(borrowed) = model.files[0].borrow_at_once(0, &reader) else { return };
@@ -93,7 +94,7 @@ fn hold_one(model: &Model) {
     assert_eq!(held.word(), first, "changed under the guard");
 }
 
-/// Whoever finds the new bytes finds the old ones gone.
+/// A thread that finds the new bytes finds the old ones not current.
 fn hold_both(model: &Model) {
     let file = &model.files[0];
     let Ok(one) = file.get(0) else { return };
@@ -149,8 +150,8 @@ fn bytes_do_not_change_under_a_reference() {
     holds_and_catches(held, &mutants);
 }
 
-/// The first page is written before the second. Whoever finds both guards current has not the old
-/// first page and the new second one.
+/// The first page is written before the second. If both guards are current, they do not show the
+/// old first page with the new second one.
 fn couple_guards(model: &Model) {
     let file = &model.files[0];
     let Ok(first) = file.get(0) else { return };

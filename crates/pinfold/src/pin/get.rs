@@ -1,26 +1,28 @@
 //! Pinning a range: folio by folio, with one addition each.
 //!
-//! # The quick way, for a folio that is there and may stay where it is
+//! # The fast path, for a cached folio that may stay where it is
 //!
-//! 1. and 2. the look (`found.rs`): the page's folio, up to date, and which of its pages are wanted;
-//! 3. whether it may stay where it is; load the file's length, after the folio was seen up to date;
+//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and which of its
+//!    pages are wanted;
+//! 3. check that the folio may stay where it is; load the file's length, after the folio was seen
+//!    up to date;
 //! 4. add the number of pages to the pins: fails if the folio is frozen;
-//! 5. load the version again: unchanged means that 2 and 3 were true of the folio that 4 pinned. Otherwise
-//!    give the pins back.
+//! 5. load the version again: if it is unchanged, 2 and 3 were true of the folio that 4 pinned.
+//!    Otherwise give the pins back.
 //!
-//! From 4 on nobody can freeze the folio, so it is neither evicted, nor split, nor moved.
+//! From 4 on no thread can freeze the folio, so it is neither evicted, nor split, nor moved.
 //!
-//! # The long way, for one that is not there, or has to move
+//! # The slow path, for a folio that is absent or has to move
 //!
-//! Under a reference, which `fill` gives for what is not there. A folio that is smaller than a 2 MiB
-//! run, and lies in a run that is to be made whole some day, moves before it is pinned:
-//! 1. take room for it where nothing moves (`reclaim::alloc_unmovable`), before any lock;
-//! 2. under the mapping's `change` mutex: give up the reference (the index's keeps it: who evicts
-//!    needs this mutex), migrate, pin the new folio;
+//! It works under a reference, which `fill` returns for an absent folio. A folio smaller than a 2
+//! MiB run, in a run that should become free some day, moves before it is pinned:
+//! 1. allocate frames in a run for unmovable folios (`reclaim::alloc_unmovable`), before any lock;
+//! 2. under the mapping's `change` mutex: give up the reference (the index's own keeps the folio,
+//!    as eviction needs this mutex), migrate, pin the new folio;
 //! 3. free the old frames.
 //!
-//! If there is no such room, the run that the folio lies in becomes one where nothing moves. If
-//! somebody holds the folio, it is tried again for [`PATIENCE`], and is an error then.
+//! If there are no such frames, the run that the folio lies in becomes a run for unmovable folios.
+//! If another thread holds the folio, the move is retried for [`PATIENCE`]; then it is an error.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -44,13 +46,13 @@ use crate::reclaim;
 use super::run::{Run, Runs};
 use super::{PinnedRange, too_many};
 
-/// How long a folio that has to move is waited for when others hold it.
+/// How long a pin waits for the holders of a folio that has to move.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How many pages are pinned at a time.
+/// How many pages one lookup pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// All that are wanted of a folio.
+    /// All wanted pages of a folio.
     Folio,
     /// One, with a look-up and an addition for each; for comparisons only.
     #[cfg(feature = "testing")]
@@ -64,7 +66,7 @@ struct Pinned {
     pages: u32,
 }
 
-/// Pins the bytes `range` of the file. `asked_by` is for the list of holders.
+/// Pins the bytes `range` of the file. `asked_by` goes to the list of pins.
 #[inline]
 pub(crate) fn pin(
     handle: &Handle,
@@ -83,11 +85,11 @@ pub(crate) fn pin(
         Step::Page => pin_pages::<true>(handle, &mut pinned),
     };
     core.counters.add(Event::PinnedPages, pinned.runs.pages().into());
-    // On an error, what is pinned is given back by the drop.
+    // On an error, the drop of `pinned` unpins what was pinned.
     done.map(|()| pinned)
 }
 
-/// Pins all pages of the range, in order; those that are pinned are in its runs, also on an error.
+/// Pins all pages of the range, in order, and adds them to its runs, on an error too.
 #[inline]
 fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> Result<()> {
     let mut page = range.start >> PAGE_SHIFT;
@@ -122,7 +124,8 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
             },
         };
         let Pinned { head, skip, pages } = got;
-        // A folio whose first pages are others' cannot be found from the one before it.
+        // A run finds its next folio by the size of the previous one, so it goes on only from a
+        // folio's first page, or within the same folio.
         let found = skip == 0 || last_head == Some(head);
         if !(found && run.lengthen(head.after(skip), pages)) {
             range.runs.push(run);
@@ -136,7 +139,7 @@ fn pin_pages<const BY_PAGE: bool>(handle: &Handle, range: &mut PinnedRange) -> R
     done
 }
 
-/// Pins the bytes of one folio if that can be done the quick way; for models.
+/// Pins the bytes of one folio by the fast path, if that succeeds; for models.
 #[cfg(all(test, loom))]
 pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange> {
     let core = &handle.core;
@@ -150,7 +153,7 @@ pub(crate) fn try_pin(handle: &Handle, range: Range<u64>) -> Option<PinnedRange>
     Some(PinnedRange { core: core.clone(), start, end, runs, holder: 0 })
 }
 
-/// Whether there can be such a range.
+/// Checks that the range is one of the file.
 #[inline]
 fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
     let len_bytes = mapping.len_bytes();
@@ -181,19 +184,19 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
     Error::PinRange { path, start: range.start, end: range.end, cause }
 }
 
-/// As many pages can be pinned if nothing else is: all but the frame table, the index nodes of so
-/// many pages, and a little to work with.
+/// The most pages that can be pinned if nothing else is: all but the frame table, the index nodes
+/// for so many pages, and a small reserve.
 #[inline]
 pub(crate) fn pages_max(core: &Core) -> u64 {
     let frames = u64::from(core.frames.frames());
     frames - frames / 64 - (frames / 64).max(16)
 }
 
-/// Pins single pages as long as they come, and lie behind the run. Gives the first that does not lie
-/// there; `None` at the end, or at something else. `page` has gone on to it.
+/// Pins folios of a single page as long as they follow the run. Returns the first that does not;
+/// `None` at the end, or at anything else. `page` advances with it.
 ///
-/// A loop of its own, for where most time goes if there are no large folios: the processor, which
-/// knows that the next page is the next look-up, does not wait for the entry of this one.
+/// A loop of its own, for files without large folios: the next page is always the next lookup, so
+/// the processor does not wait for the entry of this one.
 #[inline(never)]
 fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Option<Pinned> {
     let mut longer = *run;
@@ -219,18 +222,19 @@ struct Seek<'a> {
     page: u64,
     /// The first page that is not wanted.
     to: u64,
-    /// The first byte that is not.
+    /// The first byte that is not wanted.
     end_byte: u64,
 }
 
 /// All wanted pages of a folio of any size.
 const ANY: u8 = 0;
-/// The page of a folio that has just one.
+/// The page of a folio that has only one.
 const SINGLES: u8 = 1;
 /// One page of a folio of any size; for comparisons.
 const ONE_PAGE: u8 = 2;
 
-/// See the head of the file. `None`: the long way, or the folio is not of the `KIND`.
+/// The fast path (see the module's documentation). `None`: take the slow path, or the folio is not
+/// of this `KIND`.
 #[inline(always)]
 fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     let Seek { handle, page, to, end_byte } = seek;
@@ -238,8 +242,8 @@ fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     if must_move(&handle.core, head, span) || (KIND == SINGLES && span != PAGE_BYTES as u64) {
         return None;
     }
-    // The folio that the end is in was dropped before a longer length was stored; so of a length
-    // loaded now, either the version knows, or the folio has all bytes up to it.
+    // The folio at the old end is dropped before a longer length is stored. So with a length loaded
+    // now, either the version has changed, or the folio has all bytes up to it.
     if end_byte > handle.mapping.len_bytes() {
         return None;
     }
@@ -254,13 +258,13 @@ fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
-/// Whether a folio of so many bytes cannot stay where it is if it is to be pinned for long.
+/// Whether a folio of this size has to move before it is pinned.
 #[inline(always)]
 fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
     bytes < Order::MAX.bytes() as u64 && core.frames.is_movable(head) && !core.options.pin_in_place
 }
 
-/// The pages from `page` on that are in one folio, by the long way.
+/// Pins the pages from `page` on that are in one folio, by the slow path.
 #[cold]
 #[inline(never)]
 fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
@@ -275,10 +279,10 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         inside()?;
         fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64))
     };
-    // Ends: when the folio stays for long enough to be pinned, or patience is at an end.
+    // Ends: when the folio stays long enough to be pinned, or patience is at an end.
     handle.held(page, (Mark::Leave, false), missing, |held| {
         inside()?;
-        // Dropped since: look again.
+        // Dropped meanwhile: look it up again.
         let Some(stamp) = held.frame().read_begin() else { return Ok(None) };
         let identity = held.frame().identity();
         if identity.mapping != handle.id {
@@ -306,7 +310,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
     })
 }
 
-/// Lets those who hold a folio go on.
+/// Lets the threads that hold a folio go on.
 fn breathe() {
     #[cfg(not(loom))]
     std::thread::sleep(Duration::from_micros(50));
@@ -314,7 +318,7 @@ fn breathe() {
     loom::thread::yield_now();
 }
 
-/// Steps 3 to 5 of the quick way, of a folio that is referenced. `None`: it was dropped meanwhile.
+/// Steps 3 to 5 of the fast path, for a folio that is referenced. `None`: it was dropped meanwhile.
 fn pin_held(
     handle: &Handle,
     held: &Held<'_>,
@@ -346,12 +350,12 @@ fn pin_held(
     Ok(Some(Pinned { head, skip: skip as u32, pages }))
 }
 
-/// What came of an attempt to move a folio.
+/// The result of an attempt to move a folio.
 enum Moved {
     Pinned(Pinned),
-    /// It is not there any more, or may stay now.
+    /// It has left the index, or may stay now.
     Gone,
-    /// By others.
+    /// By other threads.
     Held {
         offset: u64,
         bytes: u64,
@@ -359,7 +363,7 @@ enum Moved {
     },
 }
 
-/// The long way's steps, for a folio that has to move.
+/// The slow path's steps, for a folio that has to move.
 fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
@@ -369,8 +373,8 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     };
     let mut changing = mapping.change();
     let folio = changing.writer(&core.nodes).folio(page);
-    // And has all bytes: a longer length is stored under this mutex, when the folio that the old end
-    // is in has been dropped.
+    // The folio has all bytes up to the length: a longer length is stored under this mutex, after
+    // the folio at the old end was dropped.
     let whole = end_byte <= mapping.len_bytes();
     let same = |f: &FolioAt| whole && f.frame == head && f.order == u32::from(order.get());
     let Some(folio) = folio.filter(same) else {
@@ -378,7 +382,7 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
         core.put(new);
         return Moved::Gone;
     };
-    // Not the last reference: the index has one, and whoever wants that one needs the mutex.
+    // Not the last reference: the index has one, and taking that one needs the mutex.
     drop(held);
     if freeze::migrate(core, &mut changing, folio, new).is_err() {
         let word = core.frames.frame(head).count.word();

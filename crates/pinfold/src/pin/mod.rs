@@ -1,22 +1,22 @@
 //! The third door: pinning, for I/O and DMA that outlive the call.
 //!
-//! Here: [`PinnedRange`], what a program holds and does with it. The parts have files of their own:
+//! [`PinnedRange`] is what a program holds. The files:
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod.rs` | the public type: where the bytes are, giving pins back, in parts too |
-//! | `get.rs` | how a folio is found and pinned, and moved or filled before |
-//! | `run.rs` | which frames are pinned, in as few words as they allow; unpinning them |
+//! | `mod.rs` | the public type: its addresses, unpinning it, whole and in parts |
+//! | `get.rs` | finding and pinning folios, after a fill or a move if need be |
+//! | `run.rs` | the list of pinned frames; unpinning them |
 //!
-//! Not here: where small folios go that stay (`reclaim::alloc_unmovable`), moving one (`freeze::migrate`).
-//! Called by `file`. `docs/pin.md` has what it costs, and what it promises.
+//! Memory for small unmovable folios is `reclaim::alloc_unmovable`'s, moving a folio is
+//! `freeze::migrate`'s. Called by `file`. `docs/pin.md` has costs and guarantees.
 //!
 //! # What is counted
 //!
-//! A pin is one for each page of the file that the range touches, in the count of the folio that has
-//! the page: one addition of the number of pages for each folio. Each `PinnedRange` owns exactly the
-//! pins of the pages it touches, so that it can be cut in two, and the parts be given back by
-//! different threads. Where a cut goes through a page, that page is pinned once more.
+//! One pin for each page of the file that the range touches, in the count of the page's folio: one
+//! addition of the number of pages per folio. Each `PinnedRange` owns exactly the pins of the pages
+//! it touches, so it can be cut in two and the parts unpinned by different threads. A page that a
+//! cut goes through is pinned once more.
 
 mod get;
 mod run;
@@ -36,12 +36,11 @@ pub(crate) use get::try_pin;
 pub(crate) use get::{Step, pin};
 use run::Runs;
 
-/// A range of a file, pinned: its bytes stay in memory, at the addresses they have, until it is
-/// dropped.
+/// A pinned range of a file: its bytes stay in memory, at fixed addresses, until it is dropped.
 ///
-/// It may go to another thread and be dropped there, it may be given back in parts
-/// ([`unpin_front`](Self::unpin_front), [`split_off`](Self::split_off)), and it keeps the cache alive.
-/// Nothing can be unpinned twice:
+/// It can be sent to another thread and dropped there, be given back in parts
+/// ([`unpin_front`](Self::unpin_front), [`split_off`](Self::split_off)), and it keeps the cache
+/// alive. It cannot be unpinned twice:
 ///
 /// ```compile_fail,E0382
 /// # fn twice(pinned: pinfold::PinnedRange) {
@@ -50,34 +49,34 @@ use run::Runs;
 /// # }
 /// ```
 ///
-/// # What is promised of the bytes
+/// # Guarantees
 ///
 /// - The memory stays mapped, and is the program's ordinary memory: the kernel and devices may read
-///   it. Nobody may write to it but the cache.
-/// - They are the file's as of the moment of the pin, each folio's of one moment. A write through
-///   the cache to a pinned page changes it in place. Somebody else's write to the file does not;
-///   after [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes, and whoever
-///   reads or pins then gets the new ones.
-/// - Therefore no `&[u8]` of them is given out by safe code: [`copy_to`](Self::copy_to) copies as a
-///   racing reader must, and [`PinnedExtent::bytes`] says what has to hold for a slice.
+///   it. Only the cache may write to it.
+/// - Each folio's bytes are the file's as of one moment of the pin. A write through the cache to a
+///   pinned page changes it in place. A write that another program makes to the file does not.
+///   After [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes; later reads
+///   and pins get the new ones.
+/// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads, and
+///   [`PinnedExtent::bytes`] states what a slice requires.
 #[must_use = "dropped at once, it pins nothing"]
 pub struct PinnedRange {
     core: Arc<Core>,
-    /// Bytes of the file.
+    /// The bytes of the file.
     start: u64,
     end: u64,
     runs: Runs,
-    /// Its number in the list of holders, if there is one; 0 otherwise.
+    /// Its number in the list of pins; 0 if there is none.
     holder: u64,
 }
 
 impl PinnedRange {
-    /// Which bytes of the file are pinned; never none, but after all of it was given back in parts.
+    /// The pinned bytes of the file. Empty only after all of it was given back in parts.
     pub fn range(&self) -> Range<u64> {
         self.start..self.end
     }
 
-    /// How many bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         self.end - self.start
     }
@@ -88,12 +87,12 @@ impl PinnedRange {
         self.start == self.end
     }
 
-    /// Where the bytes are, from the first to the last: as few pieces as their places in memory allow.
+    /// The addresses of the bytes, from first to last, in as few pieces as the layout in memory
+    /// allows.
     ///
-    /// A system call or a ring (`writev`, `sendmsg`, `register_buffers`) takes them as `iovec`s of
-    /// whatever crate the program calls it by. Whoever hands them on sees to it that this value lives
-    /// for as long as they are used, and that nothing is written through them: an `iovec` points to
-    /// mutable memory because the system has no other kind.
+    /// System calls and rings (`writev`, `sendmsg`, `register_buffers`) take them as `iovec`s. The
+    /// caller keeps this value alive while they are used and lets nothing be written through them:
+    /// an `iovec` points to mutable memory only because the system has no other kind.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -120,11 +119,11 @@ impl PinnedRange {
         })
     }
 
-    /// Copies bytes out, those at `offset` of the file and after, as many as `buf` holds. Each aligned
-    /// word is of one moment, should somebody write meanwhile.
+    /// Copies the bytes from `offset` of the file on to `buf`, `buf.len()` of them. If a write
+    /// happens meanwhile, each aligned word is of one moment.
     ///
     /// # Errors
-    /// [`Error::OutsidePin`] if not all of them are pinned here; nothing was copied.
+    /// [`Error::OutsidePin`] if not all of them are in this range; nothing is copied then.
     pub fn copy_to(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let end = offset.checked_add(buf.len() as u64);
         let Some(end) = end.filter(|&end| offset >= self.start && end <= self.end) else {
@@ -135,7 +134,7 @@ impl PinnedRange {
             if from < to {
                 let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
                 let address = extent.address.wrapping_add((from - extent.offset) as usize);
-                // SAFETY: the extent is pinned, and inside the arena, which `core` keeps mapped; the
+                // SAFETY: the extent is pinned and inside the arena, which `core` keeps mapped; the
                 // loads may race; `buf` is the caller's alone.
                 unsafe { copy_racing(part.as_mut_ptr(), address, part.len()) };
             }
@@ -143,14 +142,14 @@ impl PinnedRange {
         Ok(())
     }
 
-    /// Cuts the range at the byte `at` of the file: this value keeps what is before it, the other has
-    /// the rest. Each is given back by itself, on whatever thread.
+    /// Cuts the range at byte `at` of the file: this value keeps the bytes before it, the returned
+    /// one has the rest. Each is unpinned by itself, on any thread.
     ///
-    /// Costs nothing on a page's border; elsewhere the page is pinned once more, for both have bytes of it.
+    /// Free on a page boundary; elsewhere the page that both parts have is pinned once more.
     ///
     /// # Errors
-    /// [`Error::OutsidePin`] if `at` is outside the range; [`Error::TooManyPins`] if the page that both
-    /// have cannot be pinned once more. Nothing has changed then.
+    /// The range is unchanged after an error. [`Error::OutsidePin`] if `at` is outside the range;
+    /// [`Error::TooManyPins`] if the shared page cannot be pinned once more.
     #[track_caller]
     pub fn split_off(&mut self, at: u64) -> Result<PinnedRange> {
         if at < self.start || at > self.end {
@@ -180,7 +179,7 @@ impl PinnedRange {
         let (head, skip) = self.runs.last_page(&self.core);
         if !mutant::on(Mutant::SplitSharesPin) {
             let count = &self.core.frames.frame(head).count;
-            // It has a pin already, so it cannot be frozen.
+            // The page has a pin, so the folio cannot be frozen.
             count.try_pin(1).map_err(|_| too_many(at))?;
             self.core.counters.add(Event::PinnedPages, 1);
         }
@@ -188,11 +187,11 @@ impl PinnedRange {
         Ok(())
     }
 
-    /// Gives back the first `bytes` bytes, as after a write(2) that took so many. A page of which bytes
-    /// are left stays pinned.
+    /// Unpins the first `bytes` bytes, as after a write(2) that took so many. A page that is only
+    /// partly given back stays pinned.
     ///
     /// # Errors
-    /// [`Error::OutsidePin`] if there are not so many; nothing was given back.
+    /// [`Error::OutsidePin`] if the range is shorter than that; nothing is unpinned then.
     pub fn unpin_front(&mut self, bytes: u64) -> Result<()> {
         let Some(start) = self.start.checked_add(bytes).filter(|&start| start <= self.end) else {
             return Err(self.outside(self.start.saturating_add(bytes)));
@@ -210,7 +209,7 @@ impl PinnedRange {
         Ok(())
     }
 
-    /// Gives the pins back: what a drop does, by a name to be seen by.
+    /// Unpins the range, as a drop does, but visibly.
     pub fn unpin(self) {}
 
     /// The same page by page, with a subtraction for each. Feature `testing`: for comparisons only.
@@ -259,40 +258,40 @@ fn too_many(offset: u64) -> Error {
     Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
 }
 
-/// A piece of a [`PinnedRange`] that lies in one piece in memory.
+/// A part of a [`PinnedRange`] that is contiguous in memory.
 #[derive(Clone, Copy)]
 pub struct PinnedExtent<'a> {
     address: *const u8,
     bytes: usize,
     offset: u64,
-    /// Keeps it where it is.
+    /// Keeps the memory pinned.
     pinned: &'a PinnedRange,
 }
 
-// SAFETY: an address and a length; what they lead to may be read from any thread as long as the range
-// is borrowed, which can be shared itself.
+// SAFETY: an address and a length; any thread may read there while the range is borrowed, and the
+// range itself is `Sync`.
 unsafe impl Send for PinnedExtent<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedExtent<'_> {}
 
 impl<'a> PinnedExtent<'a> {
-    /// Where it begins. Good to read from until the [`PinnedRange`] is dropped; see there for who may
-    /// be writing meanwhile.
+    /// The address of its first byte. Valid to read from until the [`PinnedRange`] is dropped,
+    /// which says when the bytes may change.
     pub fn address(&self) -> *const u8 {
         self.address
     }
 
-    /// How long it is.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has no byte; no extent of a range is like that.
+    /// Whether it is empty; no extent of a range is.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Where in the file its first byte is.
+    /// The offset of its first byte in the file.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -301,15 +300,15 @@ impl<'a> PinnedExtent<'a> {
         self.offset + self.bytes as u64
     }
 
-    /// The bytes themselves.
+    /// The bytes as a slice.
     ///
     /// # Safety
-    /// For as long as the slice lives, nobody writes to these pages through the cache: another
-    /// thread's write would change memory under a shared reference.
+    /// While the slice lives, nothing writes to these pages through the cache: such a write would
+    /// change memory under a shared reference.
     pub unsafe fn bytes(&self) -> &'a [u8] {
         debug_assert!(!self.pinned.is_empty());
-        // SAFETY: pinned for 'a, so it stays mapped and is not reused; the caller says that nobody
-        // writes.
+        // SAFETY: pinned for 'a, so it stays mapped and is not reused; the caller guarantees that
+        // nothing writes.
         unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
     }
 }

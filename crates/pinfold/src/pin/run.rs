@@ -1,24 +1,24 @@
-//! Which frames a range has pinned: runs of pages that lie side by side in memory, whatever folios
-//! they are of; cutting such a list, and unpinning it.
+//! The frames that a range has pinned: runs of pages that are contiguous in memory, whatever folios
+//! they belong to; cutting such a list, and unpinning it.
 //!
-//! Only the first folio of a run is written down. Those behind it are found by their sizes: the order
-//! of a folio does not change while it is pinned, for that would take a freeze; it stays with the
-//! folio even when that is dropped from its file. Called by `pin` alone.
+//! A run records its first folio only. The next ones follow from the sizes: a folio's order cannot
+//! change while it is pinned, as that takes a freeze, and a folio that is dropped from its file
+//! keeps its order. Called by `pin` alone.
 
 use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::FrameNumber;
 
-/// Pages that lie side by side.
+/// Pages that are contiguous in memory.
 ///
 /// # Invariants
-/// Each page of it is pinned once, for the owner of the list. From the second folio on, each begins
-/// where the one before ends.
+/// Each of its pages is pinned once, for the owner of the list. Each folio but the first begins
+/// where the previous one ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Of the first folio.
+    /// The head of the first folio.
     head: FrameNumber,
-    /// Pages of that folio before the run.
+    /// Pages of that folio that lie before the run.
     skip: u32,
     pages: u32,
 }
@@ -32,7 +32,7 @@ impl Run {
         Run { head, skip, pages }
     }
 
-    /// Adds the pages from the frame `next` on, if they lie behind it; whether they do.
+    /// Adds the pages from the frame `next` on and returns true, if they follow the run.
     #[inline]
     pub(super) fn lengthen(&mut self, next: FrameNumber, pages: u32) -> bool {
         let behind = self.pages > 0 && self.first().after(self.pages) == next;
@@ -52,11 +52,11 @@ impl Run {
     }
 }
 
-/// All that a range has pinned, in the order of the file. The first run is kept in place: a range
-/// that lies in one piece costs no allocation.
+/// All that a range has pinned, in file order. The first run is stored inline: a range that is
+/// contiguous in memory needs no allocation.
 #[derive(Debug)]
 pub(super) struct Runs {
-    /// Of no pages if there is nothing.
+    /// Empty if there is nothing.
     first: Run,
     rest: Vec<Run>,
 }
@@ -78,7 +78,7 @@ impl Runs {
         self.iter().map(|run| run.pages).sum()
     }
 
-    /// Adds a run behind all others, unless it is empty. Not merged with the last one.
+    /// Appends a run, unless it is empty. Does not merge it with the last one.
     #[inline]
     pub(super) fn push(&mut self, run: Run) {
         if self.first.pages == 0 {
@@ -97,14 +97,14 @@ impl Runs {
         self.first = run;
     }
 
-    /// Puts back what `split_off` took.
+    /// Appends again what `split_off` took.
     pub(super) fn append(&mut self, other: &Runs) {
         for run in other.iter() {
             self.push(*run);
         }
     }
 
-    /// Keeps the first `keep` pages, and gives the others.
+    /// Keeps the first `keep` pages and returns the others.
     pub(super) fn split_off(&mut self, core: &Core, keep: u32) -> Runs {
         let all = std::mem::replace(self, Runs::new());
         let mut other = Runs::new();
@@ -121,7 +121,7 @@ impl Runs {
         other
     }
 
-    /// The folio of the last page, and which of its pages that is. There is a page.
+    /// The last page: its folio, and the page's index in the folio. There must be a page.
     pub(super) fn last_page(&self, core: &Core) -> (FrameNumber, u32) {
         let run = self.rest.last().unwrap_or(&self.first);
         debug_assert!(run.pages > 0);
@@ -147,8 +147,8 @@ impl Runs {
         folios
     }
 
-    /// Unpins all of it: one subtraction for each folio, or `BY_PAGE`, for comparisons, for each page.
-    /// There is nothing left afterwards.
+    /// Unpins everything, with one subtraction per folio, or per page with `BY_PAGE` (for
+    /// comparisons). The list is empty afterwards.
     #[inline]
     pub(super) fn unpin<const BY_PAGE: bool>(&mut self, core: &Core) {
         let mut pages = 0;
@@ -166,13 +166,14 @@ impl Runs {
 #[inline]
 fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
     let Run { mut head, mut skip, pages: mut left } = run;
-    // Ends: each turn is done with at least a page.
+    // Ends: each turn unpins at least a page.
     while left > 0 {
         let frame = core.frames.frame(head);
-        // Before the pin goes: after that the folio may become anything.
+        // Before the unpin: after it the folio may be freed and its frames reused.
         let frames = frame.order().frames();
         if frames == 1 {
-            // By itself, so that the processor need not wait for the size to find the next entry.
+            // A case of its own, so that the processor need not wait for the size to find the next
+            // entry.
             core.unpin(head, frame, 1);
             head = head.after(1);
             left -= 1;
@@ -192,12 +193,12 @@ fn unpin_run<const BY_PAGE: bool>(core: &Core, run: Run) {
     }
 }
 
-/// What is behind the first `pages` pages of the run.
+/// The run without its first `pages` pages.
 fn cut(core: &Core, run: Run, pages: u32) -> Run {
     debug_assert!(pages < run.pages);
     let Run { mut head, skip, .. } = run;
     let mut skip = skip + pages;
-    // Ends: each turn goes behind a folio, and stays inside the run.
+    // Ends: each turn advances by a folio, and stays inside the run.
     loop {
         let frames = core.frames.frame(head).order().frames();
         if skip < frames {

@@ -1,32 +1,32 @@
-//! The two halves of the fence between announcing a folio and freezing it.
+//! The fence between announcing and freezing a folio, in two halves.
 //!
 //! A reader stores its announcement and then loads the folio's version; a freezer stores an odd
 //! version and then loads the announcements. At least one of them must see the other's store, so
-//! that both need a full fence in between. The reader's is on the hot path, the freezer's is paid
-//! once for a whole batch. membarrier(2) moves the reader's part to the freezer: the call returns
-//! after every running thread of the process has passed a full fence at some point of its program
-//! since the call began, and a thread that is not running passed one when it was switched off. So the
-//! reader only keeps the compiler from exchanging the two.
+//! both need a full fence in between. The reader's half is on the hot path; the freezer pays its
+//! half once per batch. membarrier(2) moves the reader's half to the freezer: when the call
+//! returns, every running thread of the process has executed a full fence since the call began, and
+//! a thread that was not running executed one when it was switched off. The reader then only keeps
+//! the compiler from reordering the two.
 //!
-//! Here: choosing the kind, and both halves. Not here: what is announced (`readers`). Called by
+//! Chooses the kind of fence, and has both halves. The announcements are in `readers`. Called by
 //! `readers` (the heavy half) and by the borrowing door (the light half).
 
 use crate::mutant::{self, Mutant};
 use crate::sync::{Ordering, fence};
 
-/// How a borrowing reader and those who evict, move or split folios are kept apart.
+/// How borrowing threads are ordered with threads that evict, move or split folios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Barrier {
-    /// By membarrier(2), on the slow side alone: a borrow has no fence.
+    /// By membarrier(2) on the freezer's side: a borrow has no fence.
     #[default]
     Membarrier,
-    /// By a full fence in each borrow, where the system has no membarrier(2), or as wished.
+    /// By a full fence in each borrow: the fallback where the system refuses membarrier(2).
     FullFence,
 }
 
 impl Barrier {
-    /// The one wished for, or a full fence where the kernel refuses.
+    /// The kind wished for, or a full fence where the kernel refuses.
     pub(super) fn choose(wished: Barrier) -> Barrier {
         match wished {
             Barrier::Membarrier if system::register() => Barrier::Membarrier,
@@ -41,7 +41,7 @@ impl Barrier {
             return;
         }
         if cfg!(not(loom)) && self == Barrier::Membarrier {
-            // Pairs with the membarrier in `heavy`, which is the fence that runs here.
+            // Pairs with the membarrier in `heavy`, which executes the fence of this thread.
             std::sync::atomic::compiler_fence(Ordering::SeqCst);
         } else {
             full_fence();
@@ -49,7 +49,7 @@ impl Barrier {
     }
 
     /// The freezer's half: between the store of an odd version and the load of the announcements.
-    /// False if the kernel refused, which it did not when it was asked first.
+    /// False if the kernel refuses now, though it agreed at registration.
     pub(super) fn heavy(self) -> bool {
         if cfg!(not(loom)) && self == Barrier::Membarrier {
             return system::membarrier();
@@ -62,7 +62,7 @@ impl Barrier {
     }
 }
 
-/// Out of line: those who have no fence do not even jump over it.
+/// Out of line, so that readers without a fence have no jump over it.
 #[cold]
 #[inline(never)]
 fn full_fence() {
@@ -83,7 +83,7 @@ impl std::fmt::Display for Barrier {
 mod system {
     use rustix::thread::MembarrierCommand::{PrivateExpedited, RegisterPrivateExpedited};
 
-    /// Once for a process; again does no harm.
+    /// Registers the process; repeating it is harmless.
     pub(super) fn register() -> bool {
         rustix::thread::membarrier(RegisterPrivateExpedited).is_ok()
     }
@@ -93,8 +93,8 @@ mod system {
     }
 }
 
-/// loom has no membarrier: both halves are full fences there, which is what the light half of an
-/// asymmetric fence is worth beside the heavy one (P1202, "Asymmetric fences").
+/// loom has no membarrier: both halves are full fences there, which is what a light fence is
+/// equivalent to beside a heavy one (P1202, "Asymmetric fences").
 #[cfg(loom)]
 mod system {
     pub(super) fn register() -> bool {
@@ -106,7 +106,7 @@ mod system {
     }
 }
 
-/// What it does to the store buffers that a model under shuttle can have.
+/// Its effect on the store buffers that a model under shuttle may have.
 #[cfg(shuttle)]
 mod system {
     use crate::mutant::{self, Mutant};

@@ -1,12 +1,11 @@
-//! Folios that left their file while a reader had announced them: the list of them.
+//! Folios that left their file while a reader had announced them.
 //!
-//! Not here: how a folio gets here and leaves (`freeze/users.rs`).
+//! `freeze/users.rs` adds and removes them. Such a folio is "gone" in the table of
+//! `frame/entry.rs`: out of the index, with an odd version, so it cannot be announced anew. The
+//! list has the reference that the index had.
 //!
-//! Such a folio is "gone" in the table of `frame/entry.rs`: out of the index, version odd, so nobody
-//! can announce it anew. The list has the reference that the index had.
-//!
-//! The list is no longer than there are slots, but for what was added since the last look; a borrow
-//! that is kept for ever keeps its folio there, and nothing else.
+//! Except for folios added since the last scan, the list is no longer than there are slots; a
+//! borrow that is kept for ever keeps its folio in the list, and nothing else.
 
 use std::collections::VecDeque;
 
@@ -14,11 +13,11 @@ use super::LOOK_MAX;
 use crate::frame::{FrameNumber, Frames};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The list. The folios' memory is still the budget's.
+/// The list. Its folios' memory still counts in the budget.
 #[derive(Debug)]
 pub(crate) struct Deferred(Mutex<VecDeque<FrameNumber>>);
 
-/// The first folios of the list, taken off it with its lock held.
+/// The first folios of the list, removed from it, with its lock held.
 pub(crate) struct Looked<'a> {
     list: MutexGuard<'a, VecDeque<FrameNumber>>,
     heads: Vec<FrameNumber>,
@@ -29,19 +28,19 @@ impl Deferred {
         Deferred(Mutex::new(VecDeque::new()))
     }
 
-    /// Takes over a reference to a folio that is gone and was announced when it went.
+    /// Takes over a reference to a folio that is gone and was announced when it left its file.
     pub(crate) fn push(&self, head: FrameNumber) {
         self.0.lock().push_back(head);
     }
 
-    /// How many folios and pages wait.
+    /// The number of folios and pages in the list.
     pub(crate) fn outstanding(&self, frames: &Frames) -> (u64, u64) {
         let list = self.0.lock();
         let pages = |head: &FrameNumber| u64::from(frames.frame(*head).order().frames());
         (list.len() as u64, list.iter().map(pages).sum())
     }
 
-    /// The next folios to look for, [`LOOK_MAX`] at most; `None` if there are none.
+    /// The next folios to scan for, [`LOOK_MAX`] at most; `None` if there are none.
     pub(crate) fn look(&self) -> Option<Looked<'_>> {
         let mut list = self.0.lock();
         let looked = list.len().min(LOOK_MAX);
@@ -51,13 +50,13 @@ impl Deferred {
 }
 
 impl Looked<'_> {
-    /// Which folios they are.
+    /// Their heads.
     pub(crate) fn heads(&self) -> &[FrameNumber] {
         &self.heads
     }
 
-    /// Puts those back that are `announced` still, by their number in [`heads`](Self::heads), and
-    /// gives the others, with their references.
+    /// Puts those that are still `announced` (by their index in [`heads`](Self::heads)) back into
+    /// the list. Returns the others, with their references.
     pub(crate) fn over(mut self, announced: impl Fn(usize) -> bool) -> Vec<FrameNumber> {
         let mut over = Vec::new();
         for (n, head) in self.heads.into_iter().enumerate() {

@@ -1,24 +1,24 @@
-//! Who borrows: a record for each thread, with slots for the folios that it reads in place.
+//! Readers: a record per thread, with slots for the folios that the thread borrows.
 //!
-//! Here: registering and leaving, the slots, and the one look at all of them. Not here: the guard
-//! over a slot (`borrow/`), who freezes what (`freeze`). Called by `cache`, by the borrowing
-//! door, and by everybody who freezes.
+//! Registering and unregistering, the slots, and the scan of all slots. The guards are in
+//! `borrow/`, freezing in `freeze`. Called by `cache`, the borrowing door, and everything that
+//! freezes.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod.rs` | the registry: records, the look at all slots |
+//! | `mod.rs` | the registry: records, the scan of all slots |
 //! | `barrier.rs` | the fence between announcing and freezing |
 //! | `deferred.rs` | folios that left their file while they were announced |
 //!
 //! # A slot's word
 //!
-//! | state | value | who stores it |
+//! | state | value | stored by |
 //! |---|---|---|
-//! | free | 0 | the record's thread, at the end of a borrow and when it leaves |
+//! | free | 0 | the record's thread, at the end of a borrow and when it unregisters |
 //! | announced | frame number of a folio's head (never 0: that is the table's) | the record's thread |
 //!
-//! Only its thread stores a slot; anybody may look. An announcement alone means nothing: it is a
-//! borrow once the reader, *after* storing it, has seen the folio's version unchanged and even.
+//! Only its own thread stores to a slot; any thread may load it. An announcement becomes a borrow
+//! once the reader, *after* storing it, has seen the folio's version even and unchanged.
 //!
 //! # Announcing against freezing
 //!
@@ -27,21 +27,21 @@
 //! | load version v, even; identity; length | freeze the count, version odd |
 //! | store the slot | |
 //! | *light fence* | *heavy fence* |
-//! | load the version: still v, or clear the slot and give up | load all slots |
-//! | read in place | announced: put back. Not announced: take it apart |
+//! | load the version: still v, or clear the slot and fail | load all slots |
+//! | read in place | announced: thaw. Not announced: take the folio apart |
 //! | clear the slot, release | |
 //!
-//! By the two fences at least one side sees the other: a reader that sees v again is seen by every
-//! later look. So what the look does not find nobody borrows, and nobody can begin to while the
-//! version is odd. The look loads with acquire, so that whatever the reader did before it cleared
-//! the slot comes before what the freezer does next.
+//! By the two fences at least one side sees the other: if a reader sees v again, every later scan
+//! sees its announcement. So a folio that the scan does not find is not borrowed, and cannot be
+//! borrowed while its version is odd. The scan loads with acquire, so that everything the reader
+//! did before it cleared the slot happens before what the freezer does next.
 //!
 //! # Records
 //!
-//! They are made in chunks, never freed or moved before the cache goes, and used again by others.
-//! `high` is one more than the largest number in use, and bounds the look. It is raised before its
-//! record's first announcement, by the same thread, so that whoever must see the announcement sees
-//! it, too.
+//! Records are allocated in chunks, are never freed or moved while the cache lives, and are reused.
+//! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
+//! before its record's first announcement, so a freezer that must see the announcement sees `high`
+//! too.
 
 mod barrier;
 mod deferred;
@@ -62,13 +62,13 @@ use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
 pub(crate) use crate::sizes::SLOTS;
 use crate::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
 
-/// The most [`Reader`](crate::Reader)s that one cache can have at once.
+/// The most [`Reader`](crate::Reader)s of one cache at once.
 pub const READERS_MAX: usize = CHUNK * CHUNKS;
 
-/// The most folios that are looked for at once.
+/// The most folios that one scan looks for.
 pub(crate) const LOOK_MAX: usize = 512;
 
-/// One thread's slots, on lines of their own: x86 fetches them in pairs.
+/// The slots of one thread, on cache lines of their own: x86 fetches lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Record {
@@ -85,19 +85,20 @@ impl Record {
 #[derive(Debug)]
 pub(crate) struct Readers {
     chunks: [OnceLock<Box<[Record]>>; CHUNKS],
-    /// One more than the largest record in use. Raised and lowered under the mutex.
+    /// One more than the largest record in use. Changes under the mutex.
     high: AtomicU32,
-    /// Of readers without a fence of their own, how many there are. Changed under the mutex.
+    /// The number of readers without a fence of their own. Changes under the mutex.
     unfenced: AtomicU32,
     seats: Mutex<Seats>,
     birth: Birth,
-    /// What new readers have. Not from `crate::sync`: changed once at most, under the mutex.
+    /// Whether new readers have a fence. Changes at most once, under the mutex: hence not from
+    /// `crate::sync`.
     fenced: std::sync::atomic::AtomicBool,
     #[cfg(test)]
     refuse: std::sync::atomic::AtomicBool,
 }
 
-/// Which records are in use: a bit for each.
+/// The records in use, a bit each.
 #[derive(Debug)]
 struct Seats([u64; CHUNKS]);
 
@@ -126,7 +127,7 @@ impl Seats {
     }
 }
 
-/// What a look at all announcements found: a bit for each folio that was looked for.
+/// The result of a scan: a bit per folio, set if it is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Announced([u64; LOOK_MAX / 64]);
 
@@ -134,7 +135,7 @@ impl Announced {
     const NONE: Self = Announced([0; LOOK_MAX / 64]);
     const ALL: Self = Announced([u64::MAX; LOOK_MAX / 64]);
 
-    /// Whether the `n`th of them is announced.
+    /// Whether the `n`th folio is announced.
     pub(crate) fn has(self, n: usize) -> bool {
         self.0[n / 64] >> (n % 64) & 1 == 1
     }
@@ -158,20 +159,20 @@ impl Readers {
             refuse: false.into(),
         };
         if cfg!(loom) {
-            // The checker does not see the lock under which they are made.
+            // The model checker does not see the lock under which records are made.
             readers.record(0);
         }
         readers
     }
 
-    /// How announcing and freezing are kept apart.
+    /// The fence that new readers have.
     pub(crate) fn barrier(&self) -> Barrier {
-        // Acquire: pairs with the release in `heavy`; who sees the change sees no reader without a
-        // fence registered after it.
+        // Acquire: pairs with the release in `heavy`: a thread that sees the change sees no reader
+        // without a fence registered after it.
         if self.fenced.load(Ordering::Acquire) { Barrier::FullFence } else { Barrier::Membarrier }
     }
 
-    /// How many readers are registered.
+    /// The number of registered readers.
     pub(crate) fn registered(&self) -> u64 {
         self.seats().taken()
     }
@@ -186,10 +187,10 @@ impl Readers {
         &chunk[number % CHUNK]
     }
 
-    /// A record for the calling thread.
+    /// Registers the calling thread.
     ///
     /// # Errors
-    /// All are in use.
+    /// All records are in use.
     pub(crate) fn register(self: &Arc<Self>) -> Result<Seat> {
         let mut seats = self.seats();
         let number = seats.take().ok_or(Error::TooManyReaders { most: READERS_MAX })?;
@@ -203,8 +204,8 @@ impl Readers {
             self.unfenced.fetch_add(1, Ordering::Relaxed);
         }
         drop(seats);
-        // SeqCst: pairs with the first fence in `announced`. Either that freezer sees `high`, or the
-        // first look at a version here sees that it is odd.
+        // SeqCst: pairs with the first fence in `announced`. Either that freezer sees `high`, or
+        // the first load of a version here sees that it is odd.
         fence(Ordering::SeqCst);
         let slots = NonNull::from(&self.record(number).slots);
         Ok(Seat { slots, readers: self.clone(), barrier, number })
@@ -212,15 +213,15 @@ impl Readers {
 
     fn leave(&self, number: usize, barrier: Barrier) {
         for slot in &self.record(number).slots {
-            // Release: pairs with the acquire in `look`, for a guard that was forgotten.
+            // Release: pairs with the acquire in `look`, for a forgotten guard.
             let relaxed = mutant::on(Mutant::LeaveRelaxed);
             slot.store(0, if relaxed { Ordering::Relaxed } else { Ordering::Release });
         }
         let mut seats = self.seats();
         seats.leave(number);
         let end = if mutant::on(Mutant::LeaveByNumber) { number } else { seats.end() };
-        // Release: pairs with the acquire in `announced`: a freezer that does not look at this
-        // record any more comes after all that its thread has read in place.
+        // Release: pairs with the acquire in `announced`: a freezer whose scan excludes this record
+        // is ordered after everything its thread read in place.
         self.high.store(end as u32, Ordering::Release);
         if barrier == Barrier::Membarrier {
             // Release: as for `high`.
@@ -228,13 +229,13 @@ impl Readers {
         }
     }
 
-    /// Which of the folios at `heads` are announced. The caller has made their versions odd, so
-    /// that nobody can begin to borrow them from here on.
+    /// Which of the folios at `heads` are announced. The caller has made their versions odd, so no
+    /// new borrow of them can succeed.
     ///
-    /// Cost: one membarrier, however many folios, and a line for each reader; without any reader
-    /// one fence.
+    /// Cost: one membarrier for all folios together, and a line per reader; one fence if there is
+    /// no reader.
     pub(crate) fn announced(&self, heads: &[FrameNumber], counters: &Counters) -> Announced {
-        // SeqCst: pairs with the fence in `register`, for the look at `high`.
+        // SeqCst: pairs with the fence in `register`, for the load of `high`.
         if !mutant::on(Mutant::ScanUnfenced) {
             fence(Ordering::SeqCst);
         }
@@ -244,13 +245,13 @@ impl Readers {
             return Announced::NONE;
         }
         if !self.heavy(counters) {
-            // It cannot be known: whoever looked before may borrow anything.
+            // Unknown: a reader without a fence may have borrowed any of them.
             return Announced::ALL;
         }
         self.look(heads)
     }
 
-    /// The freezer's fence. False if it cannot be had while there are readers that need it.
+    /// The freezer's fence. False if it is refused while there are readers that need it.
     fn heavy(&self, counters: &Counters) -> bool {
         let barrier = self.barrier();
         #[cfg(test)]
@@ -263,22 +264,22 @@ impl Readers {
                 return true;
             }
         } else {
-            // The process took the call away from itself (seccomp). Readers from now on have fences.
+            // The process gave up the call (seccomp). Readers registered from now on have fences.
             let _seats = self.seats();
             // Release: pairs with the acquire in `barrier`.
             self.fenced.store(true, Ordering::Release);
         }
-        // Acquire: pairs with the release in `leave`. Nobody is added any more, see `register`.
+        // Acquire: pairs with the release in `leave`. `register` adds no more of them.
         self.unfenced.load(Ordering::Acquire) == 0
     }
 
-    /// Which of the folios at `heads` are announced still, each of which `announced` was asked for
-    /// before. Without a fence of its own, as that call had one; where it was refused, all of them count as
-    /// announced until the last reader without a fence has left.
+    /// Which of the folios at `heads` are still announced, after an earlier call of `announced` for
+    /// each. It needs no fence, as that call had one. If that fence was refused, all of them count
+    /// as announced until the last reader without a fence has unregistered.
     pub(crate) fn look_again(&self, heads: &[FrameNumber]) -> Announced {
         // Acquire: pairs with the release in `leave`, as in `heavy`.
         let unfenced = || self.unfenced.load(Ordering::Acquire) > 0;
-        // Whoever was refused has said so before it put its folios where the caller found them.
+        // A thread whose fence was refused stored that before it put its folios on the list.
         let refused = self.barrier() == Barrier::FullFence && unfenced();
         if refused && !mutant::on(Mutant::CollectUnfenced) {
             return Announced::ALL;
@@ -286,7 +287,7 @@ impl Readers {
         self.look(heads)
     }
 
-    /// The look itself, without the fence.
+    /// The scan, without the fence.
     fn look(&self, heads: &[FrameNumber]) -> Announced {
         assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");
         // Acquire: as in `announced`.
@@ -304,17 +305,17 @@ impl Readers {
         found
     }
 
-    /// From now on the system refuses the membarrier.
+    /// From now on the system refuses membarrier.
     #[cfg(test)]
     pub(crate) fn refuse_membarrier(&self) {
         self.refuse.store(true, Ordering::Relaxed);
     }
 }
 
-/// A record in use; left on drop.
+/// A record in use, unregistered on drop.
 #[derive(Debug)]
 pub(crate) struct Seat {
-    /// In `readers`, which keeps it where it is.
+    /// In `readers`, which does not move it.
     slots: NonNull<[AtomicU32; SLOTS]>,
     readers: Arc<Readers>,
     barrier: Barrier,
@@ -328,13 +329,14 @@ impl Seat {
         Arc::ptr_eq(&self.readers, readers)
     }
 
-    /// Where the registry is, for a reader without a fence of its own; 0 for one that has one.
+    /// The address of the registry, for a reader without a fence of its own; 0 for one that has a
+    /// fence.
     pub(crate) fn unfenced_address(&self) -> usize {
         let unfenced = self.barrier == Barrier::Membarrier;
         if unfenced { Arc::as_ptr(&self.readers).addr() } else { 0 }
     }
 
-    /// Its slots, which only its thread may store to.
+    /// Its slots. Only its thread may store to them.
     #[inline(always)]
     pub(crate) fn slots(&self) -> &[AtomicU32; SLOTS] {
         // SAFETY: records are neither freed nor moved while `readers` lives.
@@ -353,7 +355,7 @@ impl Drop for Seat {
         if crate::sync::model_failed() {
             return;
         }
-        // In a forked child nobody evicts, and nobody may be there to unlock what it takes.
+        // A forked child evicts nothing, and the mutex may be locked there for ever.
         if self.readers.birth.is_here() {
             self.readers.leave(self.number, self.barrier);
         }

@@ -1,4 +1,4 @@
-//! The registry: who is seen, what a refused membarrier means, and its end.
+//! The registry: registering, a refused membarrier, unregistering.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,8 +56,8 @@ fn without_readers_nothing_is_asked_of_the_system() {
     drop(seat);
 }
 
-/// Whoever takes membarrier(2) away from his process makes folios stay, and nothing worse: until the
-/// last reader without a fence of its own has left.
+/// If the process gives up membarrier(2), folios stay until the last reader without a fence has
+/// unregistered, and nothing worse happens.
 #[test]
 fn a_membarrier_that_is_refused_later_makes_everything_count_as_announced() {
     let (readers, counters) = (Arc::new(Readers::new(Barrier::Membarrier)), Counters::new());
@@ -78,9 +78,10 @@ fn a_membarrier_that_is_refused_later_makes_everything_count_as_announced() {
     assert!(readers.announced(&heads([5]), &counters).has(0));
 }
 
-/// A folio is dropped while a reader without a fence is there, and the membarrier is refused: the
-/// reader's announcement may still be on its way to memory, so no look says that it can be freed.
-/// Gives how many folios wait: after the drop, after another collection, and when the reader has left.
+/// Drops a folio while a reader without a fence is registered and membarrier is refused: the
+/// reader's announcement may still be in its store buffer, so no scan can say that the folio can be
+/// freed. Returns the number of deferred folios: after the drop, after another collection, and
+/// after the reader has unregistered.
 fn dropped_while_refused() -> [u64; 3] {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; 4096]))).unwrap();

@@ -1,7 +1,7 @@
-//! Splitting and moving what is cached of a range, because somebody asks for it.
+//! Splitting and moving the cached folios of a range on request.
 //!
-//! Here: going through the range, and the memory that it takes. Not here: one folio's split or move
-//! (`freeze`). Called by tests of what that does to readers.
+//! Walks the range and allocates what it takes. Splitting and moving one folio is in `freeze`.
+//! Called by tests of their effect on readers.
 
 use std::ops::Range;
 
@@ -11,11 +11,11 @@ use crate::frame::Order;
 use crate::freeze::{migrate, split};
 use crate::mapping::Mapping;
 
-/// Splits every folio of `pages` that nobody holds into single pages; gives how many were split.
+/// Splits every folio of `pages` without holders into single pages; returns how many were split.
 pub(crate) fn split_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     let mut count = 0;
     let mut from = pages.start;
-    // Ends: each turn goes behind a folio, but for those that get nodes and try again.
+    // Ends: each turn advances by a folio, except after refilling the node pool.
     while from < pages.end {
         let mut changing = mapping.change();
         let Some(folio) = changing.writer(&core.nodes).next_present(from..pages.end) else { break };
@@ -36,11 +36,11 @@ pub(crate) fn split_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> 
     count
 }
 
-/// Moves every folio of `pages` that nobody holds; gives how many were moved.
+/// Moves every folio of `pages` without holders; returns how many were moved.
 pub(crate) fn migrate_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
     let mut count = 0;
     let mut from = pages.start;
-    // Ends: each turn goes behind a folio.
+    // Ends: each turn advances by a folio.
     while from < pages.end {
         let next = mapping.change().writer(&core.nodes).next_present(from..pages.end);
         let Some(folio) = next else { break };

@@ -1,23 +1,23 @@
-//! Defragmenting: emptying one 2 MiB run by moving what is in it.
+//! Compaction: frees one 2 MiB run by moving its folios.
 //!
-//! 1. pick the movable runs with most free frames that are not all of it, and try them in turn;
-//! 2. take the run's free frames out of everybody's reach;
-//! 3. move the folios that are in it elsewhere, a batch at a time; what is freed joins the held
-//!    frames by itself;
-//! 4. let go of the run: if all of it is free by then, it is whole again.
+//! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn;
+//! 2. hold the run's free frames, so that they are not allocated;
+//! 3. move the run's folios elsewhere, a batch at a time; the frames that they free join the held
+//!    ones;
+//! 4. release the run: if all of it is free by then, it is whole again.
 //!
-//! Nothing in a movable run stays for long but folios that fill it (`frame::mobility`), so a run that
-//! cannot be emptied has somebody reading in it at this moment, and the next one is tried.
+//! A movable run has no long-lived contents except folios that fill it (`frame::mobility`). A run
+//! that cannot be emptied is being read at this moment, and the next one is tried.
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::freeze::{self, Batch, Candidate, Frozen};
 use crate::index::FolioAt;
 
-/// Runs that are tried, at most.
+/// The most runs that are tried.
 const RUNS_MAX: usize = 8;
 
-/// Makes one free run of 2 MiB, if there is none; false if that cannot be had.
+/// Makes one free run of 2 MiB, if there is none; false if that is impossible.
 pub(crate) fn compact(core: &Core) -> bool {
     if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
@@ -33,16 +33,16 @@ pub(crate) fn compact(core: &Core) -> bool {
     candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| empty_run(core, run))
 }
 
-/// Empties `run`; whether it is a free run of 2 MiB now.
+/// Empties `run`; returns whether it is a free run of 2 MiB now.
 fn empty_run(core: &Core, run: FrameNumber) -> bool {
-    // What is moved needs a place outside the run.
+    // Its folios need frames outside the run.
     if core.frames.free_frames() < Order::MAX.frames() {
         return false;
     }
     let Some(held) = core.frames.take_free_in(run) else { return false };
     let map = held.held();
     let mut at = 0;
-    // Ends: each turn goes on by at least a frame.
+    // Ends: each turn advances by at least a frame.
     while at < Order::MAX.frames() {
         at = empty_some(core, run, at, &map);
     }
@@ -52,8 +52,8 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
     })
 }
 
-/// Moves folios of `run` elsewhere that begin `at` frames into it or later, as many as are one batch
-/// and can be; gives where to go on.
+/// Moves folios of `run`, from frame `at` of it on, elsewhere: at most one batch, and as many as
+/// can be moved. Returns where to continue.
 fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
     let mut folios = Vec::with_capacity(Batch::MAX);
     let mut places = Vec::with_capacity(Batch::MAX);
@@ -97,14 +97,14 @@ fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
     at
 }
 
-/// Moves the folio at `head` to a movable run, if it is one that nobody holds.
+/// Moves the folio at `head` to a movable run, if it has no holders.
 pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
     let order = core.frames.frame(head).order();
     core.frames.alloc_of(order, Mobility::Movable).is_some_and(|new| move_to(core, head, new))
 }
 
-/// Moves the folio at `head`, if it is one of `new`'s size that nobody holds, to `new`, which is the
-/// caller's. False if it was not, and `new` is free again.
+/// Moves the folio at `head` to `new`, which is the caller's, if it has that size and no holders.
+/// If not, returns false and frees `new`.
 fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
     let order = core.frames.frame(new).order();
     let identity = core.frames.frame(head).identity();
@@ -114,8 +114,8 @@ fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
     };
     let mut changing = mapping.change();
     let there = changing.writer(&core.nodes).folio(identity.index);
-    // Looked at again, now that it cannot change: it may have been split in its place, and the
-    // frames behind the first be those of others.
+    // Checked again, now that it cannot change: it may have been split, so that the frames after
+    // the first belong to other folios.
     let same = |folio: &FolioAt| {
         let page = identity.index;
         folio.frame == head && folio.page == page && folio.order == u32::from(order.get())

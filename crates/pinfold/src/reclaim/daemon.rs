@@ -1,4 +1,4 @@
-//! The thread that evicts ahead of need: from the low watermark to the high one.
+//! The thread that evicts in the background, from the low watermark to the high one.
 
 use std::sync::{Arc, Weak};
 
@@ -6,10 +6,10 @@ use super::evict::{EFFORT_MAX, evict};
 use crate::core::Core;
 use crate::sync::thread;
 
-/// Pages evicted between two looks at the watermark, at most.
+/// The most pages evicted between two checks of the watermark.
 const BATCH_PAGES: u32 = 512;
 
-/// Starts the thread, which keeps nothing of `core` alive and ends with it.
+/// Starts the thread. It does not keep `core` alive, and ends with it.
 pub(crate) fn start(core: &Arc<Core>) -> std::io::Result<()> {
     let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
     let thread = thread::Builder::new().name("pinfold-reclaim".to_owned()).spawn(move || {
@@ -22,7 +22,7 @@ pub(crate) fn start(core: &Arc<Core>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Evicts until as much is free as should be, or nothing can be evicted.
+/// Evicts until the high watermark is reached or nothing can be evicted.
 fn evict_to_high(core: &Core) {
     // Ends: each turn evicts something, or the sweep found nothing to evict.
     loop {

@@ -1,15 +1,16 @@
-//! Eviction: folios that nobody uses make room.
+//! Eviction: frees the frames of folios that are not in use.
 //!
 //! For one batch:
-//! 1. ask the policy what should go next;
-//! 2. freeze these folios together (`freeze/batch.rs`): no reference can be had from here on, no
-//!    read without one succeeds, and nobody borrows them. What is in use stays, and so does what is
-//!    dirty: that is where its writing out will be started;
-//! 3. of each, tell the policy, which gives the shadow entry;
-//! 4. store the shadow over the folio's slots: nobody finds it any more; forget the identity;
+//! 1. ask the policy which folios should go next;
+//! 2. freeze them together (`freeze/batch.rs`): from here on there are no new references, no
+//!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
+//!    ones: here their write-out will be started;
+//! 3. tell the policy of each, which returns the shadow entry;
+//! 4. store the shadow to the folio's index slots: no lookup finds it any more; forget the
+//!    identity;
 //! 5. without the mutexes, free the frames. They stay frozen and odd until they are handed out;
-//! 6. keep the index's shadows few, and give up files of which nothing is left;
-//! 7. tell the policy of what stayed.
+//! 6. limit the index's shadows, and remove files that have no pages left;
+//! 7. tell the policy which folios stayed.
 
 use std::sync::Arc;
 
@@ -22,13 +23,13 @@ use crate::freeze::{self, Batch, Candidate, Frozen, InUse};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 
-/// Folios that one sweep looks at, at most.
+/// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
 
-/// Of the frames, so many in a thousand may hold index nodes before shadows are given up.
+/// If index nodes take more than this many thousandths of the frames, shadows are dropped.
 const NODES_PER_MILLE: u64 = 9;
 
-/// Evicts until `pages` are gone or the effort is spent, in batches.
+/// Evicts in batches until `pages` are evicted or the effort is spent.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
@@ -44,7 +45,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     }
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
-        // A reader that evicts for itself may free more than it takes: others wait for it.
+        // A thread that evicts for itself may free more than it takes: other threads wait for it.
         core.pressure.progress();
     }
     counts
@@ -98,8 +99,8 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) -> (Candidat
     (folio, mapping.clone())
 }
 
-/// Shadows are no more than the cache has pages, and where the index takes too much of the budget,
-/// nodes with nothing else but shadows go.
+/// Limits shadows to the cache's number of pages; where the index takes too much of the budget,
+/// drops nodes that hold nothing but shadows.
 fn bound_shadows(core: &Core, mapping: &Mapping) {
     let frames = u64::from(core.frames.frames());
     let nodes = core.nodes.stats();

@@ -1,8 +1,8 @@
-//! Memory for what comes, from what has to go: allocation under the budget.
+//! Reclaim: allocation under the budget, and the eviction that it needs.
 //!
-//! Here: allocating, and evicting for it: by the daemon between the watermarks, by a reader for
-//! itself when there is nothing left. Not here: which folio goes (`residency`), the watermarks and
-//! who waits (`pressure`), how one folio is taken apart (`freeze`). Called by `fill` and by pins.
+//! Allocates; evicts in the daemon between the watermarks, or in the allocating thread when nothing
+//! is free. `residency` decides which folio goes, `pressure` has the watermarks and waiting
+//! threads, `freeze` takes a folio apart. Called by `fill` and by pins.
 //!
 //! | file | subject |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
 //! | `census.rs` | what the memory is full of, for errors |
 //!
-//! The arena *is* the budget: what is in it is data, the frame table, or slabs of index nodes, so
-//! the budget holds at every instant by itself; evicting only decides who gets it.
+//! The arena *is* the budget: everything in it is data, the frame table, or slabs of index nodes.
+//! So the budget holds at every instant, and eviction only decides who gets memory.
 
 #[cfg(feature = "testing")]
 mod by_range;
@@ -52,8 +52,8 @@ pub(crate) use unmovable::alloc_unmovable;
 const NAP_MIN: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(20);
 
-/// A folio of `wish` or smaller. With `needed`, others are evicted for it until there is one or the
-/// error says why not; without, `None` when there is none to be had at once.
+/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or returns the
+/// error why not; without, returns `None` if there is none at once.
 pub(crate) fn allocate(
     core: &Core,
     wish: Order,
@@ -61,8 +61,8 @@ pub(crate) fn allocate(
 ) -> Result<Option<(FrameNumber, Order)>> {
     let whole = core.frames.alloc(wish).map(|head| (head, wish));
     let got = whole.or_else(|| {
-        // What is free is in smaller pieces. Taken as they are they would be evicted as pieces one
-        // day, and so on: first as much as is wanted makes room, in the order in which it came.
+        // The free memory is in smaller pieces. Used as they are, they would be evicted as pieces,
+        // and so on. So first evict as much as is wanted, in the order in which it came.
         if wish > Order::MIN {
             evict(core, wish.frames(), EFFORT_MAX);
         }
@@ -106,7 +106,7 @@ pub(crate) fn allocate(
 fn no_memory(core: &Core, wish: Order, last: &SweepCounts) -> Error {
     let mut census = Census::take(core);
     let page = PAGE_BYTES as u64;
-    // What is borrowed has no reference: the sweep met it, the walk over the table cannot tell.
+    // A borrowed folio has no extra reference: the sweep found it, but the table does not show it.
     let borrowed_bytes = (last.busy_pages * page).saturating_sub(census.held_bytes);
     let borrowed_bytes = borrowed_bytes.min(census.reclaimable_bytes);
     census.reclaimable_bytes -= borrowed_bytes;
@@ -123,7 +123,7 @@ fn no_memory(core: &Core, wish: Order, last: &SweepCounts) -> Error {
     }
 }
 
-/// The frame table and the slabs of index nodes.
+/// Bytes of the frame table and of the slabs of index nodes.
 pub(crate) fn metadata_bytes(core: &Core) -> u64 {
     u64::from(core.frames.frames()) * 64 + core.nodes.stats().slab_bytes
 }
@@ -138,13 +138,13 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
             None
         }
     });
-    // Without an error the nodes are there, or others were quicker: the caller tries again.
+    // Without an error the nodes are there, or another thread took them: the caller tries again.
     let _ = refilled;
     failed.map_or(Ok(()), Err)
 }
 
-/// A frame for index nodes. It keeps its reference for ever: it is never evicted, split or moved, and
-/// so it goes where it splinters no run.
+/// A frame for index nodes. It keeps its reference for ever, so it is never evicted, split or
+/// moved; it is therefore allocated where it fragments no run.
 fn allocate_slab(core: &Core) -> Result<FrameNumber> {
     if let Some(frame) = alloc_unmovable(core, Order::MIN) {
         return Ok(frame);

@@ -1,14 +1,13 @@
-//! Room for what stays: index nodes, and small folios that are about to be pinned for long.
+//! Memory for what cannot move: index nodes, and small folios that are about to be pinned.
 //!
-//! They are packed into unmovable runs (`frame::mobility`). Room is looked for in this order:
+//! It is packed into unmovable runs (`frame::mobility`), and looked for in this order:
 //! 1. a free block in an unmovable run;
-//! 2. a block of an unmovable run in which there are only folios that can be moved: they go to
-//!    movable runs;
-//! 3. a movable run that has such a block free becomes unmovable: what else is in it makes room
+//! 2. a block of an unmovable run with movable folios only, which are moved to movable runs;
+//! 3. a movable run with such a free block, which becomes unmovable: its other folios are moved out
 //!    later, as in 2;
 //! 4. the same again after evicting some pages.
 //!
-//! Not here: what is done with the room (`pin`, `refill_nodes`). No lock may be held.
+//! Its users are `pin` and `refill_nodes`. No lock may be held.
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};
@@ -17,11 +16,11 @@ use crate::sync::Ordering;
 use super::compact;
 use super::evict::{EFFORT_MAX, evict};
 
-/// Frames that one search for a block to empty looks at, at most: four runs.
+/// The most frames that one search for a block to empty examines: four runs.
 const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
 
-/// A folio of `order` in an unmovable run, counted as [`alloc`](crate::frame::Frames::alloc) does it.
-/// Nothing if there is no such room to be had; then the caller may claim the run it is in.
+/// A folio of `order` in an unmovable run, counted as [`alloc`](crate::frame::Frames::alloc) does.
+/// `None` if there is no such memory; then the caller may claim the run that its folio is in.
 pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> {
     let got = without_evicting(core, order);
     if got.is_some() {
@@ -36,13 +35,13 @@ fn without_evicting(core: &Core, order: Order) -> Option<FrameNumber> {
     let alloc = || core.frames.alloc_of(order, Mobility::Unmovable);
     alloc().or_else(|| make_room(core, order).then(alloc)?).or_else(|| {
         let run = core.frames.claim_run(order)?;
-        // What is in it makes room first from now on. Relaxed: where to look is a hint.
+        // From now on this run's folios are moved out first. Relaxed: where to look is a hint.
         core.pressure.unmovable_hand.store(run.0, Ordering::Relaxed);
         alloc()
     })
 }
 
-/// Step 2: empties one block of `order`, or a larger one, going on where the last search ended.
+/// Step 2: empties one block of `order` or larger, continuing where the last search ended.
 fn make_room(core: &Core, order: Order) -> bool {
     // Relaxed, here and below: a hint.
     let hand = core.pressure.unmovable_hand.load(Ordering::Relaxed);
@@ -53,7 +52,7 @@ fn make_room(core: &Core, order: Order) -> bool {
     for run in behind.chain(before) {
         let mut at = if run == first { hand - first.0 } else { 0 };
         let free = core.frames.free_in(run);
-        // Ends: each turn goes on by at least a block of `order`.
+        // Ends: each turn advances by at least a block of `order`.
         while at < Order::MAX.frames() {
             let head = run.after(at).align_down(order);
             let (emptied, frames) = empty_block(core, head, order, &free);
@@ -68,13 +67,13 @@ fn make_room(core: &Core, order: Order) -> bool {
     false
 }
 
-/// Moves what is in the block of `order` at `head` away, if all of it can be; whether anything was,
-/// and how many frames to go on by.
+/// Moves the contents of the block of `order` at `head` elsewhere, if all of it can move. Returns
+/// whether anything was moved, and how many frames to advance by.
 fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> (bool, u32) {
     let end = head.0 + order.frames();
     let mut folios = Vec::new();
     let mut at = head;
-    // Ends: each turn goes on by at least a frame.
+    // Ends: each turn advances by at least a frame.
     while at.0 < end {
         if free.contains(at.0 % Order::MAX.frames()) {
             at = at.after(1);
@@ -90,7 +89,7 @@ fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> (
     (emptied, at.0 - head.0)
 }
 
-/// The order of the folio at `head`, if it is one that nobody holds as far as can be seen.
+/// The order of the folio at `head`, if it seems to have no holders.
 fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
     let frame = core.frames.frame(head);
     let word = frame.count.word();

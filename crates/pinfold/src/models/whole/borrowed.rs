@@ -1,5 +1,4 @@
-//! The shipped borrow: no fence of its own, a membarrier on the other side, stores that are seen
-//! late.
+//! The shipped borrow: no fence of its own, a membarrier on the other side, delayed stores.
 
 use super::{House, PAGE_BYTES, Plan, SMALL, Stores, draw, holds_and_catches, race};
 use crate::borrow::Reader;
@@ -11,7 +10,7 @@ use crate::sync::scheduled;
 
 const PLAN: Plan = Plan { frames: 6, ..SMALL };
 
-/// Looks at a page that is kept, again and again while others have their turn.
+/// Reads a held page again and again while other threads run.
 fn look_long(house: &House, file: usize, page: u64, bytes: &[u8]) {
     for _ in 0..3 {
         house.check_bytes(file, page, &bytes[..PAGE_BYTES]);
@@ -20,7 +19,7 @@ fn look_long(house: &House, file: usize, page: u64, bytes: &[u8]) {
     house.check_bytes(file, page, &bytes[..PAGE_BYTES]);
 }
 
-/// Borrows pages, each twice in a row, and looks at each again after others had their turn.
+/// Borrows pages, each twice in a row, and reads each again after other threads have run.
 fn borrow_some(house: &House) {
     let reader = Reader::new(house.core.readers.register().expect("there are records"));
     for _ in 0..2 {
@@ -45,7 +44,7 @@ fn evict_some(house: &House) {
     }
 }
 
-/// Against eviction and what is read instead.
+/// Against eviction and refills.
 fn evicted() {
     race(&House::new(PLAN), &[borrow_some, borrow_some, evict_some]);
 }
@@ -68,7 +67,7 @@ fn drop_some(house: &House) {
     }
 }
 
-/// Against invalidation: what is announced is freed later.
+/// Against invalidation: an announced folio is freed later.
 fn invalidated() {
     race(&House::new(PLAN), &[borrow_some, borrow_some, drop_some]);
 }
@@ -79,7 +78,7 @@ fn what_is_borrowed_without_a_fence_and_dropped_is_freed_later() {
     holds_and_catches(Stores::Buffered, invalidated, &mutants);
 }
 
-/// With fences of the readers' own, where the system has no membarrier.
+/// With fences of the readers' own, for systems without membarrier.
 fn fenced() {
     let plan = Plan { barrier: Barrier::FullFence, ..PLAN };
     race(&House::new(plan), &[borrow_some, borrow_some, evict_some]);
@@ -91,8 +90,8 @@ fn what_is_borrowed_with_a_fence_is_not_evicted() {
     holds_and_catches(Stores::Buffered, fenced, &mutants);
 }
 
-/// The system takes the membarrier away while a page is borrowed: it is dropped, and freed when the
-/// borrow ends, which nobody can know before the reader has left. Readers from then on have fences.
+/// The system refuses membarrier while a page is borrowed. The page is dropped, and can be freed
+/// only when the reader has unregistered. Readers registered later have fences.
 fn refused() {
     let house = House::new(Plan { frames: 12, ..PLAN });
     house.read(0, 0, 64).expect("the source does not fail");

@@ -1,5 +1,5 @@
-//! Misses under pressure: fills, evictions, the daemon, reading ahead, and dropping what is on its
-//! way.
+//! Misses under pressure: fills, evictions, the daemon, readahead, and dropping folios being
+//! filled.
 
 use super::{House, Plan, SMALL, Stores, draw, holds_and_catches, race};
 use crate::fill;
@@ -30,7 +30,7 @@ fn readers_and_the_daemon_with_too_little_memory() {
     holds_and_catches(Stores::AtOnce, pressure, &mutants);
 }
 
-/// What is being read, or was, is dropped: a reader gets its pages all the same.
+/// Drops pages that are or were being read: a reader gets its pages all the same.
 fn dropping() {
     let drop_some = |house: &House| {
         for _ in 0..3 {
@@ -47,8 +47,8 @@ fn readers_of_what_is_dropped() {
     holds_and_catches(Stores::AtOnce, dropping, &mutants);
 }
 
-/// Folios of up to four pages, read ahead by requests that the source's own thread carries out, of
-/// which it takes one at a time. Ranges overlap, so that inserts fail.
+/// Folios of up to four pages, read ahead by requests that the source's own thread executes, one at
+/// a time. Ranges overlap, so that inserts fail.
 const AHEAD: Plan = Plan {
     frames: 14,
     order_max: 2,
@@ -84,8 +84,8 @@ fn what_is_read_ahead_arrives_or_ends() {
     holds_and_catches(Stores::AtOnce, ahead, &mutants);
 }
 
-/// The same with one read in three failing, and pages dropped: whoever gets the error has it from
-/// the source, and nobody waits for ever.
+/// The same with one read in three failing, and pages dropped: an error comes from the source, and
+/// no thread waits for ever.
 fn ahead_failing() {
     let read = |house: &House| {
         for page in draw(3)..6 {

@@ -3,7 +3,8 @@
 use super::{House, Plan, SMALL, Stores, holds_and_catches, race};
 use crate::mutant::Mutant;
 
-/// A frame for nodes and two for data, four readers: what others fill and hold is all there is.
+/// A frame for nodes, two for data, four readers: all memory is being filled or held by other
+/// readers.
 fn all_on_their_way() {
     let read = |house: &House| {
         house.read_any().expect("the source does not fail");
@@ -17,7 +18,7 @@ fn who_waits_for_what_is_on_its_way_gets_memory() {
     holds_and_catches(Stores::AtOnce, all_on_their_way, &mutants);
 }
 
-/// All frames are held; whoever lets go tells nobody, and whoever waits looks again by itself.
+/// All frames are held. Giving one back wakes no thread; the waiter looks again by itself.
 fn all_held() {
     let hold = |house: &House| {
         let held = [0, 1].map(|page| house.files[0].get(page).expect("the source does not fail"));
@@ -36,7 +37,7 @@ fn who_waits_for_what_is_held_looks_again() {
     holds_and_catches(Stores::AtOnce, all_held, &[(Mutant::SleepUntilTold, "deadlock")]);
 }
 
-/// The daemon keeps some frames free beside readers that take them.
+/// The daemon keeps some frames free while readers take them.
 fn by_the_daemon() {
     let house = House::new(Plan { frames: 9, watermarks: (2, 4), ..SMALL });
     let read = |house: &House| {

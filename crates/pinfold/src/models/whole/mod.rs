@@ -1,14 +1,13 @@
-//! Whole caches in schedules that shuttle draws: real memory, real fills, the daemon, requests that
+//! Whole caches in random schedules by shuttle: real memory, real fills, the daemon, requests that
 //! complete on another thread, batches, compaction, waiting for memory.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p pinfold --lib models::`. Each model runs as shipped,
-//! and once with each mutant that it has to catch. A schedule is drawn from a seed, and a failure
-//! names it: `PINFOLD_SHUTTLE_SEED=<seed>` runs that one again. `PINFOLD_SHUTTLE_RUNS=<n>` runs n
-//! schedules of each model as shipped instead of what fits into the ordinary tests.
+//! and once with each mutant that it must catch. A schedule is drawn from a seed, which a failure
+//! prints: `PINFOLD_SHUTTLE_SEED=<seed>` runs it again. `PINFOLD_SHUTTLE_RUNS=<n>` runs n schedules
+//! of each model as shipped, instead of the number for ordinary tests.
 //!
-//! Here: the cache of a model, its files, and what holds for all of them in the end. Against weak
-//! memory these models have the store buffers of x86 and no more (`sync::scheduled`); loom's have
-//! the language's rules and fewer steps.
+//! A model's cache, its files, and the checks at the end of all. The memory model is x86's store
+//! buffers at most (`sync::scheduled`); loom has the language's memory model, and smaller models.
 
 mod borrowed;
 mod filling;
@@ -44,23 +43,24 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Schedules drawn from one seed.
 const RUNS_OF_A_SEED: usize = 100;
 
-/// Seeds of each model as shipped, and the most until a mutant has to be caught.
+/// Seeds of each model as shipped, and the most seeds until a mutant must be caught.
 const SEEDS: usize = 10;
 const SEEDS_FOR_A_MUTANT: usize = 100;
 
-/// The step at which a run is taken for one that does not end.
+/// A run of this many steps counts as one that does not end.
 const STEPS_MAX: usize = 200_000;
 
-/// What a model's memory is like.
+/// The memory model of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stores {
-    /// Seen by all at once.
+    /// All threads see a store at once.
     AtOnce,
-    /// Seen late, as on x86.
+    /// Stores are delayed in store buffers, as on x86.
     Buffered,
 }
 
-/// The model holds, and each mutant breaks it, for the reason given (a part of the panic's message).
+/// Checks that the model holds, and that each mutant breaks it with the given part of a panic
+/// message.
 fn holds_and_catches(stores: Stores, model: fn(), mutants: &[(Mutant, &str)]) {
     let number = |name| std::env::var(name).ok().and_then(|n| n.parse::<usize>().ok());
     if let Some(seed) = number("PINFOLD_SHUTTLE_SEED") {
@@ -95,8 +95,8 @@ fn holds_and_catches(stores: Stores, model: fn(), mutants: &[(Mutant, &str)]) {
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
-/// Runs the model in schedules drawn from `seed`: with few switches at odd seeds (PCT), with many
-/// at even ones.
+/// Runs the model in schedules drawn from `seed`: odd seeds have few thread switches (PCT), even
+/// ones many.
 fn explore(
     stores: Stores,
     model: fn(),
@@ -134,19 +134,19 @@ fn spawn(body: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
     thread::Builder::new().spawn(body).expect("a thread of a model")
 }
 
-/// What a model's cache is made of.
+/// The parameters of a model's cache.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    /// Frames, the table's own and those for index nodes included.
+    /// All frames, including those of the table and of index nodes.
     frames: u32,
     order_max: u8,
-    /// At so many free frames the daemon begins, and ends. None: no daemon.
+    /// The numbers of free frames at which the daemon starts and stops. Zeros: no daemon.
     watermarks: (u32, u32),
     barrier: Barrier,
     files: u64,
     pages: u64,
     readahead_pages: u64,
-    /// Requests complete on a thread of the source's.
+    /// Requests complete on a thread of the source.
     device: bool,
 }
 
@@ -165,9 +165,9 @@ const SMALL: Plan = Plan {
 struct Pages {
     number: u64,
     pages: u64,
-    /// From `crate::sync`: whoever reads the source races with whoever changes it.
+    /// From `crate::sync`: threads that read the source race with one that changes it.
     generation: crate::sync::AtomicU64,
-    /// Reads that fail, one in so many; 0 for none.
+    /// One read in this many fails; 0: none.
     failing_one_in: u64,
     queue: Option<(Mutex<Queue>, Condvar)>,
 }
@@ -193,7 +193,7 @@ impl Pages {
         self.number << 32 | generation << 16 | page
     }
 
-    /// The source's own thread: carries requests out in any order.
+    /// The source's own thread: executes requests in any order.
     fn device(&self) {
         let (queue, wake) = self.queue.as_ref().expect("a source with a queue");
         loop {
@@ -237,7 +237,7 @@ impl Source for Pages {
             for at in (0..extent.bytes()).step_by(PAGE_BYTES) {
                 if page < self.pages {
                     let bytes = self.word(page, generation).to_ne_bytes().repeat(PAGE_BYTES / 8);
-                    // In two parts: whoever reads in between has half of a page.
+                    // In two parts: a thread that reads in between gets half of a page.
                     scheduled::point();
                     extent.store(at, &bytes[..PAGE_BYTES / 2]);
                     scheduled::point();
@@ -262,7 +262,7 @@ impl Source for Pages {
         // Not "unsupported": the cache's own workers are threads of the system.
         let Some((queue, wake)) = &self.queue else { return Start::Full };
         let mut queue = queue.lock();
-        // No more than one at a time: what is left is the cache's to end.
+        // At most one at a time: the cache must end the requests that are left.
         let room = 1_usize.saturating_sub(queue.requests.len()).min(batch.len());
         queue.requests.extend(batch.drain(..room));
         wake.notify_all();
@@ -284,7 +284,7 @@ impl House {
         Self::failing(plan, 0)
     }
 
-    /// With a source of which one read in `failing_one_in` fails.
+    /// With a source that fails one read in `failing_one_in`.
     fn failing(plan: Plan, failing_one_in: u64) -> Arc<Self> {
         let frames = Frames::open(u64::from(plan.frames) * PAGE).expect("memory for a model");
         let fresh = frames.stats();
@@ -301,7 +301,7 @@ impl House {
         if plan.watermarks != (0, 0) {
             reclaim::daemon::start(&core).expect("a thread of a model");
         }
-        // Else those who have a frame each might wait for the last one, which all want for nodes.
+        // Otherwise threads with a frame each might all wait for the last one, for index nodes.
         reclaim::refill_nodes(&core, 8).expect("memory for a model");
         let queue = || plan.device.then(|| (Mutex::new(Queue::default()), Condvar::new()));
         let source = |number| {
@@ -330,7 +330,7 @@ impl House {
         Arc::new(House { core, files, sources, devices, fresh })
     }
 
-    /// A read of so many bytes of a page, which is the page's of one generation.
+    /// Reads a number of bytes of a page, and checks that they are the page's, of one generation.
     fn read(&self, file: usize, page: u64, bytes: usize) -> Result<()> {
         let mut buf = vec![0xEE; bytes];
         let got = self.files[file].read_at(&mut buf, page * PAGE)?;
@@ -339,7 +339,7 @@ impl House {
         Ok(())
     }
 
-    /// Whether these are the bytes from `page` on, each page's of one generation.
+    /// Whether these are the bytes from `page` on, with one generation per page.
     fn check_bytes(&self, file: usize, page: u64, bytes: &[u8]) {
         let source = &self.sources[file];
         let now = source.generation.load(crate::sync::Ordering::SeqCst);
@@ -353,7 +353,7 @@ impl House {
         }
     }
 
-    /// Any page of any file, a part of it, or all and the next one.
+    /// Any page of any file: a part of it, or all of it and the next one.
     fn read_any(&self) -> Result<()> {
         let file = draw(self.files.len() as u64) as usize;
         let pages = self.sources[file].pages;
@@ -364,7 +364,7 @@ impl House {
         }
     }
 
-    /// Any page of any file is dropped, or the other generation of all begins.
+    /// Drops any page of any file, or starts the next generation of all pages.
     fn invalidate_any(&self) {
         let file = draw(self.files.len() as u64) as usize;
         let page = draw(self.sources[file].pages);
@@ -375,8 +375,8 @@ impl House {
         reclaim::evict(&self.core, 1, 8);
     }
 
-    /// Nobody is left: everything can be dropped, and then all is free but the index's slabs, and
-    /// nothing waits. What the directory says is what the tree says.
+    /// All threads have ended: everything can be dropped, and then all is free except the index's
+    /// slabs, and nothing waits. The directory and the tree agree.
     fn ends(self: &Arc<Self>) {
         self.core.pressure.bell.end();
         for source in &self.sources {
@@ -389,7 +389,7 @@ impl House {
             for page in 0..self.sources[0].pages {
                 let (exact, hint) =
                     (file.mapping.index.lookup(page), file.mapping.index.lookup_hint(page));
-                // Of a page that is not there the hint may be any number.
+                // The hint for an absent page may be any number.
                 let same = exact.is_none_or(|head| head == hint);
                 assert!(same, "the directory says {hint:?} and the tree {exact:?}");
             }
@@ -408,7 +408,7 @@ impl House {
     }
 }
 
-/// Runs all at once on the cache, which nobody has when they have ended.
+/// Runs all sides at once on the cache, which no thread holds afterwards.
 fn race(house: &Arc<House>, sides: &[fn(&House)]) {
     let threads: Vec<_> = sides
         .iter()

@@ -1,4 +1,4 @@
-//! Batches over several files, and runs that are emptied.
+//! Batches over several files, and compaction.
 
 use super::{House, Plan, SMALL, Stores, holds_and_catches, race, spawn};
 use crate::frame::Order;
@@ -18,8 +18,8 @@ fn evict_some(house: &House) {
     reclaim::evict(&house.core, 3, 64);
 }
 
-/// Two at once evict from both files, in batches of three: the first of one batch is the first
-/// file's, of the next one the second's.
+/// Two threads evict from both files at once, in batches of three: one batch starts with the first
+/// file, the next one with the second.
 fn batches() {
     let house = House::new(Plan { frames: 10, ..SMALL });
     for (file, page) in (0..4).flat_map(|page| [(0, page), (1, page)]) {
@@ -37,8 +37,8 @@ fn compact(house: &House) {
     reclaim::compact(&house.core);
 }
 
-/// Twelve pages lie in both runs, four of which in the one that is half free; then they are read
-/// while two compact.
+/// Both runs hold twelve pages, four of them in the one that is half free; then the pages are read
+/// while two threads compact.
 fn runs() {
     let house = House::new(RUNS);
     let half = Order::new(Order::MAX.get() - 1).expect("half of a run");

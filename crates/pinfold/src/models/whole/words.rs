@@ -1,4 +1,4 @@
-//! The checker itself: what the store buffers show, and what they don't.
+//! The checker itself: which effects of store buffers it shows, and which it does not.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::sync::{AtomicU32, Mutex, Ordering, fence, scheduled};
 
 type Words = Arc<(AtomicU32, AtomicU32)>;
 
-/// Each stores to one word and loads the other; one of them sees the other, if `apart` keeps the
-/// two apart on both sides.
+/// Each thread stores to one word and loads the other; one of them sees the other's store, if
+/// `apart` orders the two on both sides.
 fn store_buffering(mine: fn(), theirs: fn()) {
     let words = Words::default();
     let other = words.clone();
@@ -47,11 +47,11 @@ fn stores_are_seen_late_unless_something_waits_for_them() {
     assert!(late.is_err_and(|why| why.contains("neither saw the other")));
     assert!(holds(Buffered, || store_buffering(full, full)).is_ok());
     assert!(holds(Buffered, || store_buffering(locked, full)).is_ok());
-    // One side waits for all: the other needs nothing.
+    // One side's fence is for all threads: the other side needs none.
     assert!(holds(Buffered, || store_buffering(scheduled::empty_all_buffers, none)).is_ok());
 }
 
-/// Stores are seen in their order.
+/// Stores become visible in order.
 fn message() {
     let words = Words::default();
     let other = words.clone();

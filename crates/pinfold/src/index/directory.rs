@@ -1,27 +1,28 @@
-//! The directory: what the tree says of each block of 64 pages, in one flat array.
+//! The directory: the tree's entry for each block of 64 pages, in one flat array.
 //!
-//! Here: the array, how the writer keeps it in step, and what a handle keeps of it. Not here: the tree,
-//! which alone is exact. Who calls it: `Index::lookup_hint`, handles, and the writer at the end of each
+//! Here: the array, how the writer updates it, and what a handle keeps of it. Not here: the tree,
+//! which alone is exact. Called by `Index::lookup_hint`, handles, and the writer at the end of each
 //! change.
 //!
-//! A walk from the root costs some instructions for the root and more for each level, and a read of
-//! what is in memory is paid by the instruction (docs/cache.md, "What a short read costs"). With the
-//! directory any page of the first 16 GiB is found by one load, or two where its block is made of
-//! small folios: that of the leaf's number, and that of its slot.
+//! A walk from the root costs some instructions for the root and more for each level, and the time
+//! of a hit depends on its number of instructions (docs/cache.md, "What a short read costs"). With
+//! the directory any page of the first 16 GiB is found by one load, or two where its block is made
+//! of small folios: that of the leaf's number, and that of its slot.
 //!
 //! A word of the directory is that of the tree's slot for the block: empty, a shadow, a folio of 64
 //! pages or more (or the one that sits in the root), or the leaf. It is stored after the tree was
 //! changed, so it may be old by one change; and as nodes and frames are type-stable, following an
-//! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word needs
-//! no ordering.
+//! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word
+//! needs no ordering.
 //!
 //! # Growth
 //!
 //! The array lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was
-//! opened. The first page that is put behind that end brings a second array, as long as any directory
-//! can be (256 KiB; the system gives memory to the parts that are used). The first one stays as long as
-//! the index, and both are kept in step: readers that know the first only may go on using it. A handle
-//! that looks behind its end finds the second. Behind the end of that one readers walk.
+//! opened. The first page that is inserted behind that end allocates a second array, of the largest
+//! size (256 KiB; the system gives memory to the parts that are used). The first one stays as long
+//! as the index, and the writer updates both: readers that only know the first may go on using it.
+//! A handle that looks behind its end finds the second. Behind the end of the second, readers walk
+//! the tree.
 
 use std::sync::OnceLock;
 // Not from `crate::sync`: which array is used is a hint, as its words are.
@@ -64,7 +65,7 @@ impl Directory {
         Some(Entry(self.words().get(block as usize)?.load(Ordering::Relaxed)))
     }
 
-    /// For the writer, who is alone.
+    /// For the writer; there is only one at a time.
     fn set(&self, block: u64, entry: Entry) {
         let behind = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
         if behind && entry != Entry::EMPTY {
@@ -82,8 +83,8 @@ impl Directory {
         }
     }
 
-    /// Makes the second array. Nothing was put behind the end of the first one so far: what is there
-    /// is empty.
+    /// Makes the second array. Nothing was put behind the end of the first one so far: what is
+    /// there is empty.
     #[cold]
     fn grow(&self) {
         self.whole.get_or_init(|| {
@@ -92,7 +93,8 @@ impl Directory {
                 return whole;
             }
             for (word, first) in whole.iter().zip(&self.first) {
-                // Relaxed, both: the caller is the writer of `first`, and publishes `whole` by this.
+                // Relaxed, both: the caller is the writer of `first`, and publishes `whole` by
+                // this.
                 word.store(first.load(Ordering::Relaxed), Ordering::Relaxed);
             }
             whole
@@ -181,14 +183,15 @@ impl<const BITS: u32> Lookup<BITS> {
         }
     }
 
-    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a page,
-    /// where the directory has it as far as it is known here. For all other pages there is
-    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios only.
+    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a
+    /// page, where the directory has it as far as it is known here. For all other pages there is
+    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios
+    /// only.
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
         let block = at >> (unit + BITS);
-        // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
-        // array.
+        // Acquire: pairs with the release in `hint_behind`. A thread that sees the new bound sees
+        // the new array.
         if block >= self.blocks.load(Ordering::Acquire) as u64 {
             return None;
         }
@@ -212,7 +215,8 @@ impl<const BITS: u32> Lookup<BITS> {
     #[inline(never)]
     pub(crate) fn hint_behind(&self, index: &Index<BITS>, page: u64) -> FrameNumber {
         let words = index.directory.words();
-        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the same.
+        // Relaxed: the bound grows once in an index's life, so any other thread here stores the
+        // same.
         if words.len() > self.blocks.load(Ordering::Relaxed) {
             self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
             // Release: pairs with the acquire in `hint`.

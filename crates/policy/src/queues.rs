@@ -206,7 +206,7 @@ impl Queues {
         if let Place::Queued(queue) = r.place(id) {
             self.list(queue).unlink(r, id);
             r.set_place(id, Place::Out);
-            // Marked as used: the once queue evicts used folios first.
+            // Marked as used, so that the once queue gives it.
             r.set_uses(id, 1);
             self.push_head(r, id, Queue::Once);
         }

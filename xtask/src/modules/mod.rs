@@ -20,7 +20,8 @@ use self::depend::Dependency;
 use self::document::Calls;
 use self::tree::Tree;
 
-/// Folders that still have a circle. None may join them, and who cuts one takes it off.
+/// Folders that still have a circle. None may be added; a folder whose circle is cut is removed
+/// from the list.
 const NOT_YET: [&str; 5] = [
     "crates/pinfold/src",
     "crates/pinfold/src/fill",

@@ -1,4 +1,4 @@
-//! The source that misbehaves does so exactly as told.
+//! The faulty source injects exactly the faults of its rules.
 
 use std::time::{Duration, Instant};
 

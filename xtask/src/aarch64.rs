@@ -1,8 +1,8 @@
 //! The cache and its count built for aarch64, and their tests run by qemu's user emulation.
 //!
-//! What it shows: that it builds, that the inline assembly and the system calls are right there. What it
-//! does not: the order of memory accesses, which on this host is the host's (loom's models are for
-//! that), and speed.
+//! What it shows: that it builds, that the inline assembly and the system calls are right there.
+//! What it does not: the order of memory accesses, which on this host is the host's (loom's models
+//! are for that), and speed.
 
 use anyhow::Result;
 use xshell::{Shell, cmd};

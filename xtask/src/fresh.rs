@@ -92,7 +92,7 @@ impl Place {
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .with_context(|| format!("another `fresh` is at work in {}", folder.display()))?;
         let place = Place { root: folder.join("root"), _lock: lock };
-        // What a run has left that was killed, or that was told to.
+        // The root of an earlier run that was killed, or that was to keep it.
         place.clear()?;
         Ok(place)
     }
@@ -211,7 +211,7 @@ fn clone(sh: &Shell, root: &Path) -> Result<()> {
     Ok(cmd!(sh, "git -C {there} checkout --quiet FETCH_HEAD").quiet().run()?)
 }
 
-/// The lab's cache, in the place that it has here: a kernel's objects know their place.
+/// The lab's cache, at the same path as here: a kernel's object files contain their paths.
 fn lend_lab(jail: &mut Jail) -> Result<()> {
     let of = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = of("PINFOLD_LAB_CACHE")

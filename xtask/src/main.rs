@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use packages::Need;
 use xshell::{Shell, cmd};
 
-/// What the project does to itself.
+/// Tests, checks and set-up of the project.
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask", arg_required_else_help = true)]
 struct Cli {
@@ -25,28 +25,30 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Everything that has to pass: format, modules, lints, tests, models, documentation, tracepoints, kernels
+    /// Run everything that has to pass: format, modules, lints, tests, models, documentation,
+    /// tracepoints, kernels
     Test,
     Modules(modules::ModulesArgs),
-    /// Run README's commands in a bare Debian 12, made for it; takes root
+    /// Run README's commands in a new, bare Debian 12; needs root
     Fresh(fresh::FreshArgs),
-    /// The kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help` for all)
+    /// Run the kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help`
+    /// for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
-    /// Put the kernel's races before the kernel's memory model; needs herd7 for the verdicts
+    /// Check the kernel's races against its memory model; needs herd7 for the verdicts
     #[command(disable_help_flag = true)]
     Litmus(LabArgs),
-    /// Lint and test what `bench get` compares with: other caches, one of them RocksDB's
+    /// Lint and test the other caches that `bench get` compares with, one of them RocksDB's
     Peers,
     /// Build for aarch64 and run the cache's and the count's tests under qemu; not part of `test`
     Aarch64,
-    /// Build the counted reference with tracepoints and see each of them fire in a debugger
+    /// Build the reference count with tracepoints, and check in a debugger that each one fires
     Probes,
     /// Count instructions and cache lines of a pin, batched and page by page; installs valgrind
     PinCounts,
 }
 
-/// What is passed on to the lab as it is.
+/// Arguments that are passed on to the lab unchanged.
 #[derive(Debug, Args)]
 struct LabArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -72,7 +74,7 @@ fn main() -> Result<()> {
 }
 
 impl Command {
-    /// What is installed before anything else is done.
+    /// The packages that are installed before the command begins.
     fn needs(&self) -> Vec<Need> {
         match self {
             Command::Test => PARTS.iter().flat_map(|part| part.needs).copied().collect(),
@@ -87,8 +89,8 @@ impl Command {
     }
 }
 
-/// The cache's protocols under loom, and whole caches under shuttle: builds of their own, in folders of
-/// their own. docs/models.md says what is in which, and how to go deeper.
+/// The cache's protocols under loom, and whole caches under shuttle: builds of their own, in
+/// folders of their own. docs/models.md says what is in which, and how to go deeper.
 fn models(sh: &Shell) -> Result<()> {
     {
         let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
@@ -101,17 +103,17 @@ fn models(sh: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// What builds the other caches, and the benchmark that has them.
+/// Arguments that build the other caches, and the benchmark with them.
 const WITH_PEERS: [&str; 6] =
     ["-p", "pinfold-peers", "-p", "pinfold-cli", "--features", "pinfold-cli/peers"];
 
-/// Sees to it that the other caches compile: code for them is in no other build.
+/// Checks that the code for the other caches compiles: no other build has it.
 fn lint_peers(sh: &Shell) -> Result<()> {
     Ok(cmd!(sh, "cargo clippy {WITH_PEERS...} --all-targets -- -D warnings").run()?)
 }
 
-/// The other caches, and the benchmark that has them. Not in `test`, for the time it takes to build
-/// them: nothing else depends on them.
+/// Tests the other caches, and the benchmark with them. Not part of `test`: they take long to
+/// build, and nothing else depends on them.
 fn peers(sh: &Shell) -> Result<()> {
     lint_peers(sh)?;
     let tests = ["keeps_everything", "bench_get"];
@@ -125,7 +127,7 @@ struct Part {
     run: fn(&Shell) -> Result<()>,
 }
 
-/// Quick and strict things first; but no part begins before the packages of all are there.
+/// Quick and strict parts first. No part begins before the packages of all parts are installed.
 const PARTS: [Part; 6] = [
     Part { name: "format and lints", needs: &[Need::Peers], run: lints },
     Part { name: "tests", needs: &[Need::Lab], run: tests },

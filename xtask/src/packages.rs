@@ -1,5 +1,5 @@
-//! The Debian packages that the project's commands need: this list and no other. They are
-//! installed when we may, named when we may not. `main` brings them before a command begins.
+//! The only list of Debian packages that the project's commands need. `main` installs them before a
+//! command begins; where it lacks the permission, the error names them.
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;

@@ -1,5 +1,6 @@
-//! Why pinning by the folio is so much faster than by the page: instructions and cache lines, counted
-//! by valgrind on the shipped code, which does not depend on the machine or on what else it does.
+//! Why pinning by the folio is so much faster than by the page: instructions and cache lines,
+//! counted by valgrind on the shipped code, which does not depend on the machine or on what else it
+//! does.
 
 use std::fmt::Write as _;
 

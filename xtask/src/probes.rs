@@ -1,4 +1,4 @@
-//! The tracepoints of the counted reference, seen from outside: a debugger stops at each.
+//! The tracepoints of the counted reference, checked from outside: a debugger stops at each.
 
 use anyhow::{Result, ensure};
 use xshell::{Shell, cmd};

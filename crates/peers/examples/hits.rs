@@ -1,4 +1,5 @@
-//! So many hits of one peer by one thread, and nothing else: for counting instructions.
+//! One thread makes a given number of hits in one peer, and nothing else: for counting
+//! instructions.
 //!
 //! ```sh
 //! cargo build --release -p pinfold-peers --features all --example hits

@@ -1,5 +1,5 @@
-//! RocksDB's HyperClockCache, through the C functions of `hyperclock.cc`: a look-up gives a handle
-//! whose value is read in place, and which is released.
+//! RocksDB's HyperClockCache, through the C functions of `hyperclock.cc`: a look-up returns a
+//! handle, whose value is read in place, and which is then released.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -19,7 +19,8 @@ unsafe extern "C" {
     fn pinfold_hyperclock_release(clock: Clock, handle: Handle);
 }
 
-/// HyperClockCache with its default number of shards, told the length of the values as it asks.
+/// HyperClockCache with its default number of shards, and the length of the values that it asks
+/// for.
 #[derive(Debug)]
 pub struct HyperClock {
     clock: Clock,
@@ -42,7 +43,8 @@ impl Peer for HyperClock {
 
     fn insert(&self, key: u64, value: &[u8]) {
         assert_eq!(value.len(), self.value_bytes, "all values are of one length");
-        // SAFETY: the clock lives as long as `self`; `value` is readable for its length, and copied.
+        // SAFETY: the clock lives as long as `self`; `value` is readable for its length, and
+        // copied.
         let put =
             unsafe { pinfold_hyperclock_insert(self.clock, key, value.as_ptr(), value.len()) };
         assert!(put, "RocksDB's cache took no value for {key}");
@@ -51,7 +53,7 @@ impl Peer for HyperClock {
     #[inline]
     fn get<R>(&self, key: u64, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let mut value = std::ptr::null();
-        // SAFETY: the clock lives as long as `self`; `value` is a place for one pointer.
+        // SAFETY: the clock lives as long as `self`; `value` has the size of one pointer.
         let handle = unsafe { pinfold_hyperclock_lookup(self.clock, key, &raw mut value) }?;
         let held = Held { clock: self.clock, handle };
         // SAFETY: all values are `value_bytes` long, set before they were put in, never changed,

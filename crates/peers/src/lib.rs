@@ -1,8 +1,8 @@
 //! Other caches behind one trait, for `pinfold bench get`.
 //!
-//! Here: opening each peer as its authors advise for many threads, filling it, and one hit. Not here:
-//! what is measured and how (`pinfold-cli`). Each peer is a feature and a file; `docs/get.md` says what
-//! a hit of each writes to shared memory.
+//! Here: opening each peer as its authors advise for many threads, filling it, and one hit. Not
+//! here: what is measured and how (`pinfold-cli`). Each peer is a feature and a file; `docs/get.md`
+//! says what a hit of each writes to shared memory.
 
 #[cfg(feature = "foyer")]
 mod foyer;
@@ -30,13 +30,13 @@ pub trait Peer: Send + Sync + Sized {
     /// Puts a copy of `value` in.
     fn insert(&self, key: u64, value: &[u8]);
 
-    /// Gets the value of `key`, lets `read` look at it in place, and gives it up. `None`: it is not
+    /// Gets the value of `key`, calls `read` on it in place, and releases it. `None`: it is not
     /// there.
     fn get<R>(&self, key: u64, read: impl FnOnce(&[u8]) -> R) -> Option<R>;
 }
 
-/// Room that is certainly enough for so many values. Caches that split their capacity over shards
-/// need more than the sum: values are not spread evenly.
+/// A capacity that is certainly enough for so many values. Caches that split their capacity over
+/// shards need more than the sum: values are not spread evenly.
 #[cfg(any(feature = "foyer", feature = "moka", feature = "quick_cache", feature = "hyperclock"))]
 const fn roomy(values: usize) -> usize {
     values + values / 4 + 4096

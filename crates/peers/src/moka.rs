@@ -8,7 +8,7 @@ use moka::sync::Cache;
 
 use crate::{Peer, roomy};
 
-/// moka, with a hash function for integers in the place of its default against attackers.
+/// moka, with a hash function for integers in place of its default, which resists attacks.
 #[derive(Debug)]
 pub struct Moka {
     cache: Cache<u64, Arc<[u8]>, RandomState>,

@@ -21,7 +21,7 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
-/// A page cache that a program links, and what it is made of.
+/// Tests and measures Pinfold, a page cache that a program links.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100, arg_required_else_help = true)]
 struct Cli {
@@ -31,10 +31,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Read a file through a cache, check every byte, and set the cache beside pread and mmap
+    /// Read a file through the cache, check every byte, and compare its speed with pread and mmap
     #[command(after_help = try_cache::HELP)]
     Try(try_cache::TryArgs),
-    /// Measure one thing against its alternatives and its physical limit, side by side
+    /// Measure one operation beside its alternatives and its physical limit
     #[cfg(feature = "bench")]
     Bench(bench::BenchArgs),
     /// Replay traces of page numbers against replacement policies and print their hit ratios
@@ -50,7 +50,7 @@ enum Command {
     Other(Vec<OsString>),
 }
 
-/// Runs the command that this process was started with.
+/// Runs the command on this process's command line.
 ///
 /// # Errors
 /// The command's.
@@ -68,7 +68,7 @@ pub fn run() -> anyhow::Result<()> {
     }
 }
 
-/// Says which build has what was asked for.
+/// The error for a command that this build does not have.
 #[cfg(any(test, not(feature = "bench")))]
 fn not_here(words: &[OsString]) -> anyhow::Error {
     let word = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();

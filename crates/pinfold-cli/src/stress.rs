@@ -1,4 +1,4 @@
-//! `pinfold stress`: readers of all sizes against everything that moves pages behind their backs.
+//! `pinfold stress`: readers of all sizes beside everything that moves or evicts pages.
 //!
 //! Belongs here: the options, the bar, the exit. The stress itself is `pinfold_testing::stress`,
 //! the same that the library's tests run.
@@ -28,11 +28,11 @@ file, offset, what was expected, what was read, and where that really belongs.";
 /// `pinfold stress ...`
 #[derive(Debug, Args)]
 pub struct StressArgs {
-    /// For how long; 10 by default, or as long as --reads takes
+    /// How long to run; 10 by default, or as long as --reads takes
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
 
-    /// Until so many reads were checked: 1000000000, 1e9
+    /// Run until this many reads were checked: 1000000000, 1e9
     #[arg(long, value_name = "N", value_parser = count)]
     reads: Option<u64>,
 
@@ -44,32 +44,32 @@ pub struct StressArgs {
     #[arg(long, value_name = "N")]
     holders: Option<usize>,
 
-    /// Threads that disturb them
+    /// Threads that evict, move and change pages meanwhile
     #[arg(long, value_name = "N", default_value_t = 2)]
     shakers: usize,
 
-    /// Another seed chooses other ranges and faults
+    /// Seed of the ranges and faults
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// The cache's; the files are ten times as large
+    /// The cache's budget; the files are ten times as large
     #[arg(long, value_name = "SIZE", default_value = "8M")]
     budget: Size,
 
-    /// What goes on
+    /// The schedule: which files there are, and what happens to them
     #[arg(long, value_enum, default_value_t = ScheduleName::Mixed)]
     schedule: ScheduleName,
 
-    /// Breaks the cache in this way, to see that it is noticed
+    /// Turn this mutant on, to see that the stress detects it
     #[cfg(feature = "mutants")]
     #[arg(long, value_name = "NAME", value_parser = mutant)]
     mutant: Option<Named>,
 
-    /// Where the real files go, and are removed in the end; direct I/O needs a disk there
+    /// Directory of the real files, which are removed at the end; direct I/O needs a disk there
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Give up when a thread has not got on for so long
+    /// Give up when a thread has made no progress for this long
     #[arg(long, value_name = "S", default_value_t = 30.0)]
     hang_seconds: f64,
 }
@@ -77,13 +77,13 @@ pub struct StressArgs {
 /// The schedules by their names.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ScheduleName {
-    /// Files of all kinds, ten times the budget, and all that may happen to them
+    /// Files of all kinds, ten times the budget, and every kind of disturbance
     Mixed,
-    /// Files that fit, whose folios are split and moved: nothing else wakes a reader by chance
+    /// Files that fit in the budget, whose folios are split and moved: nothing else wakes a reader
     Moving,
-    /// Small files that are cut short and restored without a rest
+    /// Small files that are truncated and restored without pause
     Resizing,
-    /// Small real files that nobody keeps open
+    /// Small real files that are opened and closed all the time
     Reopening,
 }
 

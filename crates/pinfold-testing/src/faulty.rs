@@ -1,4 +1,4 @@
-//! A source that misbehaves on purpose, around one that does not.
+//! A source that injects faults into the calls of another source.
 //!
 //! Belongs here: choosing calls and spoiling them. Called by `stress`, by tests of the cache, and by
 //! programs that test a source or a use of the cache.
@@ -18,7 +18,7 @@ use pinfold::source::{Extent, Hint, Source, SourceIdentity};
 /// The calls that a [`Rule`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Reads, waited for or not.
+    /// Reads, synchronous or not.
     Read,
     /// Writes.
     Write,
@@ -28,7 +28,7 @@ pub enum Operation {
     SetLen,
 }
 
-/// Which of these calls it spoils. Calls are counted from 1, for each rule by itself.
+/// Which of these calls a rule affects. Each rule counts its calls from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum When {
     /// All.
@@ -39,7 +39,7 @@ pub enum When {
     Every(u64),
     /// Those that touch a range of bytes; of calls with no range, none.
     Range(Range<u64>),
-    /// So many in a million, chosen by hashing the seed and the call's number: the same numbers
+    /// So many calls in a million, chosen by hashing the seed and the call's number: the same calls
     /// in every run.
     PerMillion {
         /// 1,000,000 for all.
@@ -49,28 +49,28 @@ pub enum When {
     },
 }
 
-/// What happens to a spoiled call.
+/// What happens to an affected call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It does nothing and returns this error number (5 for `EIO`, 28 for `ENOSPC`).
+    /// The call does nothing and returns this error number (5 for `EIO`, 28 for `ENOSPC`).
     Error(i32),
-    /// A read brings at most so many bytes, as if the source ended there. A write writes so many
+    /// A read returns at most so many bytes, as if the source ended there. A write writes so many
     /// and then fails with `EIO`, as if power had failed. Other calls fail with `EIO`.
     Short(usize),
-    /// It takes so much longer, then goes on, to the next rule that fits.
+    /// The call is delayed by this much; then the next rule that fits applies.
     Delay(Duration),
-    /// A read says that it brought so many bytes more than it was asked for.
+    /// A read returns a count that is this much above what was asked.
     Overlong(usize),
 }
 
-/// One way to misbehave.
+/// One fault to inject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// The calls that are looked at.
+    /// The calls that the rule counts.
     pub operation: Operation,
-    /// The ones among them that are spoiled.
+    /// Which of those calls are affected.
     pub when: When,
-    /// How.
+    /// What happens to them.
     pub fault: Fault,
 }
 
@@ -91,12 +91,12 @@ pub struct FaultyCounts {
     pub shorts: u64,
     /// Calls that were delayed.
     pub delays: u64,
-    /// Reads that told a count too large.
+    /// Reads that returned a count too large.
     pub overlongs: u64,
 }
 
-/// A source that does what the one inside does, but for its rules. Rules are tried in order;
-/// the first that fits decides, but for delays, which add up.
+/// A source that passes calls on to the one inside, except where a rule applies. Rules are tried in
+/// order; delays add up, and the first other fault decides.
 ///
 /// ```
 /// use pinfold::source::{Memory, Source};
@@ -124,22 +124,22 @@ struct State {
 }
 
 impl Faulty {
-    /// Behaves well until rules are added.
+    /// Passes every call on until rules are added.
     pub fn new(inner: Arc<dyn Source>) -> Self {
         Self { inner, state: Mutex::default() }
     }
 
-    /// Adds a rule, to be tried after those there are; its calls are counted from now on.
+    /// Adds a rule, to be tried after the existing ones; it counts calls from now on.
     pub fn add(&self, rule: Rule) {
         self.state.lock().rules.push((rule, 0));
     }
 
-    /// Behaves well again.
+    /// Removes all rules.
     pub fn heal(&self) {
         self.state.lock().rules.clear();
     }
 
-    /// What was done so far.
+    /// The counts so far.
     pub fn counts(&self) -> FaultyCounts {
         self.state.lock().counts
     }
@@ -153,7 +153,7 @@ impl Faulty {
         fault
     }
 
-    /// For calls with nothing to be cut short.
+    /// For calls that cannot be cut short.
     fn judge_whole(&self, operation: Operation) -> io::Result<()> {
         match self.judge(operation, &(0..0)) {
             None => Ok(()),
@@ -247,7 +247,7 @@ impl Source for Faulty {
         match self.judge(Operation::Read, &range_of(offset, bytes)) {
             None | Some(Fault::Delay(_)) => self.inner.read_extents_at(offset, extents),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
-            // All is read and less is told: the source inside may need whole blocks.
+            // Reads all and returns less: the source inside may need whole blocks.
             Some(Fault::Short(most)) => Ok(self.inner.read_extents_at(offset, extents)?.min(most)),
             Some(Fault::Overlong(more)) => Ok(bytes + more),
         }

@@ -74,7 +74,7 @@ pub struct Pattern {
 
 impl Pattern {
     /// The contents of `file` under `seed` at epoch 0.
-    pub fn new(seed: u64, file: u16) -> Self {
+    pub const fn new(seed: u64, file: u16) -> Self {
         Pattern { seed, file, epoch: 0 }
     }
 

@@ -1,12 +1,13 @@
-//! So many hits through one of the doors by one thread, and nothing else: for counting instructions.
+//! One thread makes a given number of hits through one of the doors, and nothing else: for counting
+//! instructions.
 //!
 //! ```sh
 //! cargo build --release -p pinfold --example hits
 //! valgrind --tool=callgrind --callgrind-out-file=/dev/null target/release/examples/hits read 1000000
 //! ```
 //!
-//! The difference between two runs, over the difference between their numbers of hits, is what one hit
-//! takes; that of `empty` is the loop's.
+//! The difference between two runs, over the difference between their numbers of hits, is what one
+//! hit takes; that of `empty` is the loop's.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -63,8 +64,8 @@ enum Door {
     Pin,
 }
 
-/// A loop for each door, with the choice made by the compiler. Every other hit is of another page if
-/// they are `two`.
+/// A loop for each door, with the choice made by the compiler. Every other hit is of another page
+/// if they are `two`.
 macro_rules! loops {
     ($doors:expr, $name:expr, $number:expr, $two:expr, $($text:literal => $door:expr),*) => {
         match $name {

@@ -1,12 +1,13 @@
-//! Sends a file to a socket without a copy: its bytes are pinned in the cache, the ring knows them as
-//! fixed buffers, and the network takes them from there.
+//! Sends a file to a socket without a copy: its bytes are pinned in the cache, the ring knows them
+//! as fixed buffers, and the network takes them from there.
 //!
-//! `cargo run --example pin_to_socket [FILE]`; without a file, one of 8 MiB is made. The receiver, a
-//! thread of this program, compares what comes with the file. `tests/pin_example.rs` runs it.
+//! `cargo run --example pin_to_socket [FILE]`; without a file, one of 8 MiB is made. The receiver,
+//! a thread of this program, compares what comes with the file. `tests/pin_example.rs` runs it.
 //!
 //! A zero-copy send is done with its buffer only when it says so, long after the call: until the
-//! receiver has acknowledged the bytes they are sent again from there if need be. That is what a pin
-//! is for. Where the kernel has no such send (before 6.0), fixed-buffer writes do, which copy once.
+//! receiver has acknowledged the bytes they are sent again from there if need be. That is what a
+//! pin is for. Where the kernel has no such send (before 6.0), fixed-buffer writes do, which copy
+//! once.
 
 use std::error::Error;
 use std::io::Read;

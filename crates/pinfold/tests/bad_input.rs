@@ -1,4 +1,4 @@
-//! What the cache says when it is given what it cannot work with, and that it lives on.
+//! Bad input: each error names its cause, and the cache works on.
 
 use std::borrow::Cow;
 use std::io;
@@ -554,7 +554,7 @@ fn cut_short(file: &File, pattern: Pattern, cut: impl FnOnce(), heal: impl FnOnc
     assert!(text.contains("it had 100000 bytes"), "{text}");
     assert!(file.read_at(&mut buf, 60_000).is_err(), "and again");
 
-    // Told of it, the cache has the new length.
+    // After `invalidate` the cache has the new length.
     file.invalidate(0..0).unwrap();
     assert_eq!(file.len(), 5000);
     assert_eq!(file.read_at(&mut buf, 60_000).unwrap(), 0);
@@ -596,7 +596,7 @@ fn a_real_file_cut_short_by_somebody_else_is_told_where() {
     }
 }
 
-// ---- no room ----
+// ---- no memory ----
 
 /// Of a slow source more is read at once than the budget has room for: all wait, and get it. Held by
 /// guards it is an error that says so, and no hang; all is well afterwards.

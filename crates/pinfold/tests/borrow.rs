@@ -1,4 +1,5 @@
-//! Borrowed pages and optimistic ones: what they show, how long, and what they keep others from.
+//! Borrowed pages and optimistic ones: what they show, for how long, and what they prevent
+//! meanwhile.
 
 mod support;
 
@@ -31,7 +32,7 @@ fn with_each_barrier(test: impl Fn(Subject)) {
     }
 }
 
-/// Whether somebody holds the page, which is cached now: then it cannot be moved.
+/// Whether the page, which is cached now, is held: then it cannot be moved.
 fn is_held(subject: &Subject, page: u64) -> bool {
     drop(subject.file.get(page).unwrap());
     let start = page * PAGE as u64;

@@ -69,8 +69,8 @@ proptest! {
     }
 }
 
-/// Found by the stress: a file is cut inside a page, the cache is told, the file grows again, and
-/// the cache is told by way of another page. The zeros behind the first end must not be read.
+/// Found by the stress: a file is truncated inside a page, the cache is invalidated, the file grows
+/// again, and another page is invalidated. The zeros behind the first end must not be read.
 #[test]
 fn a_page_cut_in_the_middle_is_read_anew_when_the_file_grows() {
     let cut_and_grown = [

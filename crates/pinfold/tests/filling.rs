@@ -1,4 +1,4 @@
-//! What becomes of fills that do not go as hoped, seen from the front door.
+//! Fills that fail or are disturbed, seen through the public interface.
 
 #![cfg(not(loom))] // the model checker has no front door
 
@@ -124,8 +124,8 @@ impl Source for PanicsIn {
     }
 }
 
-/// The reader that starts to read ahead gets its own bytes, and whoever comes to what was not read
-/// ahead reads for itself.
+/// The reader that starts reading ahead gets its own bytes; a reader of pages that were not read
+/// ahead reads them itself.
 #[test]
 fn a_source_that_panics_when_it_starts_reads_leaves_nobody_waiting() {
     in_time(|| {
@@ -257,7 +257,7 @@ fn a_file_goes_while_it_is_read_ahead_and_that_fails() {
     });
 }
 
-/// The same file again, after somebody else changed it: each open sees its length of then.
+/// The same file again, after another program changed it: each open sees its length at that time.
 #[test]
 fn a_file_opened_again_has_the_length_it_has_now() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

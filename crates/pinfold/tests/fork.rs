@@ -1,5 +1,5 @@
-//! A forked child with its parent's cache: it reads what was cached, is told of the rest, drops all
-//! of it, and never hangs, whatever the parent's threads were about at the fork.
+//! A forked child with its parent's cache: it reads what was cached, gets an error for the rest,
+//! drops all of it, and never hangs, whatever the parent's threads were doing at the fork.
 
 #![cfg(not(loom))] // the model checker has no front door
 
@@ -44,7 +44,7 @@ fn in_a_child(body: impl FnOnce()) {
     assert_eq!(status, 0, "the child hung, or panicked");
 }
 
-/// A pattern whose last pages, and whose length if that is wanted, are not to be had for now.
+/// A pattern whose last pages, and optionally whose length, cannot be read for now.
 #[derive(Debug)]
 struct Stuck {
     bytes: Memory,

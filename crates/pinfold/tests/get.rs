@@ -1,4 +1,4 @@
-//! Counted guards: what they show, how long, and to whom.
+//! Counted guards: what they show, for how long, and to which threads.
 
 mod support;
 

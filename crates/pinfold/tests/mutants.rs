@@ -1,8 +1,8 @@
 //! The stress's mutants: the shipped code with one mutant on, which the stress has to notice.
 //!
-//! Each runs in a process of its own, since a mutant is on in all of it and may end it in any way; it
-//! runs until it is caught, in runs of some seconds, for a minute at most. Threads are held up now
-//! and then between the steps of the protocols (`mutant::pause`), with a mutant or without.
+//! Each runs in a process of its own, since a mutant is on in all of it and may end it in any way;
+//! it runs until it is caught, in runs of some seconds, for a minute at most. Threads are held up
+//! now and then between the steps of the protocols (`mutant::pause`), with a mutant or without.
 //! `cargo test -p pinfold --features mutants --test mutants`.
 
 use std::process::Command;
@@ -18,7 +18,7 @@ const ASLEEP: &[&str] = &["has not got on for"];
 /// Assertions of a debug build meet these before a reader does.
 const CONFUSED: &[&str] = &["wrong byte at", "and got", "panicked"];
 
-/// Those who read in place see bytes change that they hold, or cannot count what they borrow.
+/// Messages when bytes change under a reader in place, or a borrow is not counted.
 const HELD: &[&str] = &["wrong byte at", "and got", "changed", "should not have", "panicked"];
 
 /// Each mutant that the stress sees, in which schedule, and what it says of it.

@@ -1,8 +1,8 @@
-//! The objections that reviewers had to short reads without a reference, a test for each.
+//! A test for each objection of reviewers to short reads without a reference.
 //!
 //! What needs the inside of the crate (the order of steps under loom, addresses made from garbage)
-//! is tested there. Here: what a program can see. Each test names its objection;
-//! `docs/cache.md` tells which have been seen to fail with the answer taken away.
+//! is tested there. Here: what a program can see. Each test names its objection; `docs/cache.md`
+//! says which have been seen to fail without the answer.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ fn a_folio_split_while_it_is_read_is_noticed() {
 
 // ---- "never derive an address from a folio that nothing holds"; "memory that may be read" ----
 
-/// The memory stays as long as anybody can read from it, whatever is dropped first.
+/// The memory stays as long as it can be read, in whatever order handles are dropped.
 #[test]
 fn a_file_keeps_the_memory_of_a_cache_that_was_dropped() {
     let Subject { cache, file, pattern, .. } = subject(BUDGET_MIN_BYTES, 100_000);
@@ -181,7 +181,7 @@ fn a_folio_moved_while_it_is_read_is_noticed() {
     subject.warm();
     let stats = subject.read_against(MIB, |subject| {
         subject.file.migrate(0..MIB as u64);
-        // Its old place gets other bytes at once.
+        // Its old frames get other bytes at once.
         let other = Pattern::new(22, 1).to_vec(MIB);
         let file = subject.cache.attach("other", Arc::new(Memory::new(other))).unwrap();
         file.read_at(&mut vec![0; MIB], 0).unwrap();
@@ -246,7 +246,7 @@ fn the_end_of_the_file_belongs_to_the_bytes_read() {
                 let mut rng = fastrand::Rng::with_seed(bytes as u64);
                 while !over.load(Ordering::Relaxed) {
                     let offset = rng.u64(0..20_000);
-                    // A file just cut may be told of as such.
+                    // A file that was just truncated may be reported as such.
                     let Ok(got) = file.read_at(&mut buf, offset) else { continue };
                     let checked = subject.pattern.check(offset, &buf[..got]);
                     checked.unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -271,7 +271,7 @@ fn the_end_of_the_file_belongs_to_the_bytes_read() {
 
 // ---- "not up to date" ----
 
-/// Who comes while a page is on its way waits for its bytes, and never gets what was there before.
+/// A reader of a page that is being filled waits for its bytes, and never gets older ones.
 #[test]
 fn a_page_on_its_way_is_waited_for() {
     let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
@@ -493,8 +493,8 @@ fn files_on_tmpfs_are_read_without_a_reference_too() {
 
 // ---- each of them with its answer taken away ----
 
-/// Tests that fail with a mutant of `mutant.rs` on. Where an answer is no step that a mutant could leave out,
-/// it was taken away by hand: see `docs/cache.md`.
+/// Tests that fail with a mutant of `mutant.rs` on. Where an answer is no step that a mutant could
+/// leave out, it was taken away by hand: see `docs/cache.md`.
 #[cfg(feature = "mutants")]
 const MUTANTS: &[(&str, &str)] = &[
     ("a_frame_reused_for_another_page_while_it_is_read_is_noticed", "NoLastLook"),
@@ -545,10 +545,11 @@ fn one_file_by_many_names_is_cached_once() {
     }
 }
 
-// ---- "or change size", met by one who moves it ----
+// ---- "or change size", met by a thread that moves it ----
 
-/// Compaction finds a folio by the frame it lies in, and may come late: the folio may have been split
-/// by then, so that the same page lies in the same frame, but the frames behind it are others'.
+/// Compaction finds a folio by the frame it lies in, and may come late: the folio may have been
+/// split by then, so that the same page lies in the same frame, but the frames behind it are
+/// others'.
 #[test]
 fn compaction_beside_splits() {
     let subject = subject(8 << 20, 32 * MIB);

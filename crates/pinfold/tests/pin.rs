@@ -1,5 +1,5 @@
-//! The third door from outside: what is pinned, what it promises, what it refuses, and what long
-//! pins do to the memory of others.
+//! Pins, through the public interface: what they pin, what they promise, what they refuse, and how
+//! long pins affect other memory.
 
 #![cfg(not(loom))] // the model checker has no front door
 
@@ -465,7 +465,7 @@ fn a_folio_that_has_to_move_takes_its_readers_along() {
     assert!(cache.stats().pin_migrations > 10, "{:?}", cache.stats());
 }
 
-// ---- who pins ----
+// ---- the holders of pins ----
 
 #[test]
 fn holders_are_listed_with_place_and_range() {

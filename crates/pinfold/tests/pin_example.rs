@@ -1,4 +1,4 @@
-//! Runs the example of pinned pages that go to a socket, and checks that the receiver was content.
+//! Runs the example that sends pinned pages to a socket, and checks that the receiver got them.
 
 #![cfg(not(loom))] // the model checker has no front door
 
@@ -6,7 +6,8 @@
 #[allow(dead_code, reason = "its `main` is called by the tests")]
 mod pin_to_socket;
 
-/// Whether there are rings here at all: some containers forbid them, and then there is nothing to see.
+/// Whether there are rings here at all: some containers forbid them, and then there is nothing to
+/// see.
 fn rings() -> bool {
     match io_uring::IoUring::new(1) {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! Sources that hang, are layered over other files, or are slow: whom that concerns, and whom not.
+//! Sources that hang, are slow, or are layered over other files: which readers they block.
 
 #![cfg(not(loom))] // the model checker has no front door
 
@@ -147,7 +147,7 @@ fn a_source_may_read_from_another_file_of_its_cache() {
         // The upper file's reads have all workers that they can get, and more of them wait.
         ask_page_by_page(&upper);
         gate.wait_for(8);
-        // Then the lower file's pages are on their way, for whoever asks.
+        // Then the lower file's pages are being read, for any reader.
         ask_page_by_page(&lower);
         gate.open();
         let mut buf = vec![0; PAGE as usize];

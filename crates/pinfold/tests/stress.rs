@@ -1,7 +1,7 @@
 //! The whole cache under stress: see `pinfold_testing::stress` for what is done and checked.
 //!
 //! Runs for some seconds; for as long as `PINFOLD_STRESS_SECONDS` says otherwise, with the seed in
-//! `PINFOLD_STRESS_SEED`. The mutants beside it are there to show that it notices.
+//! `PINFOLD_STRESS_SEED`. The mutants show that it detects faults.
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ impl Clock {
         Self::new(capacity_pages, true)
     }
 
-    /// FIFO: nobody is spared.
+    /// FIFO: no folio is spared.
     pub fn fifo(capacity_pages: u64) -> Self {
         Self::new(capacity_pages, false)
     }

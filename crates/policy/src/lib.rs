@@ -1,16 +1,16 @@
 //! Which folio to evict: the replacement policies of the Pinfold page cache.
 //!
-//! What belongs here: the order in which resident folios are offered for eviction, and the judgement
+//! What belongs here: the order in which resident folios are offered for eviction, and the decision
 //! whether a folio that comes back was evicted too early. What does not: locks, atomics, freezing,
-//! memory. The caller keeps the folios' table and hands it in through [`Residents`], so that the
+//! memory. The caller keeps the table of folios and passes it in through [`Residents`]. So the
 //! cache (ids are frame numbers, fields are in the frame table) and the simulator (ids are pages of
-//! a trace, fields are in a `Vec`) run the very same code. Called by the cache's reclaim, under its
+//! a trace, fields are in a `Vec`) run the same code. Called by the cache's reclaim, under its
 //! policy lock, and by `pinfold sim`.
 //!
 //! A hit calls nothing here: a reader raises the folio's use count in the table, and only while it
 //! is below [`USES_MAX`]. Queues are touched on insert and on eviction.
 //!
-//! One eviction, as the caller writes it:
+//! One eviction, as the caller performs it:
 //!
 //! ```
 //! use pinfold_policy::{Answer, Arrival, Policy, PolicyState, S3Fifo, Sweep, Table};
@@ -41,11 +41,12 @@
 //! 3. Head and tail are both [`NONE`] or both a member; `prev` of the head and `next` of the tail
 //!    are [`NONE`]; `prev` and `next` of neighbours name each other.
 //! 4. A folio's weight changes only inside [`Policy::split`].
-//! 5. A queue's order is the order of arrival in it; nothing but [`Policy::demote`] enters at the
-//!    evicting end.
+//! 5. A queue's order is the order of arrival in it; only [`Policy::demote`] enters at the evicting
+//!    end.
 //!
-//! Broken for a moment inside `List::unlink` and `List::push_*`, which take no callbacks, so nobody
-//! sees it. `tests/model.rs` checks all five after every operation against three `VecDeque`s.
+//! Inside `List::unlink` and `List::push_*` they are broken for a moment. Those take no callbacks,
+//! so no caller sees it. `tests/model.rs` checks all five after every operation against three
+//! `VecDeque`s.
 
 mod clock;
 mod policy;

@@ -1,32 +1,32 @@
-//! The trait by which the cache and the simulator can swap one policy for another.
+//! The trait of a policy, by which the cache and the simulator can exchange one for another.
 //!
-//! Here: the trait, what is told at an insert, and all that is the same for whoever has queues and
-//! only his own rules about them. Not here: any rules (`s3fifo.rs`, `clock.rs`).
+//! Here: the trait, the description of an insert, and the code that all policies with queues share.
+//! Not here: any rules (`s3fifo.rs`, `clock.rs`).
 
 use crate::queues::{Queues, Usage};
 use crate::residents::{Id, Queue, Residents};
 use crate::shadow::Shadow;
 use crate::sweep::{Answer, GaveUp, GaveUpReason, Sweep};
 
-/// What the reader said of its access pattern, as far as it concerns eviction.
+/// The reader's hint about its access pattern, as far as it concerns eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hint {
-    /// Nothing.
+    /// No hint.
     #[default]
     Normal,
     /// Read once, front to back: evicted first, as soon as it was used, and never spared.
     Sequential,
 }
 
-/// How a folio comes into the cache.
+/// How a folio came into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrival {
-    /// What its reader said.
+    /// The reader's hint.
     pub hint: Hint,
-    /// Read ahead, so not used yet. Of a folio that a reader waits for, that first reading is no
-    /// use: the caller does not raise the count for it.
+    /// The folio was read ahead, so not used yet. The first read of a folio that a reader waited
+    /// for is not a use: the caller does not raise the count for it.
     pub ahead: bool,
-    /// The shadow entry found in its place, if any.
+    /// The shadow entry found where the folio is inserted, if any.
     pub shadow: Option<Shadow>,
 }
 
@@ -35,40 +35,40 @@ pub trait PolicyState: Send {
     /// A short name, for reports.
     fn name(&self) -> &'static str;
 
-    /// Tells the policy the budget, in pages. It evicts nothing: that is the caller's loop.
+    /// Sets the budget, in pages. Evicts nothing: the caller's loop does that.
     fn set_capacity(&mut self, capacity_pages: u64);
 
-    /// Whether a shadow entry still means anything; if not, its slot may be reclaimed.
+    /// Whether a shadow entry is still recent; if not, its slot may be reclaimed.
     fn is_recent(&self, shadow: Shadow) -> bool;
 
-    /// What the policy holds.
+    /// The folios that the policy holds.
     fn usage(&self) -> Usage;
 }
 
 /// A replacement policy over the folios of a table.
 ///
-/// Not thread-safe by itself: one caller at a time. All calls cost a few table entries, but for
-/// `next_victim`, which looks at no more folios than the sweep's effort allows.
+/// Not thread-safe by itself: one caller at a time. A call touches a few table entries;
+/// `next_victim` looks at no more folios than the sweep's effort allows.
 pub trait Policy<R: Residents + ?Sized>: PolicyState {
-    /// Takes a folio in. Its use count is set here.
+    /// Inserts a folio, and sets its use count.
     ///
     /// # Panics
     /// In debug builds if the folio's place is not `Out`.
     fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival);
 
-    /// Offers the folio to evict next. It is in no queue until the answer, so the caller may drop
-    /// its policy lock while it tries to freeze the folio; other sweeps get other folios.
+    /// Offers the next folio to evict. It is in no queue until it is answered, so the caller may
+    /// release the policy lock while it tries to freeze the folio; other sweeps get other folios.
     ///
     /// # Errors
-    /// Why nothing more can be offered in this sweep, with counts.
+    /// If this sweep can offer no more: the reason, with counts.
     fn next_victim(&mut self, residents: &mut R, sweep: &mut Sweep) -> Result<Id, GaveUp>;
 
-    /// Says what became of an offered folio; if it was evicted, gives what to leave in its place
-    /// (`None`: nothing is worth leaving).
+    /// Reports the outcome for an offered folio. If it was evicted, returns the shadow entry to
+    /// leave behind, if any.
     ///
     /// `Evicted` is right for any folio that the caller holds frozen, offered or not. `Busy` and
-    /// `Pinned` of a folio that is no longer on offer change nothing: while the policy lock was not
-    /// held the folio was removed, and its id may be another's by now.
+    /// `Pinned` for a folio that is no longer on offer change nothing: it was removed while the
+    /// policy lock was released, and its id may be another folio's now.
     fn answer(
         &mut self,
         residents: &mut R,
@@ -77,8 +77,8 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
         answer: Answer,
     ) -> Option<Shadow>;
 
-    /// Forgets a folio that leaves for another reason: invalidated, truncated. No ghost is left.
-    /// A folio that is not the policy's is left alone.
+    /// Forgets a folio that leaves for another reason: invalidated, truncated. No ghost is left. A
+    /// folio that the policy does not hold is left alone.
     fn remove(&mut self, residents: &mut R, id: Id);
 
     /// `DontNeed`: the folio is the next to be offered.
@@ -91,14 +91,15 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// If the parts do not weigh `pages_before` together.
     fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]);
 
-    /// A folio moved to another frame (migration): `new` has the place and use count that `old` had.
+    /// A folio moved to another frame (migration): `new` has the place and use count that `old`
+    /// had.
     ///
     /// # Panics
     /// If their weights differ.
     fn replace(&mut self, residents: &mut R, old: Id, new: Id);
 }
 
-/// What a policy made of [`Queues`] decides itself. That makes it a [`Policy`].
+/// The decisions of a policy made of [`Queues`]; a type that implements this is a [`Policy`].
 pub(crate) trait Rules: PolicyState {
     fn queues(&mut self) -> &mut Queues;
 
@@ -114,7 +115,7 @@ pub(crate) trait Rules: PolicyState {
     /// The most folios spared in one call.
     fn reprieves_max(&self) -> u32;
 
-    /// What to leave in the place of a folio that was evicted from this queue.
+    /// The shadow entry to leave for a folio that was evicted from this queue.
     fn ghost(&mut self, from: Queue, pages: u32) -> Option<Shadow>;
 }
 

@@ -1,7 +1,7 @@
 //! The queues themselves: intrusive lists through the caller's table, and every move between them.
 //!
-//! Here: linking, unlinking, weights, places; the invariants at the crate's head are kept here.
-//! Not here: which queue to take from or whom to spare (`s3fifo.rs`, `clock.rs`).
+//! Here: linking, unlinking, weights, places; the invariants at the crate's head are kept here. Not
+//! here: which queue to take from, and which folio to spare (`s3fifo.rs`, `clock.rs`).
 
 use crate::residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents};
 use crate::sweep::{GaveUpReason, Sweep};
@@ -30,7 +30,7 @@ impl Weight {
     }
 }
 
-/// What a policy holds, by place.
+/// The folios and pages that a policy holds, by place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// In the once queue.
@@ -39,7 +39,7 @@ pub struct Usage {
     pub small: Weight,
     /// In the main queue.
     pub main: Weight,
-    /// On offer to callers who have not answered.
+    /// Offered to callers that have not answered.
     pub offered: Weight,
 }
 
@@ -121,7 +121,7 @@ impl Queues {
         self.lists[queue as usize].weight
     }
 
-    /// The next to be evicted of this queue, or [`NONE`].
+    /// The next folio of this queue to evict, or [`NONE`].
     #[inline]
     pub(crate) fn head(&self, queue: Queue) -> Id {
         self.lists[queue as usize].head
@@ -175,7 +175,7 @@ impl Queues {
         self.push_tail(r, id, to);
     }
 
-    /// Takes the head of a queue out, on offer.
+    /// Takes the head out of a queue and marks it as offered.
     pub(crate) fn offer<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> Id {
         let id = self.head(queue);
         assert_ne!(id, NONE, "nothing to offer in the {queue:?} queue");
@@ -202,7 +202,7 @@ impl Queues {
         Some(queue)
     }
 
-    /// Takes a folio out from wherever it is; tells the queue it was in or offered from.
+    /// Takes a folio out of the queue or the offer that it is in; returns that queue.
     pub(crate) fn take_out<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) -> Option<Queue> {
         let queue = match r.place(id) {
             Place::Out => return None,
@@ -219,12 +219,13 @@ impl Queues {
         Some(queue)
     }
 
-    /// See [`crate::Policy::demote`]. A folio on offer is left to whoever it was offered to.
+    /// See [`crate::Policy::demote`]. A folio on offer is left to the caller that it was offered
+    /// to.
     pub(crate) fn demote<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) {
         if let Place::Queued(queue) = r.place(id) {
             self.list(queue).unlink(r, id);
             r.set_place(id, Place::Out);
-            // "Was used", which is what makes the once queue give it.
+            // Marked as used, so that the once queue gives it.
             r.set_uses(id, 1);
             self.push_head(r, id, Queue::Once);
         }

@@ -1,9 +1,9 @@
-//! What a policy knows of a folio, and where it is kept.
+//! What a policy knows about a folio, and where that is stored.
 //!
 //! Here: the trait through which the caller lends its table, the folio's place, and a plain table
 //! for simulators and tests. Not here: any order between folios (`queues.rs`).
 
-/// Names a folio: the cache's frame number of its head, or a simulator's page.
+/// Identifies a folio: the cache's frame number of its head, or a simulator's page.
 pub type Id = u32;
 
 /// No folio: the end of a list.
@@ -18,7 +18,8 @@ pub const PAGES_MAX: u32 = 512;
 /// The queues a folio can be in. Policies that need fewer leave the others empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// Expected to be used once: folios of a sequential reader, and those nobody needs any more.
+    /// Expected to be used once: folios of a sequential reader, and those that are not needed any
+    /// more.
     Once,
     /// Newcomers.
     Small,
@@ -40,17 +41,17 @@ impl Queue {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Not the policy's: free, or not inserted yet.
+    /// Not held by the policy: free, or not inserted yet.
     #[default]
     Out,
     /// In this queue.
     Queued(Queue),
-    /// Taken from this queue and shown to a caller who has not answered yet.
+    /// Taken from this queue and offered to a caller that has not answered yet.
     Offered(Queue),
 }
 
 impl Place {
-    /// Packs the place into three bits, for a table that keeps it beside other flags.
+    /// Packs the place into three bits, for a table that stores it with other flags.
     pub const fn to_bits(self) -> u8 {
         match self {
             Self::Out => 0,
@@ -84,13 +85,13 @@ impl Place {
 /// The caller's table of folios, as far as a policy is concerned.
 ///
 /// A shared table (the cache's, whose fields are atomics) implements this for `&Table`. All fields
-/// but `uses` are the policy's alone: read and written only inside its calls, so under the caller's
-/// policy lock, and relaxed accesses do. `uses` is also raised by readers, without the lock; a lost
-/// update of it costs accuracy and nothing else.
+/// but `uses` belong to the policy: they are accessed only inside its calls, under the caller's
+/// policy lock, so relaxed accesses suffice. Readers raise `uses` without the lock; a lost update
+/// only costs accuracy.
 pub trait Residents {
     /// How often the folio was used since the policy last looked, at most [`USES_MAX`].
     fn uses(&self, id: Id) -> u8;
-    /// Sets the use count; may race with readers who raise it.
+    /// Sets the use count; may race with readers that raise it.
     fn set_uses(&mut self, id: Id, uses: u8);
     /// The folio's weight in pages, `1..=PAGES_MAX`.
     fn pages(&self, id: Id) -> u32;
@@ -144,7 +145,8 @@ impl Table {
         }
     }
 
-    /// Sets a folio's weight. Only while the folio is `Out`, or right before [`crate::Policy::split`].
+    /// Sets a folio's weight. Only while the folio is `Out`, or right before
+    /// [`crate::Policy::split`].
     ///
     /// # Panics
     /// If `pages` is not in `1..=PAGES_MAX`.

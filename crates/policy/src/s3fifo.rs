@@ -1,8 +1,8 @@
 //! The policy of the cache: S3-FIFO-shaped.
 //!
-//! Here: which queue gives the next candidate, who is spared, who goes where on return. Not here:
-//! the walk that asks for it (`policy.rs`), linking (`queues.rs`), effort (`sweep.rs`), the ghosts'
-//! clock (`shadow.rs`).
+//! Here: which queue gives the next candidate, which folios are spared, and which queue a returning
+//! folio enters. Not here: the walk that asks for it (`policy.rs`), linking (`queues.rs`), effort
+//! (`sweep.rs`), the ghosts' clock (`shadow.rs`).
 //!
 //! **Source.** Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction,
 //! SOSP '23, <https://doi.org/10.1145/3600006.3613147>. Of it: a small FIFO queue of 10 % of the
@@ -15,13 +15,13 @@
 //! **Other than there.** Folios weigh 1 to 512 pages, and the queues' shares are in pages. The
 //! ghosts are the caller's shadow entries (`shadow.rs`). One call spares no more than
 //! `reprieves_max` folios, then offers the next whatever its count, so that a caller's stall is
-//! bounded however hot the cache is. What main evicts leaves a ghost too. While main lacks pages
-//! (a new cache, a budget raised, a large file dropped) newcomers for whom small has no room go to
-//! main; else small would spread over the whole cache and keep it, and a loop longer than the cache
-//! would find a FIFO and never hit. (libCacheSim's later version does so until the cache is full.)
-//! The share is below what main has in a full cache, so that the pages which reclaim keeps free
-//! between its watermarks do not count as lacking. A third queue holds what is used once by declaration. Pinned
-//! folios are met, and told of.
+//! bounded however hot the cache is. What main evicts leaves a ghost too. While main lacks pages (a
+//! new cache, a budget raised, a large file dropped) newcomers that do not fit in small go to main;
+//! else small would spread over the whole cache and keep it, and a loop longer than the cache would
+//! find a FIFO and never hit. (libCacheSim's later version does so until the cache is full.) The
+//! share is below what main has in a full cache, so that the pages which reclaim keeps free between
+//! its watermarks do not count as lacking. A third queue holds what is used once by declaration.
+//! Pinned folios are offered, too, and the caller answers that they are pinned.
 //!
 //! Which queue gives, in this order, of those that still have a folio that did not refuse this
 //! sweep (`sweep.rs`):
@@ -38,17 +38,17 @@ use crate::residents::{Queue, Residents, USES_MAX};
 use crate::shadow::{GhostClock, Shadow};
 use crate::sweep::Sweep;
 
-/// What can be chosen about [`S3Fifo`].
+/// The options of [`S3Fifo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct S3FifoOptions {
     /// The small queue's share of the capacity, in percent, and as much for the once queue.
     pub small_percent: u32,
     /// How far the ghosts reach, in percent of the capacity.
     pub ghost_percent: u32,
-    /// Up to this share of the capacity, in percent, main is filled with newcomers for whom small
-    /// has no room. To be kept well below what main has left after reclaim took its batch from a
-    /// full cache: at 90, with batches of 3 %, newcomers entered main for good, and the hit ratio on
-    /// Zipf traces fell by up to 9 points; at 85 and 75 it did not.
+    /// Up to this share of the capacity, in percent, main takes newcomers that do not fit in small.
+    /// Must be well below what main has left after reclaim took its batch from a full cache: at 90,
+    /// with batches of 3 %, newcomers entered main for good, and the hit ratio on Zipf traces fell
+    /// by up to 9 points; at 85 and 75 it did not.
     pub main_fill_percent: u32,
     /// The uses that take a newcomer to main, `1..=USES_MAX`.
     pub promote_uses: u8,

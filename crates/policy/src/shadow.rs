@@ -1,18 +1,19 @@
-//! What the policy leaves behind of an evicted folio: 30 bits, kept by the caller.
+//! Shadow entries: the 30 bits that the policy leaves for an evicted folio, stored by the caller.
 //!
-//! Here: the payload of a shadow entry and the clock that judges its age. Not here: where the entry
-//! is stored (the cache's index slots) or what follows from the judgement (`s3fifo.rs`).
+//! Here: the payload of a shadow entry and the clock that measures its age. Not here: where the
+//! entry is stored (the cache's index slots) or what follows from its age (`s3fifo.rs`).
 //!
 //! S3-FIFO keeps a ghost queue of as many names as the main queue has folios, and asks whether a
 //! name is still in it. A FIFO queue needs no memory to answer that: a name is in it as long as no
 //! more than the queue's length was put in since. So the clock counts the pages put in, the payload
-//! is the clock's reading, and the entry is recent while the clock is at most `reach` pages further.
+//! is the clock's reading, and the entry is recent while the clock is at most `reach` pages
+//! further.
 //!
 //! **Wrap.** The payload is the reading modulo 2^30 units. A ghost that was left for 2^30 units
-//! looks new again for `reach` pages of every round; what follows is that one folio enters the main
-//! queue instead of the small one, and costs a place there for one passage. Nothing else. A unit is
-//! one page up to a capacity of 2^24 pages (64 GiB) and doubles from there, so that a round is never
-//! shorter than 64 capacities: of ghosts of any age at most one in 64 is misjudged.
+//! looks new again for `reach` pages of every round; then one folio enters the main queue instead
+//! of the small one, and takes up its pages there for one passage. Nothing else follows. A unit is
+//! one page up to a capacity of 2^24 pages (64 GiB) and doubles from there, so that a round is
+//! never shorter than 64 capacities: of ghosts of any age at most one in 64 is misjudged.
 
 /// The bits of a shadow entry's payload.
 pub const SHADOW_BITS: u32 = 30;
@@ -20,7 +21,8 @@ const MASK: u32 = (1 << SHADOW_BITS) - 1;
 /// A round of the payload is at least this many capacities.
 const ROUND_CAPACITIES: u64 = 64;
 
-/// What the policy wants kept of an evicted folio, and to see again when its pages come back.
+/// The payload of a shadow entry: stored when a folio is evicted, and passed back when its pages
+/// return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shadow(u32);
 
@@ -56,7 +58,7 @@ impl GhostClock {
         Self { now_pages: 0, reach_pages, unit_shift: unit_shift.saturating_sub(SHADOW_BITS) }
     }
 
-    /// Changes the reach; if the unit changes with it, ghosts left before are judged at random.
+    /// Changes the reach; if the unit changes with it, the age of earlier ghosts is arbitrary.
     pub(crate) fn resize(&mut self, capacity_pages: u64, reach_pages: u64) {
         *self = Self { now_pages: self.now_pages, ..Self::new(capacity_pages, reach_pages) };
     }

@@ -1,4 +1,4 @@
-//! One caller's attempt to free memory: how much effort is left, what came of it so far.
+//! One caller's attempt to free memory: the effort left, and the results so far.
 //!
 //! Here: the effort cap, the answers a caller gives, why an attempt ended. Not here: choosing.
 //! A sweep belongs to one caller; several may be under way on one policy.
@@ -12,19 +12,19 @@
 
 use crate::residents::Queue;
 
-/// What became of a folio that was offered.
+/// The outcome for a folio that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Frozen and taken out of its file: the policy forgets it and says what to leave in its place.
-    /// Answered before the frame is freed, since the policy still reads the folio's weight.
+    /// Frozen and taken out of its file: the policy forgets it and returns the shadow entry to
+    /// leave. Answered before the frame is freed, since the policy still reads the folio's weight.
     Evicted,
-    /// Somebody holds it for a moment, or it is being written: back to the newest end of its queue.
+    /// It is held for a moment, or being written: back to the newest end of its queue.
     Busy,
     /// Pinned, which may last: to the newest end of the main queue.
     Pinned,
 }
 
-/// What a sweep met. Folios met twice count twice.
+/// The folios that a sweep met. Folios met twice count twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepCounts {
     /// Folios looked at; never more than the sweep's effort.

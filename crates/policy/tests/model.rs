@@ -1,8 +1,10 @@
-//! The policies against a naive reference: three `VecDeque`s, ghosts as a list, weights summed anew.
+//! The policies against a naive reference: three `VecDeque`s, ghosts as a list, weights summed
+//! anew.
 //!
 //! After every operation: each folio is in the place the reference says and in the same order, each
-//! exactly once, the links agree in both directions, weights are exact, and each ghost is judged
-//! the same. Answers come late, to folios that were removed, replaced or inserted anew meanwhile.
+//! exactly once, the links agree in both directions, weights are exact, and each ghost's age is
+//! decided the same way. Answers come late, to folios that were removed, replaced or inserted anew
+//! meanwhile.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -285,7 +287,7 @@ impl Pair {
 
     fn answer(&mut self, id: Id, answer: Answer) {
         if answer == Answer::Evicted && self.is_out(id) {
-            return; // Nobody can hold frozen what is free.
+            return; // No caller can hold a free folio frozen.
         }
         let shadow = self.policy.answer(&mut self.table, &mut self.sweep, id, answer);
         let leaves = self.model.answer(id, answer);

@@ -1,4 +1,4 @@
-//! The atomic integer under a count: what the protocol needs of one, and nothing more.
+//! The atomic integer under a count: the operations that the protocol needs, and no others.
 //!
 //! Shipped counts sit on `core`'s atomics. Tests put other things here: loom's atomics, or a word
 //! that stops after each access so that an explicit-state search can run the very same code.
@@ -17,18 +17,18 @@ pub trait AtomicWord<T: Copy> {
     fn fetch_add(&self, value: T, order: Ordering) -> T;
     /// Subtracts, wrapping, and returns what was there before.
     fn fetch_sub(&self, value: T, order: Ordering) -> T;
-    /// Replaces `current` by `new`, or tells what was there instead. Never fails spuriously: a
-    /// last put that gave up for no reason would leave its folio to nobody.
+    /// Replaces `current` by `new`, or returns the value found. Never fails spuriously: a last put
+    /// whose swap failed for no reason would leak its folio.
     ///
     /// # Errors
-    /// The value found, when it was not `current`.
+    /// The value found, if it was not `current`.
     fn compare_exchange(&self, current: T, new: T, success: Ordering) -> Result<T, T>;
     /// Replaces the word by what `change` makes of it, starting from a value `seen` before, until
     /// that succeeds or `change` declines with `None`. Always relaxed: its users only take away
     /// what they added themselves.
     ///
     /// It ends: a failed exchange means that another thread changed the word, and every user's
-    /// `change` declines once somebody else has done its work.
+    /// `change` declines once another thread has done its work.
     ///
     /// # Errors
     /// The value that `change` declined.
@@ -92,8 +92,7 @@ macro_rules! on_core {
     };
 }
 
-/// The model checker's atomic, for this crate's models and for those of whoever has a count in
-/// theirs.
+/// The model checker's atomic, for the models of this crate and of its users.
 #[cfg(feature = "loom")]
 pub mod checked {
     use super::{AtomicWord, Ordering};
@@ -111,8 +110,8 @@ pub mod checked {
         }
         /// A swap, because loom 0.7 has no total order of one word's changes: it lets a
         /// compare-and-swap succeed on a value older than a concurrent store, and a later load then
-        /// see the swap's value as the newest (in the cache: a frame that nobody frees). A swap of
-        /// the same ordering is stronger in one thing only, that it continues release sequences;
+        /// see the swap's value as the newest (in the cache: a frame that is never freed). A swap
+        /// of the same ordering is stronger in one thing only, that it continues release sequences;
         /// `tests/explore.rs` and the litmus tests have the plain store.
         fn store(&self, value: u64, order: Ordering) {
             self.0.swap(value, order);

@@ -2,37 +2,37 @@
 //!
 //! # States
 //!
-//! | state | frozen | refs + pins | who may be here |
+//! | state | frozen | refs + pins | threads that may be here |
 //! |---|---|---|---|
-//! | owned | 0 | 1 ..= max | holders of references and pins, and anybody who tries to get one |
-//! | zero | 0 | 0 | only between somebody's last subtraction and a swap; a get may still win it back |
-//! | bare | 1 | 0 | one party alone (the last holder, a freezer, the allocator), or nobody: free |
-//! | debris | 1 | > 0 | as bare, and losers whose additions are not wiped yet |
+//! | owned | 0 | 1 ..= max | holders of references and pins, and threads that try to get one |
+//! | zero | 0 | 0 | only between a thread's last subtraction and a swap; a get may still succeed |
+//! | bare | 1 | 0 | one party alone (the last holder, a freezer, the allocator), or none: free |
+//! | debris | 1 | > 0 | as bare, with additions of failed gets that are not wiped yet |
 //!
 //! # Legal transitions
 //!
 //! | from | to | by | step |
 //! |---|---|---|---|
-//! | owned | owned | a holder: `get`, `pin`, `add`; anybody: `try_get`, `try_pin` | add |
+//! | owned | owned | a holder: `get`, `pin`, `add`; any thread: `try_get`, `try_pin` | add |
 //! | owned | owned or zero | a holder: `put`, `unpin` | subtract |
-//! | zero | owned | anybody: `try_get`, `try_pin` | add |
-//! | zero | bare | one of those whose subtraction left zero: it is the last holder | swap |
+//! | zero | owned | any thread: `try_get`, `try_pin` | add |
+//! | zero | bare | a thread whose subtraction left zero: it is the last holder | swap |
 //! | owned | bare | a holder of all references: `freeze` | swap |
-//! | bare, debris | debris | a loser: `try_get`, `try_pin` | add |
-//! | debris | bare | a loser, who leaves the word without any debris or not frozen | swap |
+//! | bare, debris | debris | a failed get (a *loser*): `try_get`, `try_pin` | add |
+//! | debris | bare | a loser, which leaves the word without debris or not frozen | swap |
 //! | bare, debris | owned | the party alone: `unfreeze`, `set` | store, next generation |
 //!
-//! Nothing else happens to a word. In particular nothing but the store of the party alone takes
-//! the frozen bit away, and no zero outlives the put that made it.
+//! There are no other transitions. In particular only the store of the party that holds the folio
+//! alone clears the frozen bit, and no zero outlives the put that made it.
 //!
-//! # Different zeros
+//! # Zeros of different lifetimes
 //!
-//! A takes the count from 1 to 0 and stalls. B gets it back to 1, puts, wins the swap and frees
-//! the folio. C gets the same folio from the allocator, and its count comes down to 0 again. A's
-//! swap must not win *C's* zero. It does not: C's [`set`](RefCount::set) moved the generation on,
-//! and A's swap expects the old one. The second layer, should the generation have come round in
-//! between, is the caller's: whoever wins destroys the folio by what the folio says now, never by
-//! what the winner remembers of it.
+//! A takes the count from 1 to 0 and stalls. B gets it back to 1, puts, wins the swap and frees the
+//! folio. C gets the same folio from the allocator, and its count comes down to 0 again. A's swap
+//! must not win *C's* zero. It does not: C's [`set`](RefCount::set) moved the generation on, and
+//! A's swap expects the old one. If the generation has wrapped round meanwhile, the caller is the
+//! second defence: the winner destroys what the folio says it is now, never what the winner
+//! remembers of it.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -60,7 +60,7 @@ pub struct RefCount<P: Protocol = Shipped, A: AtomicWord<u64> = AtomicU64> {
 pub enum GetError {
     /// The folio is free, or one party holds it alone: look it up again.
     Frozen,
-    /// As many references or pins as fit are held already ([`RefCount::MAX_REFS`],
+    /// The maximum of references or pins is held already ([`RefCount::MAX_REFS`],
     /// [`RefCount::MAX_PINS`]); nothing was taken.
     TooMany,
 }
@@ -77,7 +77,7 @@ impl fmt::Display for GetError {
 impl core::error::Error for GetError {}
 
 impl RefCount {
-    /// A frozen count: of a folio that is free, or that its maker holds alone.
+    /// A frozen count: the folio is free, or held alone by the caller.
     pub const fn frozen() -> Self {
         RefCount { word: AtomicU64::new(Word::<Shipped>::FIRST.raw()), protocol: PhantomData }
     }
@@ -103,10 +103,10 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
 
     // ---- looking -----------------------------------------------------------------------------
 
-    /// The whole word, decoded. Relaxed: it may be old by the time it is looked at.
+    /// The whole word, decoded. Relaxed: it may be out of date when it is used.
     #[inline]
     pub fn word(&self) -> Word<P> {
-        // Relaxed, and pairs with nothing: for people, assertions and guesses.
+        // Relaxed, and pairs with nothing: for people, assertions and hints.
         Word::of(self.word.load(Ordering::Relaxed))
     }
 
@@ -122,17 +122,17 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         if word.is_frozen() { 0 } else { word.pins() }
     }
 
-    /// Whether nobody may take a reference at the moment.
+    /// Whether references cannot be taken at the moment.
     pub fn is_frozen(&self) -> bool {
         self.word().is_frozen()
     }
 
-    // ---- references, for anybody ---------------------------------------------------------------
+    // ---- references, for any thread ------------------------------------------------------------
 
     /// Takes `n` references if the folio is not frozen: one atomic add. *Acquire*.
     ///
-    /// Success says that the folio lives, not that it is the one you looked for: re-check that
-    /// where you found it, and [`put`](Self::put) if it is not.
+    /// Success says that the folio is alive, not that it is the one you looked for: check that
+    /// again where you found it, and [`put`](Self::put) the reference if it is not.
     ///
     /// # Errors
     /// [`GetError::Frozen`], [`GetError::TooMany`]; nothing was taken.
@@ -150,21 +150,21 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         got
     }
 
-    /// Gives back `n` references; true if they were the last: you then hold the folio alone, and
-    /// frozen, and must destroy it, by what it says itself. *Release* on the way down, *acquire*
-    /// for the last. The same as [`sub_and_test`](Self::sub_and_test).
+    /// Gives back `n` references; true if they were the last. The caller then holds the folio
+    /// alone, frozen, and must destroy what the folio says it is. *Release* on the way down,
+    /// *acquire* for the last. The same as [`sub_and_test`](Self::sub_and_test).
     ///
     /// # Misuse
-    /// Giving back what is not there panics in debug builds. In release builds the references are
-    /// added again and the answer is false; on a frozen word with debris it goes unnoticed. Either
-    /// way the frozen bit stands.
+    /// Giving back references that are not held panics in debug builds. In release builds the
+    /// references are added again and the answer is false; on a frozen word with debris it goes
+    /// unnoticed. Either way the frozen bit stands.
     #[inline]
     #[must_use = "true means that this was the last reference: the folio must be destroyed"]
     pub fn put(&self, n: u32) -> bool {
         self.sub_and_test(n)
     }
 
-    /// For `rivals`: a get as it would be without the frozen bit's promise.
+    /// For `rivals`: a get by load and compare-and-swap.
     #[inline]
     pub(crate) fn try_get_by_cas(&self) -> bool {
         let mut seen = self.word();
@@ -183,7 +183,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
 
     // ---- references, for holders ---------------------------------------------------------------
 
-    /// Takes `n` more references; only for somebody who has one. One atomic add, *relaxed*.
+    /// Takes `n` more references; only for a caller that holds one. One atomic add, *relaxed*.
     ///
     /// # Panics
     /// If more than [`RefCount::MAX_REFS`] would be held, and if the word is frozen (misuse);
@@ -213,7 +213,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.add(1);
     }
 
-    /// [`add`](Self::add) that tells how many references there are now.
+    /// [`add`](Self::add) that returns the number of references held after it.
     ///
     /// # Panics
     /// As [`get`](Self::get).
@@ -233,7 +233,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.add_return(1)
     }
 
-    /// Gives back `n` references of several, for somebody who keeps at least one. *Release*.
+    /// Gives back `n` references of several, for a caller that keeps at least one. *Release*.
     ///
     /// # Misuse
     /// Leaving none panics in debug builds; in release builds the references are added again.
@@ -249,7 +249,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.sub(1);
     }
 
-    /// [`sub`](Self::sub) that tells how many references are left.
+    /// [`sub`](Self::sub) that returns the number of references left.
     #[inline]
     pub fn sub_return(&self, n: u32) -> u32 {
         let new = self.lower(n);
@@ -263,7 +263,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.sub_return(1)
     }
 
-    /// Gives back `n` references and tells whether they were the last: [`put`](Self::put).
+    /// Gives back `n` references and returns whether they were the last: [`put`](Self::put).
     #[inline]
     #[must_use = "true means that this was the last reference: the folio must be destroyed"]
     pub fn sub_and_test(&self, n: u32) -> bool {
@@ -285,7 +285,7 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     // ---- pins ----------------------------------------------------------------------------------
 
     /// Pins `n` pages of the folio if it is not frozen: one atomic add for all of them. *Acquire*.
-    /// A pin keeps the folio alive as a reference does, and is counted apart and exactly.
+    /// A pin keeps the folio alive as a reference does, and is counted separately and exactly.
     ///
     /// # Errors
     /// [`GetError::Frozen`], [`GetError::TooMany`]; nothing was taken.
@@ -321,14 +321,14 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
     // ---- the party alone -----------------------------------------------------------------------
 
     /// Freezes the folio if exactly `expected` references, all of them the caller's, and no pins
-    /// are held. The references are gone into the freeze. *Acquire* on success: everything that
-    /// earlier holders did is visible.
+    /// are held. The freeze consumes the references. *Acquire* on success: everything that earlier
+    /// holders did is visible.
     ///
-    /// The kernel's freeze is a full barrier. This one is not: a caller who must order its freeze
+    /// The kernel's freeze is a full barrier. This one is not: a caller that must order its freeze
     /// before a later *load* (hazard slots, say) needs a fence of its own.
     ///
     /// # Errors
-    /// The word as it was found, when somebody else holds the folio too.
+    /// The word as it was found, if others hold the folio, too.
     ///
     /// # Panics
     /// In debug builds, if `expected` is 0.
@@ -348,13 +348,13 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         frozen
     }
 
-    /// Ends a freeze with `n` references: a plain store, *release*, that also wipes what losers
-    /// left. Only for the party alone.
+    /// Ends a freeze with `n` references: a plain store, *release*, that also wipes the debris of
+    /// losers. Only for the party that holds the folio alone.
     ///
     /// # Misuse
     /// Unfreezing what is not frozen, or with 0 references, panics in debug builds. In release
-    /// builds the first drops the references of others (their folio may be destroyed under them:
-    /// what that means is up to the memory's owner), the second leaves the word frozen.
+    /// builds the first drops the references of others, whose folio may be destroyed while they use
+    /// it (the owner of the memory decides what that means); the second leaves the word frozen.
     #[inline]
     pub fn unfreeze(&self, n: u32) {
         debug_assert!(n > 0, "unfreeze with 0 references: a stray zero could be taken");
@@ -386,22 +386,23 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         self.set(1);
     }
 
-    /// Leaves the word frozen without debris. Only for the party alone, and while nobody can reach
-    /// the folio; it does not end a lifetime (see [`put`](Self::put) and [`freeze`](Self::freeze)).
+    /// Leaves the word frozen without debris. Only for the party that holds the folio alone, and
+    /// while no other thread can reach the folio; it does not end a lifetime (see
+    /// [`put`](Self::put) and [`freeze`](Self::freeze)).
     ///
     /// # Misuse
     /// On a word that is not frozen it panics in debug builds, and drops all references otherwise.
     pub fn set_frozen(&self) {
         let seen = self.word();
         debug_assert!(seen.is_frozen(), "set_frozen of a count that is {seen}");
-        // Release like a thaw: a later owner may come by way of this store.
+        // Release, like a thaw: a later owner may acquire this store.
         self.word.store(seen.frozen().raw(), P::THAW);
         trace::set(self, seen.frozen());
     }
 
     // ---- steps ---------------------------------------------------------------------------------
 
-    /// What is left to do for a get or pin of `delta` that made the word `seen`, which refuses it.
+    /// Completes a get or pin that failed: adding `delta` made the word `seen`.
     #[cold]
     #[inline(never)]
     fn refused(
@@ -411,8 +412,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         too_many: fn(Word<P>) -> bool,
     ) -> Result<(), GetError> {
         if seen.is_frozen() {
-            // Wipe, all debris at once, until somebody has: left alone, additions could pile up to
-            // the frozen bit.
+            // Wipe all debris at once, or find that another thread has: left alone, additions could
+            // carry into the frozen bit.
             let wiped = |raw| {
                 let word = Word::<P>::of(raw);
                 (word.is_frozen() && !word.is_bare()).then_some(word.frozen().raw())
@@ -420,8 +421,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
             let _ = self.word.update(seen.raw(), wiped);
             return Err(GetError::Frozen);
         }
-        // Take it back, but only while others hold so much: a plain subtraction might turn out to
-        // be the last put. Once it fits, it is simply ours.
+        // Take it back, but only while the limit is exceeded: a plain subtraction might turn out to
+        // be the last put. Once the addition fits, the get has succeeded.
         let undone = |raw| {
             let word = Word::<P>::of(raw);
             too_many(word).then_some(word.minus(delta).raw())
@@ -432,8 +433,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         }
     }
 
-    /// What is left to do after a subtraction of `delta` from `old` that may have left nothing:
-    /// true for the last holder.
+    /// Completes a subtraction of `delta` from `old` that may have left zero; true for the last
+    /// holder.
     #[inline(never)]
     fn left(&self, old: Word<P>, delta: u64, legal: bool, what: &str) -> bool {
         if !legal || old.is_frozen() {
@@ -494,8 +495,8 @@ impl<P: Protocol, A: AtomicWord<u64>> RefCount<P, A> {
         debug_assert!(n <= Self::MAX_REFS, "{what} with {n} references");
         let seen = self.word();
         debug_assert!(seen.is_frozen() || P::FROZEN_BITS == 0, "{what} of a count that is {seen}");
-        // Only the generation is taken over, and that cannot change in a frozen word. The order
-        // pairs as `Protocol::THAW` says.
+        // Only the generation is kept, and it cannot change in a frozen word. The order pairs as
+        // `Protocol::THAW` says.
         let new = seen.thawed(n);
         self.word.store(new.raw(), P::THAW);
         new

@@ -3,15 +3,15 @@
 //!
 //! # The problem
 //!
-//! In a cache, readers find things without holding anything. A reader looks a page up, then takes
-//! a reference to it, then checks that it still is the page it wanted. Between the look-up and the
-//! reference the page may have been thrown out, so the reference must fail on a dead page: "add
-//! one unless it is dead". If dead means that *the count is zero*, that is a load and a
-//! compare-and-swap loop, and when many cores want the same page most of the swaps fail.
+//! In a cache, a reader looks a page up while it holds nothing, then takes a reference to it, then
+//! checks that it is still the page it wanted. The page may have been evicted between the look-up
+//! and the reference, so taking a reference must fail on a dead page: "add one unless it is dead".
+//! If dead means that *the count is zero*, this takes a load and a compare-and-swap loop, and when
+//! many cores want the same page, most of the swaps fail.
 //!
 //! # The word
 //!
-//! Here dead has a bit of its own, and the add can come first:
+//! Here a bit of its own says dead, so the add can come first:
 //!
 //! ```text
 //!  63      62 ........ 46  45 ...... 23  22 ....... 0
@@ -20,19 +20,20 @@
 //! +--------+--------------+-------------+------------+
 //! ```
 //!
-//! - [`try_get`](RefCount::try_get) adds one and looks at the sum. Frozen bit clear: you hold a
-//!   reference, even if the count was 0 before. Frozen bit set: you hold nothing, and what you
-//!   added is wiped.
-//! - [`put`](RefCount::put) subtracts one. Whoever makes it 0 tries to swap that 0 for the frozen
-//!   bit. If the swap wins, it was the last reference, and the winner destroys the page. If it
-//!   fails, somebody got a reference in between (and will put it), or another's swap won.
-//! - [`freeze`](RefCount::freeze) swaps exactly the references you know of for the frozen bit: you
-//!   are alone then, to move the page, split it or throw it out. [`unfreeze`](RefCount::unfreeze)
-//!   is a plain store.
-//! - Between frozen periods the *generation* moves on, so that a thread which stalled in the
-//!   middle of a put cannot take a later lifetime's 0 for its own.
-//! - *Pins* are references for long use (I/O into the page), counted by pages and apart, so that
-//!   one can tell a page that is merely being read from one that must not move.
+//! - [`try_get`](RefCount::try_get) adds one and checks the result. Frozen bit clear: the caller
+//!   holds a reference, even if the count was 0 before. Frozen bit set: the caller holds nothing,
+//!   and its addition is wiped.
+//! - [`put`](RefCount::put) subtracts one. A thread that makes the count 0 tries to swap that 0 for
+//!   the frozen bit. If the swap succeeds, it was the last reference, and this thread destroys the
+//!   page. If it fails, another thread took a reference meanwhile (and will put it), or won the
+//!   swap.
+//! - [`freeze`](RefCount::freeze) swaps the frozen bit for the references, if there are exactly as
+//!   many as the caller expects. The caller then holds the page alone, to move, split or evict it.
+//!   [`unfreeze`](RefCount::unfreeze) is a plain store.
+//! - The *generation* changes with each frozen period, so that a thread that stalled in the middle
+//!   of a put cannot mistake the 0 of a later lifetime for its own.
+//! - *Pins* are references for long use, such as I/O into the page. They are counted separately, by
+//!   pages, which distinguishes a page that is only being read from one that must not move.
 //!
 //! The words *frozen*, *folio* (a run of 2^n pages that has one count) and the names of the
 //! operations are those of the Linux kernel, for which this protocol was proposed.
@@ -54,23 +55,23 @@
 //! # Ok::<(), GetError>(())
 //! ```
 //!
-//! There are three rules. Destroy exactly when `put`, `unpin` or `freeze` says that you are alone;
-//! destroy the page by what *it* says that it is, not by what you remember; and look again, after
-//! `try_get`, that the page is the one you were looking for.
+//! There are three rules. Destroy the page exactly when `put`, `unpin` or `freeze` reports that you
+//! hold it alone. Destroy what the page itself says it is, not what you remember of it. After
+//! `try_get`, check again that the page is the one you looked for.
 //!
 //! # Cost
 //!
-//! An uncontended get and put are one locked instruction each. Contended, they are what an atomic
-//! add costs; `pinfold bench ref` in the repository measures that beside the alternatives.
+//! An uncontended get and put are one locked instruction each. Under contention each costs what an
+//! atomic add costs; `pinfold bench ref` in the repository compares this with the alternatives.
 //! Every reader still writes the word's cache line, so throughput does not grow with the cores: a
 //! read that must scale should not take a reference at all.
 //!
 //! # How it was checked
 //!
 //! The shipped code runs under loom (all orderings that C11 allows, a few threads) and under an
-//! explicit-state search (three actors, any legal operations, as long as they like, 3 or 4 count
-//! bits); each property has a mutant of the protocol that the same test catches.
-//! `docs/refcount.md` in the repository has the proof and the table.
+//! explicit-state search (three actors, any legal operations in any number, 3 or 4 count bits);
+//! each property has a mutant of the protocol that the same test catches. `docs/refcount.md` in the
+//! repository has the proof and the table.
 //!
 //! # Features
 //!

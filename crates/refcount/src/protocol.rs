@@ -1,5 +1,5 @@
-//! Everything about the protocol that a proof depends on and could be got wrong: the widths of
-//! the fields and the memory orderings, each with its partner.
+//! The parameters of the protocol that its proof depends on: the widths of the fields and the
+//! memory orderings, each with its partner.
 //!
 //! The shipped count runs on [`Shipped`]. A test makes a *mutant* by overriding one constant,
 //! and must then fail; narrow widths let an explicit-state search reach every limit.
@@ -10,27 +10,27 @@ use core::sync::atomic::Ordering;
 pub trait Protocol: 'static {
     /// 1, or 0 for a protocol that cannot freeze at all (a mutant).
     const FROZEN_BITS: u32 = 1;
-    /// Lifetimes told apart. 0 turns generations off (a mutant).
+    /// Lifetimes that can be distinguished. 0 turns generations off (a mutant).
     const GENERATION_BITS: u32;
     /// Pinned pages, with one bit of headroom. 0 for a count that cannot be pinned.
     const PINS_BITS: u32;
     /// References, with one bit of headroom.
     const REFS_BITS: u32;
 
-    /// A successful speculative get. Acquire, pairs with [`Self::THAW`]: whoever gets a reference
-    /// sees what was written while the folio was frozen.
+    /// A successful speculative get. Acquire, pairs with [`Self::THAW`]: a thread that gets a
+    /// reference sees what was written while the folio was frozen.
     const TRY_GET: Ordering = Ordering::Acquire;
-    /// Another reference for somebody who has one. Relaxed: the new holder is handed the
-    /// reference by other means, and those order what it sees.
+    /// Another reference, taken by a holder. Relaxed: the new holder gets the reference by other
+    /// means, and those order what it sees.
     const GET: Ordering = Ordering::Relaxed;
-    /// Giving up references. Release, pairs with [`Self::LAST`] and [`Self::FREEZE`]: what the
-    /// leaver did to the folio is done before anybody destroys or changes it.
+    /// Giving up references. Release, pairs with [`Self::LAST`] and [`Self::FREEZE`]: what a
+    /// leaving holder did to the folio happens before the folio is destroyed or changed.
     const PUT: Ordering = Ordering::Release;
     /// The swap 0 -> frozen that makes the last holder. Acquire, pairs with [`Self::PUT`] of every
     /// earlier leaver: each later read-modify-write continues the release sequence of the earlier.
     const LAST: Ordering = Ordering::Acquire;
     /// The swap expected -> frozen. Acquire, pairs with [`Self::PUT`] like the last put. It needs
-    /// no release: whoever meets the frozen word leaves without reading anything.
+    /// no release: a thread that meets the frozen word leaves without reading anything.
     const FREEZE: Ordering = Ordering::Acquire;
     /// The store that ends a frozen period. Release, pairs with [`Self::TRY_GET`].
     const THAW: Ordering = Ordering::Release;

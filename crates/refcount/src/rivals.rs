@@ -1,7 +1,7 @@
 //! The counts that this one is compared with, for benchmarks and models; not public API.
 //!
-//! Each exists once, behind [`Counter`], counts one reference at a time in 32 bits as the kernel's
-//! do, and never has to do with generations or pins.
+//! Each implements [`Counter`]: it counts one reference at a time in 32 bits, as the kernel's
+//! counts do, without generations or pins.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -48,18 +48,18 @@ impl<P: Protocol, A: AtomicWord<u64>> Counter for RefCount<P, A> {
     }
 }
 
-/// Takes a reference on the shipped word by a load and a compare-and-swap loop: what its addition
-/// is compared with inside a cache.
+/// Takes a reference on the shipped word by a load and a compare-and-swap loop, to compare it with
+/// the addition inside a cache.
 #[inline]
 pub fn try_get_by_cas<P: Protocol, A: AtomicWord<u64>>(count: &RefCount<P, A>) -> bool {
     count.try_get_by_cas()
 }
 
-/// Dead is zero: a get is a load and a compare-and-swap loop. What Linux does up to now.
+/// Dead is zero: a get is a load and a compare-and-swap loop. What Linux does.
 #[derive(Debug)]
 pub struct CasLoop(AtomicU32);
 
-/// Dead is zero, and a get first swaps 1 for 2 without looking, then what it found instead.
+/// Dead is zero. A get first tries to swap 1 for 2 without a load, then the value it found.
 /// Proposed in the discussion as an alternative to the frozen bit.
 #[derive(Debug)]
 pub struct AssumeOne(AtomicU32);
@@ -112,7 +112,7 @@ macro_rules! zero_is_dead {
 }
 
 zero_is_dead!(CasLoop, |word| {
-    // Relaxed: a guess for the exchange.
+    // Relaxed: a hint for the exchange.
     word.load(Ordering::Relaxed)
 });
 zero_is_dead!(AssumeOne, |_| 1);
@@ -120,8 +120,8 @@ zero_is_dead!(AssumeOne, |_| 1);
 /// The seed's 32-bit word: the top bit is frozen, the rest counts; no generation, no pins.
 ///
 /// `BITS` count bits, pushed up against the frozen bit when fewer than 31, so that an overflow is
-/// the machine's. `LOOP`: losers wipe until the debris is gone, as the proposal does now; else they
-/// try one swap and leave, as it first did.
+/// the machine's. `LOOP`: losers wipe until the debris is gone, as the proposal does now; without
+/// it they try one swap and leave, as it first did.
 #[derive(Debug)]
 pub struct SeedFrozen<const BITS: u32, const LOOP: bool, A: AtomicWord<u32> = AtomicU32>(A);
 

@@ -32,7 +32,7 @@ macro_rules! tracepoints {
 tracepoints! {
     /// The count was set by the party alone.
     set = set();
-    /// `v` references were added, or given back by somebody who has more.
+    /// `v` references were added, or given back by a caller that keeps some.
     modify = modify(v: i64);
     /// `v` references or pins were given back; `ret`: they were the last.
     mod_and_test = mod_and_test(v: i64, ret: bool);

@@ -1,4 +1,4 @@
-//! The word's fields. Nobody else in the crate masks or shifts.
+//! The word's fields. Only this module masks and shifts them.
 //!
 //! ```text
 //!  63      62 ........ 46  45 ...... 23  22 ....... 0
@@ -15,7 +15,7 @@ use core::marker::PhantomData;
 
 use crate::protocol::{Protocol, Shipped};
 
-/// What a count held at one moment, decoded.
+/// The value of a count at one moment, decoded.
 ///
 /// Its `Display` is the sentence that panics and errors of this crate use.
 pub struct Word<P: Protocol = Shipped> {
@@ -54,7 +54,7 @@ impl<P: Protocol> Word<P> {
     /// Frozen periods told apart before the generation repeats.
     pub(crate) const GENERATIONS: u32 = low_mask(P::GENERATION_BITS) as u32;
 
-    /// The word of a folio that nobody ever owned.
+    /// The word of a folio that was never owned.
     pub(crate) const FIRST: Self = {
         let generation = if P::GENERATION_BITS == 0 { 0 } else { 1 << Self::GENERATION_AT };
         Self::of(Self::FROZEN | generation)
@@ -85,7 +85,7 @@ impl<P: Protocol> Word<P> {
         if P::PINS_BITS == 0 { 0 } else { (n as u64) << Self::PINS_AT }
     }
 
-    /// Nobody may take a reference.
+    /// Whether the folio is frozen: no reference can be taken.
     pub const fn is_frozen(self) -> bool {
         self.raw & Self::FROZEN != 0
     }
@@ -129,7 +129,7 @@ impl<P: Protocol> Word<P> {
         self.raw & Self::PINS_TOP != 0
     }
 
-    /// No references, no pins and not frozen: somebody's put is between its two steps.
+    /// No references, no pins and not frozen: a put is between its two steps.
     #[inline]
     pub(crate) const fn is_zero(self) -> bool {
         self.raw & (Self::FROZEN | Self::PINS | Self::REFS) == 0

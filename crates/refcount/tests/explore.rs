@@ -20,7 +20,7 @@ use support::replay::{History, ReplayWord, Run, step};
 
 /// A count under search: its operations on a replayed word, and what its word says.
 trait Subject: 'static {
-    /// Frozen periods told apart.
+    /// Frozen periods that are distinguished.
     const GENERATIONS: u32;
     /// Winning the zero of another lifetime is wrong if fewer thaws than this lie between.
     const OWN_ZERO_BEFORE: u32;
@@ -122,7 +122,7 @@ enum Operation {
     Unpin,
     /// Expecting just what the actor holds.
     Freeze,
-    /// By the party alone, or whoever it hands the folio to: unfreeze, or set in a new lifetime.
+    /// By the party alone, or the one it hands the folio to: unfreeze, or set in a new lifetime.
     Thaw,
 }
 
@@ -140,7 +140,7 @@ struct Actor {
 struct State {
     word: u64,
     actors: Vec<Actor>,
-    /// Somebody holds the folio alone: it is frozen and handed on in one piece.
+    /// An actor holds the folio alone: it is frozen and handed on in one step.
     alone: bool,
     /// What went wrong on the way here.
     wrong: Option<String>,
@@ -160,7 +160,7 @@ impl<S: Subject> Search<S> {
         state.actors.iter().map(|actor| u32::from(actor.pinned)).sum()
     }
 
-    /// Makes one access of the operation that `who` is in, and books what comes of it.
+    /// Makes one access of actor `who`'s operation, and records the result.
     fn step(state: &mut State, who: usize) {
         let (operation, mut history) = state.actors[who].doing.take().expect("the actor is busy");
         let expected = u32::from(state.actors[who].held);
@@ -227,7 +227,7 @@ impl<S: Subject> Search<S> {
         }
     }
 
-    /// With nobody in the middle of anything the word must be just what is held.
+    /// With no operation in progress the word must equal what is held.
     fn wrong_at_rest(state: &State) -> Option<String> {
         let held = (Self::held(state), Self::pinned(state));
         let counted = (S::refs(state.word), S::pins(state.word));
@@ -289,7 +289,7 @@ impl<S: Subject> Model for Search<S> {
             state.actors[who].doing = Some((operation, Vec::new()));
         }
         Self::step(&mut state, who);
-        // Who is who does not matter.
+        // The order of the actors does not matter.
         state.actors.sort();
         Some(state)
     }

@@ -47,13 +47,13 @@ impl<P: Protocol, A: AtomicWord<u64> + 'static> Folio<P, A> {
 
     /// Reads what the folio is; only for holders.
     fn read(&self) -> u32 {
-        // SAFETY: loom tells if anybody writes at the same time.
+        // SAFETY: loom fails if another thread writes at the same time.
         self.is.with(|is| unsafe { *is })
     }
 
     /// Makes the folio something else; only for the party alone.
     fn write(&self, value: u32) -> u32 {
-        // SAFETY: loom tells if anybody reads or writes at the same time.
+        // SAFETY: loom fails if another thread reads or writes at the same time.
         self.is.with_mut(|is| unsafe { std::mem::replace(&mut *is, value) })
     }
 
@@ -208,12 +208,12 @@ fn own_zero<P: Protocol, A: AtomicWord<u64> + 'static>() {
     });
 }
 
-/// Whoever wins destroys by what the folio says, which is right whatever zero it won.
+/// The winner destroys what the folio says it is, which is right whatever zero it won.
 fn destroyed_by_its_own_word<P: Protocol, A: AtomicWord<u64> + 'static>() {
     reuse::<P, A>(|_, _| {});
 }
 
-/// Whoever wins destroys by what it remembers of the folio.
+/// The winner destroys what it remembers of the folio.
 fn destroyed_from_memory<P: Protocol, A: AtomicWord<u64> + 'static>() {
     reuse::<P, A>(|remembered, ended| {
         assert_eq!(remembered, ended, "destroyed as something that it is not any more");
@@ -221,7 +221,7 @@ fn destroyed_from_memory<P: Protocol, A: AtomicWord<u64> + 'static>() {
 }
 
 /// One puts and may stall; the other gets, puts, and if it was the last makes the folio something
-/// new and puts that too. `judge` is told what the winner remembers and what the folio says.
+/// new and puts that too. `judge` gets what the winner remembers and what the folio says.
 fn reuse<P: Protocol, A: AtomicWord<u64> + 'static>(judge: fn(u32, u32)) {
     check(move || {
         let folio = Folio::<P, A>::with(1);

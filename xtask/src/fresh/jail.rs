@@ -1,5 +1,5 @@
-//! Processes in namespaces of their own: what they mount nobody else sees, and all of them end
-//! when the first does, or when we do.
+//! Processes in namespaces of their own: their mounts are visible to them only, and all of them end
+//! when the first one or this program ends.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ const VARIABLES: [&str; 9] = [
     "CI",
 ];
 
-/// Whether somebody wants us to end. Caught, so that there is time to clean up.
+/// Whether a signal asked this program to end. It is caught, so that there is time to clean up.
 pub(super) struct Interrupted(Arc<AtomicBool>);
 
 impl Interrupted {
@@ -77,7 +77,7 @@ impl Jail {
         Jail { root: root.to_owned(), lent: Vec::new(), path, variables: Vec::new() }
     }
 
-    /// Shows it a folder of ours, in the same place.
+    /// Makes a folder of the host visible at the same path.
     pub(super) fn lend(&mut self, folder: &Path, writable: bool) {
         self.lent.push(if writable { "rw" } else { "ro" }.into());
         self.lent.push(folder.into());

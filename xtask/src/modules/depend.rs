@@ -1,4 +1,4 @@
-//! Who depends on whom: each import and path of a [`Tree`], followed to the file it leads to.
+//! The dependencies between modules: each import and path of a [`Tree`], followed to its file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -64,7 +64,7 @@ pub(super) fn dependencies(tree: &Tree) -> BTreeSet<Dependency> {
                 if let Some(to) = added.by_path(&end, &mention.path) {
                     depend(to, line, what.clone());
                 }
-                // What is imported has been told already, by its import.
+                // An imported item is counted already, by its import.
                 if end.used > 1 || !told.contains(&(end.module, end.item.clone())) {
                     for to in end.files(tree) {
                         depend(to, line, what.clone());
@@ -217,9 +217,9 @@ fn is_at_home(tree: &Tree, home: usize, methods: usize) -> bool {
         || (folder == Some(home) && home != 0)
 }
 
-/// Methods that a file adds to a type of another folder. Who calls one depends on the file that has
-/// it, though it names only the type. (A type's own methods need no such care: the value comes from
-/// somewhere that names the type.)
+/// Methods that a file adds to a type of another folder. A caller of one depends on the file that
+/// has it, though it names only the type. (A type's own methods need no such care: the value comes
+/// from somewhere that names the type.)
 #[derive(Debug, Default)]
 struct Added {
     by_type: HashMap<(usize, String, String), usize>,

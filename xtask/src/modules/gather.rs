@@ -1,6 +1,6 @@
 //! Reads a crate's files into a [`Tree`].
 //!
-//! What only tests and models have is left out: items, statements and fields under a `cfg` that
+//! Code for tests and models only is left out: items, statements and fields under a `cfg` that
 //! needs `test` or `loom`.
 
 use std::collections::HashSet;
@@ -85,7 +85,7 @@ struct Reader<'a> {
     /// How many function bodies deep.
     blocks: usize,
     files: HashSet<PathBuf>,
-    /// Modules left out, as paths without `.rs`: their files need nobody to name them.
+    /// Modules left out, as paths without `.rs`: their files need not be named by a module.
     left_out: HashSet<PathBuf>,
     failed: Option<anyhow::Error>,
 }

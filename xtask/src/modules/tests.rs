@@ -143,7 +143,7 @@ fn a_reexport_is_looked_through() {
     assert_eq!(files("pub struct A;"), "");
 }
 
-/// What a file re-exports of others is a dependency of it, and of who takes it from there.
+/// A re-export makes the re-exporting file depend on the other, and the file that imports it, too.
 #[test]
 fn a_reexport_of_something_foreign_is_a_dependency() {
     let told = circles(&[
@@ -190,7 +190,7 @@ fn a_method_added_to_another_folders_type_belongs_to_who_adds_it() {
     let told = files("pub fn f() {}\nfn g(c: &C) { log!(c.evict()) }\n", adder);
     assert!(told.contains("k/src/caller.rs:2: .evict (of act.rs)"), "{told}");
     assert_eq!(files("use crate::core::Core;\npub fn f(c: &Core) { c.own() }\n", adder), "");
-    // Another type has a method of that name: nobody knows which is meant.
+    // Another type has a method of that name: which one is meant is unknown.
     let other = "pub fn f(c: &C) { c.evict() }\nstruct C;\nimpl C { fn evict(&self) {} }\n";
     assert_eq!(files(other, adder), "");
     // A folder's type may have its methods in several files of the folder.
@@ -236,7 +236,7 @@ fn what_cannot_be_read_is_an_error() {
     let missing = error(&[("lib.rs", "mod a;\n")]);
     assert!(missing.contains("a.rs: can't be read as Rust"), "{missing}");
     assert!(error(&[("a.rs", "")]).contains("neither lib.rs nor main.rs"));
-    // The files of tests are nobody's to name.
+    // No module has to name the files of tests.
     let tests = [("lib.rs", "#[cfg(test)]\nmod t;\n"), ("t/mod.rs", "mod u;\n"), ("t/u.rs", "")];
     assert!(read(&tests).is_ok());
 }

@@ -1,8 +1,8 @@
-//! A memory control group for one benchmark: what the kernel may keep for the processes in it.
+//! A memory control group for one benchmark, which limits what the kernel keeps for its processes.
 //!
 //! Here: finding where a group may be made, version 2 first, then 1; making, entering and removing
-//! it. The group is made below the one that this program is in, so that limits that hold for the
-//! program go on to hold, and nobody's settings are changed. Called by `miss.rs` and its children.
+//! it. The group is made below the one that this program is in, so that the program's limits still
+//! hold, and no existing settings are changed. Called by `miss.rs` and its children.
 
 use std::fs;
 use std::io;

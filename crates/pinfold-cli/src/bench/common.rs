@@ -1,4 +1,4 @@
-//! What all benchmarks have in common: options, taking samples in turns, and publishing.
+//! The parts that all benchmarks share: options, taking samples in turns, and publishing.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use super::publish::publish;
 use super::workers::Crew;
 use super::{report, shared};
 
-/// The options that all benchmarks have.
+/// The options of all benchmarks.
 #[derive(Debug, Args)]
 pub struct Common {
-    /// How many threads, one measurement each; each benchmark has its own default
+    /// Numbers of threads to measure with; the default depends on the benchmark
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub threads: Vec<usize>,
 
-    /// How many processes instead, on memory that they share
+    /// Numbers of processes to measure with instead of threads; they share memory
     #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "threads")]
     pub processes: Vec<usize>,
 
@@ -26,11 +26,11 @@ pub struct Common {
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     pub seconds: f64,
 
-    /// Samples of each engine, taken in turns
+    /// Samples of each engine, interleaved with the other engines'
     #[arg(long, value_name = "R", default_value_t = 5)]
     pub runs: usize,
 
-    /// Measure these engines alone
+    /// Measure only these engines
     #[arg(long, value_name = "ENGINE,..", value_delimiter = ',')]
     pub only: Vec<String>,
 
@@ -40,7 +40,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The crews to measure with, in order; so many threads if nothing else is said.
+    /// The crews to measure with, in order; by default so many threads.
     pub fn crews(&self, threads: &[usize]) -> Result<Vec<Crew>> {
         let threads = if self.threads.is_empty() { threads } else { &self.threads };
         let crews: Vec<Crew> = if self.processes.is_empty() {
@@ -99,7 +99,7 @@ impl Common {
         Ok(samples)
     }
 
-    /// Prints the table for people and writes the JSON, if one is asked for.
+    /// Prints the table, and writes the JSON if it was asked for.
     pub fn publish(&self, table: &str, json: &report::Object) -> Result<()> {
         publish(self.json.as_deref(), table, json)
     }

@@ -217,8 +217,8 @@ fn copy_of(path: &Path) -> Result<MmapMut> {
 pub fn mapping_of(path: &Path) -> Result<Mmap> {
     let file = open_plain(path)?;
     // SAFETY: the bytes are only ever copied out of the mapping. Files that benchmarks write have
-    // no name, so nobody changes or truncates them; of a file that the user names, the help says
-    // that it must not change meanwhile.
+    // no name, so no other process can change or truncate them; for a file that the user names, the
+    // help says that it must not change meanwhile.
     let map = unsafe { Mmap::map(&file) };
     map.with_context(|| format!("cannot map {}", path.display()))
 }

@@ -1,7 +1,7 @@
-//! `pinfold bench evict`: what those who read in place cost those who evict.
+//! `pinfold bench evict`: what reading in place costs eviction.
 //!
-//! Here: a thread that misses all the time, so that something is evicted all the time, beside another
-//! that reads what stays; in several ways. Not here: how fast the readers are (`read`, `get`).
+//! Here: a thread that misses, and so evicts, all the time, beside another that reads cached pages
+//! in one of several ways. Not here: how fast the readers are (`read`, `get`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,20 +19,20 @@ use super::report::{self, Object, Row, rate};
 use super::workers::Crew;
 use crate::size::Size;
 
-/// The engines, what the others are compared with first.
+/// The engines; the first is the one that the others are compared with.
 const ENGINES: [&str; 4] = ["read", "borrow", "borrow-fenced", "get"];
 
-/// Of the budget, a 32nd is read by those who stay.
+/// The cached pages that are read take up this part of the budget.
 const HOT_SHARE: u64 = 32;
-/// Of the budget, the file that is read at random is so many.
+/// The file that is read at random is this many times the budget.
 const COLD_BUDGETS: u64 = 4;
 
 /// What the engines are.
 pub const HELP: &str = "\
-One thread reads a file of four times the budget (--budget) at random, from a source that costs next to
-nothing: nearly every read evicts a page. Another reads 64 bytes of pages that stay:
+One thread reads a file of four times the budget (--budget) at random, from a source that costs
+almost nothing: nearly every read evicts a page. Another reads 64 bytes of pages that stay cached:
   read           copied out
-  borrow         in place, announced; those who evict issue a membarrier for each batch
+  borrow         in place, announced; eviction issues a membarrier for each batch
   borrow-fenced  the same with a fence in each borrow, and no membarrier
   get            in place, under a counted reference
 
@@ -45,12 +45,12 @@ pub struct EvictArgs {
     #[command(flatten)]
     common: Common,
 
-    /// The cache's budget. Small ones evict in small batches, and a membarrier is one a batch
+    /// The cache's budget. A small budget evicts in small batches, with a membarrier for each
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     budget: Size,
 }
 
-/// Bytes that cost nothing: whatever was in the frame before.
+/// A source that costs nothing: it leaves the bytes that were in the frame.
 #[derive(Debug)]
 struct Nothing(u64);
 
@@ -73,7 +73,7 @@ impl Source for Nothing {
     }
 }
 
-/// What one sample found.
+/// The result of one sample.
 struct Sample {
     evictions_per_s: f64,
     reads_per_s: f64,
@@ -112,7 +112,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// Reads all over the large file until it is enough.
+    /// Reads the large file at random until the sample's time is over.
     fn miss(&self, enough: impl Fn() -> bool) -> Result<()> {
         let mut rng = Pcg64Mcg::seed_from_u64(7);
         let mut buf = [0; 64];
@@ -124,7 +124,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Reads pages that stay until `over`; gives how many.
+    /// Reads cached pages until `over`; returns the number of reads.
     fn read(&self, engine: &str, over: &AtomicBool) -> Result<u64> {
         let mut rng = Pcg64Mcg::seed_from_u64(11);
         let mut out = [0; 64];

@@ -1,4 +1,4 @@
-//! `pinfold bench get`: a page in place, by its number, from what is in memory.
+//! `pinfold bench get`: getting a cached page in place, by its number.
 //!
 //! Here: the options, the cells, the draws, the tables. Not here: the engines and the loop that is
 //! timed (`get_engines.rs`).
@@ -32,20 +32,20 @@ const RATIOS: [(&str, &str); 3] = [
     ("pinfold-borrow", "pinfold-get"),
     ("pinfold-get", "pinfold-cas"),
 ];
-/// How to have the engines that are not in every build.
+/// How to build with the engines that are not in every build.
 const WITH_PEERS: &str = "cargo run --release --features peers -- bench get";
 
 /// What is measured, for people.
 pub const HELP: &str = "\
-One operation: get a page of 4 KiB by its number, copy 64 bytes out of it, give it up.
+One operation: get a page of 4 KiB by its number, copy 64 bytes out of it, release it.
 
 Cases:
   same-page  every worker gets the same page
-  zipf       pages of one file, some far likelier than others (--skew); which ones is drawn before
-             the measured part
+  zipf       pages of one file, some far likelier than others (--skew), drawn before the
+             measured part
 
 Engines:
-  empty           no page at all: what the loop costs that is measured with each of the others
+  empty           no page at all: the cost of the loop, which all others include
   memcpy          a bare copy of the same 64 bytes out of private memory: the limit
   pinfold-borrow  the cache; the page is announced in the worker's own slot, nothing shared is written
   pinfold-borrow-2M
@@ -82,8 +82,8 @@ pub struct GetArgs {
     #[arg(long, value_name = "S", default_value_t = 0.9)]
     skew: f64,
 
-    /// Where the test file lives [default: /dev/shm if that is a tmpfs, else the place for temporary
-    /// files]
+    /// Where the test file lives [default: /dev/shm if that is a tmpfs, else the directory for
+    /// temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

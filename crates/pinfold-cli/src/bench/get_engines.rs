@@ -1,13 +1,13 @@
 //! Ways to a page in place: the limit, the cache's guards, and other caches.
 //!
-//! Here: filling each with the pages of one file, checking what it gives, and the loop that is timed.
-//! Not here: which engines, cases and workers (`get.rs`). The other caches are in a crate of their own
-//! (`pinfold-peers`), which is compiled in with the feature `peers` only.
+//! Here: filling each with the pages of one file, checking the pages it returns, and the timed
+//! loop. Not here: which engines, cases and workers (`get.rs`). The other caches are in a crate of
+//! their own (`pinfold-peers`), which is compiled in with the feature `peers` only.
 //!
-//! An operation is the same for all: get the page by its number, copy 64 bytes out of it, give it up.
-//! The loop is compiled once for each engine. What it costs beside that operation (a counter, and in
-//! the zipf case four bytes of an array drawn beforehand, read in order) is shown as an engine of its
-//! own, `empty`.
+//! An operation is the same for all: get the page by its number, copy 64 bytes out of it, release
+//! it. The loop is compiled once for each engine. What it costs beside that operation (a counter,
+//! and in the zipf case four bytes of an array drawn beforehand, read in order) is shown as an
+//! engine of its own, `empty`.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ pub fn names() -> Vec<&'static str> {
 pub struct Spot(u32);
 
 impl Spot {
-    /// The most pages whose blocks can be told apart.
+    /// The most pages whose blocks differ from each other.
     pub const PAGES_MAX: u64 = 1 << (u32::BITS - BLOCKS.ilog2());
 
     /// Some block of `page`. Which one is the page's own affair: if it were always the first, all
@@ -72,7 +72,7 @@ pub enum Walk<'a> {
 
 /// Something that has pages, as one worker uses it.
 trait Pages {
-    /// Gets a page, lets `read` look at it in place, and gives it up.
+    /// Gets a page, calls `read` on it in place, and releases it.
     fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
     /// Copies the 64 bytes at `at` out of a page.
@@ -337,8 +337,8 @@ impl Visit for Timed<'_> {
     }
 }
 
-/// The same block, over and over. In a function of its own, as the other: how a loop is compiled does
-/// not hang on what surrounds it.
+/// The same block, over and over. In a function of its own, as the other: how a loop is compiled
+/// does not hang on what surrounds it.
 #[inline(never)]
 fn batch_of_one<P: Pages>(pages: &P, spot: Spot, block: &mut [u8; BLOCK_BYTES]) -> Result<()> {
     for _ in 0..BATCH {

@@ -33,7 +33,7 @@ const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// How long a read of the random and zipf cases is.
 const PAGE_BYTES: u64 = 4096;
-/// What the process itself may use beside the budget: program, stacks, page tables.
+/// Memory for the process itself beside the budget: program, stacks, page tables.
 const ALLOWANCE_BYTES: u64 = 16 << 20;
 
 /// What is measured, for people.
@@ -44,9 +44,10 @@ Cases:
   scan    front to back and again, --scan-block at once; every thread in its own part of the file
 
 Engines:
-  direct-deep   scan only: O_DIRECT reads of --direct-scan-block, four on their way for each thread
-                (16 for all, and no more than the budget holds), so that the device never waits for the next: its limit
-  pread-direct  O_DIRECT reads of the same blocks, nothing cached, one on its way for each thread:
+  direct-deep   scan only: O_DIRECT reads of --direct-scan-block, four in flight for each thread
+                (16 for all, and no more than the budget holds), so that the device is never idle:
+                its limit
+  pread-direct  O_DIRECT reads of the same blocks, nothing cached, one in flight for each thread:
                 what a program without a cache gets. For scan --direct-scan-block at once
   pread, mmap   the kernel's page cache
   pinfold       the cache, with the budget
@@ -56,8 +57,8 @@ warms up first. All of them run in one memory control group (version 2 or 1), wh
 budget and 16 MiB for the process itself; page cache counts. Where no group can be made (that takes
 root, or a group that was delegated) the kernel's engines are not limited, and the rows say so.
 Hit ratios are the part of the bytes asked for that was not read from storage; of the kernel's
-engines, where the kernel counts that, and not of scans. All engines are told the order, unless
---no-hints. By default: 1, 2, 4, 8, 16 and 32 threads, which takes about ten minutes.";
+engines, where the kernel counts that, and not of scans. All engines get a hint of the order,
+unless --no-hints. By default: 1, 2, 4, 8, 16 and 32 threads, which takes about ten minutes.";
 
 /// Options of `pinfold bench miss`.
 #[derive(Debug, Args)]
@@ -85,7 +86,7 @@ pub struct MissArgs {
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     scan_block: Size,
 
-    /// How long each sample is preceded by unmeasured reads, by 32 threads
+    /// How long 32 threads read, unmeasured, before each sample
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
 
@@ -93,12 +94,12 @@ pub struct MissArgs {
     #[arg(long, value_name = "S", default_value_t = 0.9)]
     skew: f64,
 
-    /// Do not tell the engines in which order the file will be read
+    /// Do not give the engines a hint of the order in which the file will be read
     #[arg(long)]
     no_hints: bool,
 
     /// Where the test file lives; direct I/O must work there [default: ./target if there is one,
-    /// else the place for temporary files, or /var/tmp if that is in memory]
+    /// else the directory for temporary files, or /var/tmp if that is in memory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -265,7 +266,7 @@ fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
     serde_json::from_slice(&output.stdout).context("the process of a sample gave no result")
 }
 
-/// The rows of each cell: operations first, MiB if it is a scan, hits if they can be told.
+/// The rows of each cell: operations first, MiB if it is a scan, hits where they are known.
 fn rows(args: &MissArgs, cells: &[Cell], outcomes: &[Vec<Outcome>], limit: &str) -> Vec<Vec<Row>> {
     let of_cell = |(&cell, outcomes): (&Cell, &Vec<Outcome>)| {
         let block_bytes = args.block_bytes(cell);

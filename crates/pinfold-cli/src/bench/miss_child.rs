@@ -2,7 +2,7 @@
 //! group, opens its engine, warms up and measures.
 //!
 //! A process for each sample, so that every sample begins with nothing in memory, and so that what
-//! an engine uses is charged to the group and to nobody else.
+//! an engine uses is charged to this group and to no other.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -27,12 +27,12 @@ use super::{cgroup, processes};
 /// Workers that fill memory before a sample: enough to keep any device busy.
 const WARM_UP_WORKERS: usize = 32;
 
-/// Reads on their way for each thread of `direct-deep`, and for all of them together: more would only
-/// need more memory.
+/// Reads on their way for each thread of `direct-deep`, and for all of them together: more would
+/// only need more memory.
 const DEEP: usize = 4;
 const DEEP_ALL: usize = 16;
 
-/// `pinfold bench miss-child`: what it is told.
+/// `pinfold bench miss-child`: its arguments.
 #[derive(Debug, Args)]
 pub struct ChildArgs {
     /// A [`Job`] as JSON.
@@ -72,7 +72,7 @@ pub struct Job {
     pub seconds: f64,
     /// How long to warm up.
     pub warm_up_seconds: f64,
-    /// Whether engines are told of the order.
+    /// Whether engines get a hint of the order.
     pub hints: bool,
     /// Of the zipf order.
     pub skew: f64,
@@ -85,7 +85,7 @@ pub struct Job {
 pub struct Outcome {
     /// Reads a second, of all workers.
     pub ops_per_s: f64,
-    /// How many reads found their bytes in memory, where that can be told.
+    /// How many reads found their bytes in memory, where that is known.
     pub hit_ratio: Option<f64>,
     /// Of the cache: the part of the budget that is no file's bytes, and where bytes came from.
     pub cache: Option<CacheFigures>,
@@ -161,7 +161,7 @@ impl Engine {
         })
     }
 
-    /// Bytes so far that were asked for and not in memory, where that can be told.
+    /// Bytes so far that were asked for and not in memory, where that is known.
     fn missed_bytes(&self, job: &Job) -> Result<Option<u64>> {
         Ok(match self {
             Engine::Direct => None,
@@ -253,7 +253,7 @@ impl Walk<'_> {
                 let (thread, lane) = (worker / self.lanes, worker % self.lanes);
                 let part = (blocks / self.threads as u64).max(1);
                 let first = thread as u64 * part % blocks;
-                // All lanes of a thread begin at one place.
+                // All lanes of a thread begin at the same offset.
                 let begin = numbers(self.phase, thread).random_range(0..part);
                 let mut next = begin + lane as u64;
                 self.turn(reader, board, worker, || {

@@ -1,12 +1,12 @@
 //! `pinfold bench NAME`: which benchmarks there are. Each has a file of its own here.
 //!
 //! A benchmark says which engines, cases and worker counts there are and how one sample is taken;
-//! [`common::Common`] has the options of all and takes the samples interleaved (every engine once, then
-//! every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`] has
-//! the rows for the table and the JSON. [`engines`] are the ways to read a file that the
-//! benchmarks of reads compare, [`place`] is where their files live, [`cgroup`] limits the
-//! kernel's share of memory. What `try` measures with is in every build, the rest in those with the
-//! feature `bench`.
+//! [`common::Common`] has the options of all and takes the samples interleaved (every engine once,
+//! then every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`]
+//! has the rows for the table and the JSON. [`engines`] are the ways to read a file that the
+//! benchmarks of reads compare, [`place`] makes their files, [`cgroup`] limits the kernel's share
+//! of memory. The parts that `try` uses are in every build, the rest in builds with the feature
+//! `bench`.
 
 #[cfg(feature = "bench")]
 mod by_engine;
@@ -64,22 +64,22 @@ pub struct BenchArgs {
 #[cfg(feature = "bench")]
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Get and put a reference on one shared word: the counts, old and new
+    /// Get and put a reference on one shared word: Pinfold's count beside older ones
     #[command(after_help = refs::HELP)]
     Ref(refs::RefArgs),
-    /// Read what is in memory: a cache beside pread, mmap and a bare copy
+    /// Read cached bytes: the cache beside pread, mmap and a bare copy
     #[command(after_help = read::HELP)]
     Read(read::ReadArgs),
-    /// Get a page in place: a cache's guards beside other caches and a bare copy
+    /// Get a cached page in place: the cache beside other caches and a bare copy
     #[command(after_help = get::HELP)]
     Get(get::GetArgs),
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
-    /// Evict beside somebody who reads in place
+    /// Evict while another thread reads pages in place
     #[command(after_help = evict::HELP)]
     Evict(evict::EvictArgs),
-    /// Pin what is in memory for long, and unpin it
+    /// Pin cached pages for long, and unpin them
     #[command(after_help = pin::HELP)]
     Pin(pin::PinArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself

@@ -1,8 +1,8 @@
-//! Hiding from the compiler what a measured loop reads and what becomes of it, for nothing.
+//! Hides from the compiler what a measured loop reads and how it is used, at no cost.
 //!
-//! `std::hint::black_box` sends its value through memory: a store and a load, which is a good part of
-//! a copy of 64 bytes. Here the value stays in its register, and no instruction is made. Called by the
-//! loops that are timed.
+//! `std::hint::black_box` sends its value through memory: a store and a load, which is a good part
+//! of a copy of 64 bytes. Here the value stays in its register, and no instruction is made. Called
+//! by the loops that are timed.
 
 use std::arch::asm;
 
@@ -14,7 +14,7 @@ pub fn unknown(mut value: u64) -> u64 {
     value
 }
 
-/// Makes the compiler take it that somebody looks at `bytes` now.
+/// Makes the compiler assume that `bytes` are read now.
 #[inline(always)]
 pub fn looked_at(bytes: &[u8]) {
     // SAFETY: it is empty.

@@ -1,4 +1,4 @@
-//! `pinfold bench pin`: long-term pins of what is in memory, in the form of the kernel's `gup_test`.
+//! `pinfold bench pin`: long-term pins of cached pages, measured as the kernel's `gup_test` does.
 //!
 //! Here: the options, the cached file, one pass of each engine. One pass pins all of the file in
 //! calls of so many pages, keeps all of it pinned, and then gives all of it back. `--once` does a
@@ -29,14 +29,14 @@ const FOLIO_PAGES: u64 = 512;
 /// The engines, the limit first.
 const ENGINES: [&str; 4] = ["add", "pinfold", "pinfold-per-page", "io_uring-register"];
 const CASES: [&str; 2] = ["2M", "4K"];
-/// As many buffers a ring takes.
+/// The most buffers that a ring takes.
 const RING_BUFFERS_MAX: usize = 1 << 14;
 
 /// What is measured, for people.
 pub const HELP: &str = "\
 Cases:
   2M   the file is cached in folios of 2 MiB
-  4K   it is cached in single pages
+  4K   the file is cached in single pages
 
 Engines:
   add                one atomic addition of the number of pages for each folio, and one subtraction,
@@ -45,7 +45,7 @@ Engines:
   pinfold-per-page   the same by a look-up and an addition for each page
   io_uring-register  the same memory registered as fixed buffers of a ring, one for each piece
 
-A pass pins --bytes in calls of --pages each, keeps all of it, and gives all of it back, as
+A pass pins --bytes in calls of --pages each, keeps all of it pinned, and unpins all of it, as
 gup_test -m 4096 -n 512 does; get_us and put_us are the microseconds of the two halves of a pass. A
 sample is the mean of as many passes as fit. One thread. Ratios are medians of those of
 neighbouring samples.";
@@ -60,7 +60,7 @@ pub struct PinArgs {
     #[arg(long, value_name = "CASE,..", value_delimiter = ',')]
     cases: Vec<String>,
 
-    /// How much is pinned in a pass: a multiple of 2 MiB
+    /// Bytes pinned in a pass: a multiple of 2 MiB
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     bytes: Size,
 
@@ -68,7 +68,7 @@ pub struct PinArgs {
     #[arg(long, value_name = "N", default_value_t = 512)]
     pages: u64,
 
-    /// One pass of one engine in one case, and nothing printed but the folios it pinned
+    /// Run one pass of one engine in one case, and print only the number of folios it pinned
     #[arg(long, hide = true, value_name = "ENGINE")]
     once: Option<String>,
 }
@@ -214,8 +214,8 @@ fn pass_registered(bed: &Bed, pins: &[PinnedRange]) -> Result<Halves> {
         "{} pieces of memory: a ring takes {RING_BUFFERS_MAX} buffers; choose larger --pages or fewer --bytes",
         iovecs.len()
     );
-    // SAFETY: the memory is pinned by `pins`, which outlive the ring's use of it; nothing is read or
-    // written by way of the ring.
+    // SAFETY: the memory is pinned by `pins`, which outlive the ring's use of it; nothing is read
+    // or written by way of the ring.
     let (registered, get) = timed(|| unsafe { ring.submitter().register_buffers(&iovecs) });
     registered.with_context(|| format!("cannot register {} (see ulimit -l)", Size(bed.bytes)))?;
     let (gone, put) = timed(|| ring.submitter().unregister_buffers());
@@ -314,8 +314,8 @@ pub fn run(args: &PinArgs) -> Result<()> {
     common.publish(&table, &Object::new("pin", params, rows.into_iter().flatten().collect()))
 }
 
-/// Takes the ring off the list where this system does not let it register so much, unless it was asked
-/// for by name; gives a line to say so.
+/// Takes the ring off the list if this system does not let it register so much, unless it was asked
+/// for by name; returns a line that says so.
 fn leave_out(common: &Common, engines: &mut Vec<&str>, beds: &[(&str, Bed)]) -> Result<String> {
     const RING: &str = "io_uring-register";
     if !engines.contains(&RING) {
@@ -331,9 +331,9 @@ fn leave_out(common: &Common, engines: &mut Vec<&str>, beds: &[(&str, Bed)]) -> 
     Ok(String::new())
 }
 
-/// For callgrind: the halves are functions of their own, called once each after the cache was filled.
-/// Before each, the lines that are in a small simulated cache are pushed out of it, so that every
-/// line that the half touches is missed once. Prints how many folios there are.
+/// For callgrind: the halves are functions of their own, called once each after the cache was
+/// filled. Before each, the lines that are in a small simulated cache are pushed out of it, so that
+/// every line that the half touches is missed once. Prints how many folios there are.
 fn once(args: &PinArgs, engine: &str, case: &str) -> Result<()> {
     // valgrind waits for ever in a thread that waits for a ring.
     let bed = Bed::new(case, args.bytes.0, args.pages, |options| options.io_uring(false))?;

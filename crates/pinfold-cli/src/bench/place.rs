@@ -1,7 +1,7 @@
-//! Where the files that benchmarks read live, and on what file system.
+//! The files that benchmarks read: their directory and its file system.
 //!
 //! Here: choosing a directory, writing files of pseudo-random bytes that vanish with the process,
-//! and telling the kernel to forget a file. Called by the benchmarks and by `pinfold try`.
+//! and dropping a file from the kernel's cache. Called by the benchmarks and by `pinfold try`.
 
 use std::fs::File;
 use std::io::Write;
@@ -50,14 +50,14 @@ fn in_memory(path: &Path) -> bool {
     matches!(file_system(path).as_deref(), Ok("tmpfs" | "ramfs"))
 }
 
-/// Where files in memory go: `/dev/shm`, or the place for temporary files.
+/// The directory for files in memory: `/dev/shm`, or the one for temporary files.
 pub fn memory_dir() -> PathBuf {
     let shm = Path::new("/dev/shm");
     if in_memory(shm) { shm.to_owned() } else { std::env::temp_dir() }
 }
 
 /// Where files on a disk go: the build's own directory if this is run from a checkout, else a
-/// place for temporary files that is not in memory, else the current directory.
+/// directory for temporary files that is not in memory, else the current directory.
 pub fn disk_dir() -> PathBuf {
     let places = [PathBuf::from("target"), std::env::temp_dir(), PathBuf::from("/var/tmp")];
     places
@@ -74,7 +74,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Writes one in `dir`; `tick` is told of the bytes as they are written.
+    /// Writes one in `dir`; `tick` is called with the number of bytes as they are written.
     pub fn write(dir: &Path, bytes: u64, seed: u64, mut tick: impl FnMut(u64)) -> Result<Self> {
         let what = || format!("cannot write a file of {} in {}", Size(bytes), dir.display());
         let mut file = tempfile::tempfile_in(dir).with_context(what)?;
@@ -145,8 +145,8 @@ pub struct Aligned {
 }
 
 impl Aligned {
-    /// So many bytes, all zeros. From 2 MiB on in huge pages if there are any, as the cache's are: of
-    /// small pages a device takes fewer at a time.
+    /// So many bytes, all zeros. From 2 MiB on in huge pages if there are any, as the cache's are:
+    /// of small pages a device takes fewer at a time.
     pub fn zeroed(bytes: usize) -> Self {
         let huge = bytes >= HUGE_PAGE_BYTES;
         let alignment = if huge { HUGE_PAGE_BYTES } else { DIRECT_ALIGNMENT_BYTES };

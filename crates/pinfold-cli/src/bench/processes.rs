@@ -1,6 +1,6 @@
 //! Workers that are processes of their own, on memory that they share.
 //!
-//! Here: starting them, taking a sample of them, and seeing that they end. Not here: the life of one
+//! Here: starting them, taking a sample of them, and ending them. Not here: the life of one
 //! (`worker_process.rs`). Called by the benchmarks that have `--processes`, and by `miss`, whose
 //! samples are processes.
 

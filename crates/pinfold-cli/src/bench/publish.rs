@@ -1,5 +1,5 @@
-//! Results, where they were asked for: a table for people, JSON for programs. Called by every
-//! benchmark, by the simulation and by `try`.
+//! Prints results: a table for people, JSON for programs. Called by every benchmark, by the
+//! simulation and by `try`.
 
 use std::path::Path;
 

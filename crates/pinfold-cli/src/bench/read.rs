@@ -1,4 +1,4 @@
-//! `pinfold bench read`: reads of what is in memory.
+//! `pinfold bench read`: reads of cached bytes.
 //!
 //! Here: the options, the cells that are measured, and their files. Not here: the engines and the
 //! loop (`engines.rs`), the tables (`read_tables.rs`).
@@ -33,19 +33,19 @@ Cases:
   random      blocks at random multiples of their length, in one large file (--random-file-bytes)
 
 Engines:
-  empty            no read at all: what the loop costs that is measured with each of the others
+  empty            no read at all: the cost of the loop, which all others include
   memcpy           a bare copy of the same bytes out of private memory: the limit
   pread, mmap      the kernel's page cache
-  pinfold          the cache: short reads write nothing shared
+  pinfold          the cache: short reads write to no shared memory
   pinfold-counted  every read takes a counted reference
   pinfold-cas      the same, by a compare-and-swap loop
 
 By default: 64 bytes of the same file of 4 KiB, and at random, with 1 and 2 threads. Everything is
 read once before it is measured; a read that had to go to the file makes the benchmark fail. With
---processes every worker opens a cache of its own, as processes have no memory of ours in common.
+--processes every worker opens a cache of its own, as processes do not share a cache.
 Workers are bound to one CPU each; more workers than CPUs share them. Ratios are medians of those
-of neighbouring samples. The random case takes the size of its file once for the file, if that is
-in memory, and once each for memcpy and every engine of the cache.";
+of neighbouring samples. The random case needs memory of the size of its file for the file itself,
+if that is in memory, and for memcpy and every engine of the cache.";
 
 /// Options of `pinfold bench read`.
 #[derive(Debug, Args)]
@@ -70,7 +70,7 @@ pub struct ReadArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     random_file_bytes: Size,
 
-    /// Where the test files live [default: /dev/shm if that is a tmpfs, else the place for
+    /// Where the test files live [default: /dev/shm if that is a tmpfs, else the directory for
     /// temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -103,7 +103,7 @@ struct Group {
     file_bytes: u64,
 }
 
-/// What a worker process is told: its cell, in words.
+/// The arguments of a worker process: its cell, in words.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Job {
     engine: String,

@@ -1,5 +1,5 @@
-//! The tables of `pinfold bench read`, and what has a line in them. Called by `read.rs`, with a pair
-//! of rows for each cell.
+//! The tables of `pinfold bench read`, and what has a line in them. Called by `read.rs`, with a
+//! pair of rows for each cell.
 
 use super::by_engine::{ByEngine, distinct};
 use super::report::{self, Row};
@@ -9,7 +9,7 @@ use crate::size::Size;
 /// One thing that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// Who reads.
+    /// The engine.
     pub crew: Crew,
     /// How.
     pub case: &'static str,

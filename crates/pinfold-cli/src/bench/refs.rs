@@ -23,7 +23,7 @@ const ENGINES: [&str; 5] = ["add", "cas", "assume-one", "frozen32", "frozen"];
 pub const HELP: &str = "\
 Engines:
   add         an atomic add and an atomic subtract: the limit of any count
-  cas         zero is dead; a get is a load and a compare-and-swap loop (Linux until now)
+  cas         zero is dead; a get is a load and a compare-and-swap loop (Linux today)
   assume-one  the same, but the first swap assumes that the count is 1
   frozen32    the frozen bit in 32 bits, as proposed for Linux
   frozen      Pinfold's word: frozen bit, generation, pins and references in 64 bits
@@ -37,8 +37,8 @@ pub struct RefArgs {
     #[command(flatten)]
     common: Common,
 
-    /// Steps of work (turns of a loop over nothing shared) between a get and its put, and as many before
-    /// the next get, as a reader has something to do with what it holds
+    /// Steps of work (turns of a loop over nothing shared) between a get and its put, and as many
+    /// before the next get, as a reader has something to do with what it holds
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     work: u32,
 }

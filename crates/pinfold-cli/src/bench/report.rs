@@ -1,4 +1,4 @@
-//! What a benchmark gives: rows of samples, and the machine they were taken on.
+//! The result of a benchmark: rows of samples, and the machine they were taken on.
 
 use std::ops::Range;
 
@@ -80,7 +80,7 @@ pub fn ensure_memory(needed_bytes: u64, smaller: &str) -> Result<()> {
 /// One engine in one case: its samples and what they come to.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Who was measured.
+    /// The engine that was measured.
     pub engine: String,
     /// Doing what.
     pub case: &'static str,

@@ -1,5 +1,5 @@
-//! `pinfold bench worker`: the life of a worker process. `processes.rs` starts it; here it finds the
-//! benchmark whose job it is given.
+//! `pinfold bench worker`: the life of a worker process. `processes.rs` starts it; here it finds
+//! the benchmark whose job it is given.
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -9,7 +9,7 @@ use super::shared::{MAX_WORKERS, SharedBoard};
 use super::workers::{Work, cpus, pin_to_cpu};
 use super::{read, refs};
 
-/// What a worker process is told.
+/// The arguments of a worker process.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
     bench: Bench,

@@ -22,7 +22,7 @@ pub const BATCH: u64 = 1024;
 /// Turns of a worker that waits for the others before it lets them have its CPU.
 const SPINS_MAX: u32 = 1000;
 
-/// Who works.
+/// The kind and number of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crew {
     /// So many threads of this process.
@@ -90,7 +90,8 @@ pub fn work(
     }
     let begun = Instant::now();
     let mut done = 0;
-    // Once at least: a worker that was not let run before the end of the sample is slow, not at rest.
+    // Once at least: a worker that was not let run before the end of the sample is slow, not at
+    // rest.
     loop {
         batch()?;
         done += operations;

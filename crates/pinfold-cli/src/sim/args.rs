@@ -18,11 +18,11 @@ use super::trace::Format;
 A file holds one page number a line (blank lines and lines that start with # are skipped), or page
 numbers as 64-bit little-endian words. A file with the name of a generator is reached as ./zipf.")]
 pub(crate) struct SimArgs {
-    /// Files or generators (zipf, zipf-scan, loop, oltp); a table each.
+    /// Files or generators (zipf, zipf-scan, loop, oltp); each gets a table.
     #[arg(required = true, value_name = "TRACE")]
     pub(super) traces: Vec<String>,
 
-    /// How a file is written; auto takes one with a NUL byte near its start for binary.
+    /// Format of a file; auto takes a file with a NUL byte near its start for binary.
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub(super) format: Format,
 
@@ -30,11 +30,11 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1%,5%,10%,25%")]
     pub(super) capacity: Vec<Capacity>,
 
-    /// Generators: how many pages there are.
+    /// Generators: number of pages.
     #[arg(long, default_value_t = 100_000, value_name = "N")]
     pub(super) pages: u32,
 
-    /// Generators: how many requests are made.
+    /// Generators: number of requests.
     #[arg(long, default_value_t = 2_000_000, value_name = "N")]
     pub(super) requests: u32,
 
@@ -42,7 +42,7 @@ pub(crate) struct SimArgs {
     #[arg(long, default_value_t = 0.9, value_name = "S")]
     pub(super) skew: f64,
 
-    /// Generators: the same seed gives the same trace.
+    /// Generators: seed; the same seed gives the same trace.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(super) seed: u64,
 
@@ -55,7 +55,7 @@ pub(crate) struct SimArgs {
     pub(super) tuning: Tuning,
 }
 
-/// What can be chosen about pinfold's own policy.
+/// The options of pinfold's own policy.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Parameters of pinfold's policy")]
 pub(super) struct Tuning {
@@ -64,15 +64,15 @@ pub(super) struct Tuning {
           default_value_t = S3FifoOptions::default().small_percent)]
     pub(super) small_percent: u32,
 
-    /// How far the ghosts reach, of the capacity.
+    /// How many evicted pages the ghosts cover, as a share of the capacity.
     #[arg(long, value_name = "PERCENT", default_value_t = S3FifoOptions::default().ghost_percent)]
     pub(super) ghost_percent: u32,
 
-    /// How far the main queue is filled with newcomers, of the capacity.
+    /// Share of the capacity up to which the main queue takes newcomers.
     #[arg(long, value_name = "PERCENT", default_value_t = S3FifoOptions::default().main_fill_percent)]
     pub(super) main_fill_percent: u32,
 
-    /// The uses that take a newcomer to the main queue.
+    /// Number of uses that moves a newcomer to the main queue.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(USES_MAX)),
           default_value_t = S3FifoOptions::default().promote_uses)]
     pub(super) promote_uses: u8,

@@ -1,4 +1,4 @@
-//! What `pinfold sim` compares: a policy as the simulation drives it, and the names of all.
+//! The policies that `pinfold sim` compares: how the simulation calls them, and their names.
 
 /// A policy under simulation, with its whole cache.
 pub(super) trait Engine {

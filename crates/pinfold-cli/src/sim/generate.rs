@@ -1,4 +1,4 @@
-//! Traces made up: the same name, sizes, skew and seed give the same trace.
+//! Generated traces: the same name, sizes, skew and seed give the same trace.
 //!
 //! Here: the four generators. The random numbers are PCG's (`rand_pcg`, whose streams are part of
 //! its interface), the Zipf distribution is `rand_distr`'s.

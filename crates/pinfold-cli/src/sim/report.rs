@@ -1,4 +1,4 @@
-//! What is printed and written: a table for people, JSON for programs.
+//! Reports the results: a table for people, JSON for programs.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -29,7 +29,8 @@ impl Row {
     }
 }
 
-/// The table of one trace: a line for each policy, a column for each capacity, hit ratios in percent.
+/// The table of one trace: a line for each policy, a column for each capacity, hit ratios in
+/// percent.
 pub(super) fn table(trace: &Trace, rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);

@@ -1,10 +1,10 @@
 //! Reference: W-TinyLFU, as Caffeine has it without its adaptive window.
 //!
-//! Einziger, Friedman, Manes, "`TinyLFU`, a highly efficient cache admission policy", ACM TOS 2017. An
-//! LRU window of 1 %; what it pushes out competes with the oldest page on probation of a segmented
-//! LRU (20 % probation, 80 % protected) and stays if it was asked for more often, by a sketch of
-//! four rows of 4-bit counters that halves after ten capacities of increments. Caffeine's random
-//! admission against flooding is left out: runs are to repeat.
+//! Einziger, Friedman, Manes, "`TinyLFU`, a highly efficient cache admission policy", ACM TOS 2017.
+//! An LRU window of 1 %; what it pushes out competes with the oldest page on probation of a
+//! segmented LRU (20 % probation, 80 % protected) and stays if it was asked for more often, by a
+//! sketch of four rows of 4-bit counters that halves after ten capacities of increments. Caffeine's
+//! random admission against flooding is left out: runs are to repeat.
 
 use super::engine::Engine;
 use super::lists::{Links, List};

@@ -1,4 +1,4 @@
-//! Every byte through the cache is what plain reads give. Called by `mod.rs`.
+//! Checks that every byte read through the cache is what plain reads return. Called by `mod.rs`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -114,7 +114,8 @@ fn scan(reader: &impl Reader) -> Result<f64> {
     Ok(offset as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64())
 }
 
-/// What the kernel's page cache holds of a file; it tells only those who may write to the file.
+/// What the kernel's page cache holds of a file; the kernel reports it only to processes that may
+/// write to the file.
 fn kernel_bytes(map: &Mmap, file: &std::fs::File) -> Result<Option<u64>> {
     use std::os::unix::fs::MetadataExt;
     let user = rustix::process::geteuid();

@@ -1,8 +1,8 @@
-//! `pinfold try [FILE]`: what a newcomer runs first. It reads a file through a cache that is a
-//! quarter of its size, checks every byte, and sets the cache beside `pread` and `mmap`.
+//! `pinfold try [FILE]`: the first command to run. It reads a file through a cache of a quarter of
+//! its size, checks every byte, and compares the cache with `pread` and `mmap`.
 //!
 //! Here: the arguments, and the order of the steps. Checking is in `check.rs`, timing in
-//! `measure.rs`, what is printed in `report.rs`. Careful figures are `pinfold bench`'s business.
+//! `measure.rs`, printing in `report.rs`. `pinfold bench` measures with more care.
 
 mod check;
 mod measure;
@@ -22,15 +22,15 @@ use crate::size::Size;
 
 /// What happens, for people.
 pub const HELP: &str = "\
-The file is read whole and at random through the cache, and every byte compared with what plain reads
-give; the first that differs ends the program with an error. Then the cache is timed beside pread
-and mmap. The file must not change meanwhile; it is only read. Without FILE one is written to a
-place for temporary files; it has no name, and is gone when the program ends, however that ends.
+The program reads the whole file through the cache, in order and at random, and compares every byte
+with plain reads; the first difference ends it with an error. Then it times the cache beside pread
+and mmap. The file is only read, and must not change meanwhile. Without FILE the program writes a
+temporary file, which has no name and is gone when the program ends, in whatever way.
 
 The kernel's engines may use all of the machine's memory; `pinfold bench miss` compares under the
 same limit.";
 
-/// Where the cache's share begins to be worth showing.
+/// The default budget is the file's length divided by this.
 const BUDGET_PART: u64 = 4;
 
 /// Arguments of `pinfold try`.
@@ -47,12 +47,12 @@ pub struct TryArgs {
     #[arg(long, value_name = "SIZE", default_value = "256M", conflicts_with = "file")]
     file_bytes: Size,
 
-    /// Where the file that is written goes [default: ./target if there is one, else the place for
+    /// Directory of the file that is written [default: ./target if there is one, else the one for
     /// temporary files, or /var/tmp if that is in memory]
     #[arg(long, value_name = "DIR", conflicts_with = "file")]
     dir: Option<PathBuf>,
 
-    /// How long each measurement takes, at least
+    /// The least time that each measurement takes
     #[arg(long, value_name = "S", default_value_t = 0.4)]
     seconds: f64,
 

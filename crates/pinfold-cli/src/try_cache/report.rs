@@ -1,4 +1,4 @@
-//! What `pinfold try` says at its end, for people and as JSON. Called by `mod.rs`.
+//! The report of `pinfold try`, for people and as JSON. Called by `mod.rs`.
 
 use std::fmt::Write as _;
 
@@ -37,7 +37,7 @@ struct CheckedBytes {
     random_source_bytes: u64,
 }
 
-/// What the cache told after the check.
+/// The cache's statistics after the check.
 #[derive(Debug, Serialize)]
 struct CacheFigures {
     budget_bytes: u64,

@@ -1,16 +1,15 @@
 //! The arena: one reservation of memory, made at open and kept until the cache is dropped.
 //!
 //! What belongs here: reserving and giving back the address space, and turning a frame number into
-//! an address. What does not: what is in the frames (`entry`) and who has them (`buddy`).
-//! Called by `frame::Frames` only.
+//! an address. What does not: what the frames hold (`entry`) and which are free (`buddy`). Called
+//! by `frame::Frames` only.
 //!
 //! The reservation is private and anonymous, with no swap reserved for it: the system finds memory
 //! for a page when it is first touched. It starts at a multiple of 2 MiB, so that a folio of the
 //! largest order is exactly one huge page of the machine, and huge pages are asked for. Nothing is
-//! ever unmapped, remapped or protected before the drop: an address inside of it is good to read
-//! for as long as the arena lives, whatever became of the folio it belonged to. That rules out,
-//! for this memory, device pages, holes in the direct map, and everything else that may not be
-//! read.
+//! ever unmapped, remapped or protected before the drop: any address inside it can be read as long
+//! as the arena lives, even after its folio was freed. So this memory cannot be device pages, or
+//! anything else that may become unreadable.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -26,7 +25,7 @@ use super::units::{
 /// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
 
-/// Why there is no arena.
+/// Why an arena could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     /// Too small for a table and anything to describe with it.
@@ -34,17 +33,17 @@ pub(crate) enum OpenError {
         "a budget of {budget_bytes} bytes is too small: the smallest that works is {least_bytes} bytes"
     )]
     BudgetTooSmall {
-        /// What was asked for, in bytes.
+        /// The budget asked for, in bytes.
         budget_bytes: u64,
         /// The smallest budget that opens, in bytes.
         least_bytes: u64,
     },
-    /// More frames than a frame number can tell apart.
+    /// More frames than frame numbers.
     #[error(
         "a budget of {budget_bytes} bytes is too large: the largest that works is {most_bytes} bytes"
     )]
     BudgetTooLarge {
-        /// What was asked for, in bytes.
+        /// The budget asked for, in bytes.
         budget_bytes: u64,
         /// The largest budget that opens, in bytes.
         most_bytes: u64,
@@ -52,9 +51,9 @@ pub(crate) enum OpenError {
     /// The system gave no address space: a limit (`ulimit -v`), or strict overcommit.
     #[error("cannot reserve {bytes} bytes of address space for the budget: {cause}")]
     Reserve {
-        /// What the system was asked for, in bytes.
+        /// The bytes asked for.
         bytes: usize,
-        /// What it answered.
+        /// The system's error.
         #[source]
         cause: Errno,
     },
@@ -74,13 +73,14 @@ pub(super) struct Arena {
     touched: Touched,
 }
 
-/// Which huge pages of the arena somebody has used, a bit each.
+/// Which huge pages of the arena have been used, a bit each.
 ///
-/// Threads that touch a huge page for the first time at the same moment are each charged a whole one
-/// until one of them wins: 32 of them can be 64 MiB above the budget for that moment, and a tight
-/// control group's end. So the first to be given frames of one touches it, and the others wait.
+/// Threads that touch a huge page for the first time at the same moment are each charged a whole
+/// one until one of them wins: 32 threads can exceed the budget by 64 MiB for a moment, and with it
+/// the limit of a control group. So the first thread that allocates frames in it touches it, and
+/// the others wait.
 ///
-/// Not from `crate::sync`: no protocol hangs on it.
+/// Not from `crate::sync`: no protocol depends on it.
 #[derive(Debug)]
 struct Touched {
     blocks: Box<[AtomicU64]>,
@@ -127,13 +127,13 @@ impl Arena {
         Ok(Arena { base, frames, huge_pages_advised: advised.is_ok(), touched })
     }
 
-    /// Has the system find memory for the huge page that `frame` is in, if nobody has used that yet.
-    /// For whoever was just given the frame, before anybody else has it. Cost: one load, but for the
-    /// first in each 2 MiB, who pays for what its first use would cost anyway.
+    /// Faults in the huge page that `frame` lies in, if it has not been used yet. For the thread
+    /// that has just allocated the frame, before it shares it. Cost: one load; for the first in
+    /// each 2 MiB, the page fault of the first use.
     #[inline]
     pub(super) fn first_touch(&self, frame: FrameNumber) {
         let (word, bit) = self.touched.word_and_bit(frame);
-        // Relaxed, here and below: who sees it too late waits for the mutex.
+        // Relaxed, here and below: a thread that sees the old value takes the mutex.
         if word.load(Ordering::Relaxed) & bit == 0 && self.huge_pages_advised {
             self.touch(frame);
         }
@@ -194,8 +194,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the range is the one mapped by `reserve`, not unmapped before; whoever used an
-        // address in it borrowed from the owner of this arena, who is dropping it.
+        // SAFETY: the range is the one mapped by `reserve`, not unmapped before; every use of an
+        // address in it borrows from the owner of this arena, which is being dropped.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes()) };
         debug_assert!(unmapped.is_ok(), "the arena's own range is valid to unmap: {unmapped:?}");
     }
@@ -203,14 +203,14 @@ impl Drop for Arena {
 
 /// Maps at least `bytes` bytes (a multiple of a frame) that start at a multiple of [`ALIGN_BYTES`].
 ///
-/// The system aligns to its page of `page_bytes` only, so this asks for that much more and trims both
-/// ends. What stays is `bytes`, rounded up to the system's page.
+/// The system aligns to its page of `page_bytes` only, so this asks for that much more and trims
+/// both ends. What stays is `bytes`, rounded up to the system's page.
 fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError> {
     debug_assert!(bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
     let asked = bytes.next_multiple_of(page_bytes) + ALIGN_BYTES;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at a place of the system's choice replaces nothing.
+    // SAFETY: a new mapping at an address of the system's choice replaces nothing.
     let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, protection, flags) }
         .map_err(|cause| OpenError::Reserve { bytes: asked, cause })?
         .cast::<u8>();
@@ -221,9 +221,9 @@ fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError
     let base = unsafe { start.add(before.end) };
     for trim in [before, behind] {
         if !trim.is_empty() {
-            // SAFETY: the range lies in the mapping made above, outside of what is kept, and
-            // nobody has an address in it yet. It cannot fail for a valid range; if the system
-            // is out of mappings to split, all that is lost is address space.
+            // SAFETY: the range lies in the mapping made above, outside of what is kept, and no
+            // address in it is in use yet. It cannot fail for a valid range; if the system is out
+            // of mappings to split, all that is lost is address space.
             let trimmed = unsafe { munmap(start.wrapping_add(trim.start).cast(), trim.len()) };
             debug_assert!(trimmed.is_ok(), "both ends of a fresh mapping can go: {trimmed:?}");
         }
@@ -231,8 +231,8 @@ fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError
     Ok(NonNull::new(base).expect("a mapping never starts at address 0"))
 }
 
-/// Which addresses of a mapping at `start` are kept for `bytes` bytes. Both ends are the system's pages':
-/// it unmaps nothing that begins elsewhere.
+/// Which addresses of a mapping at `start` are kept for `bytes` bytes. Both ends are the system's
+/// pages': it unmaps nothing that begins elsewhere.
 fn kept(start: usize, bytes: usize, page_bytes: usize) -> Range<usize> {
     let base = start.next_multiple_of(ALIGN_BYTES);
     base..base + bytes.next_multiple_of(page_bytes)
@@ -290,7 +290,8 @@ mod tests {
         }
     }
 
-    /// Each huge page is touched once, by the first frame of it that is handed out, and no other is.
+    /// Each huge page is touched once, by the first frame of it that is handed out, and no other
+    /// is.
     #[test]
     fn a_huge_page_is_touched_when_its_first_frame_is_handed_out() {
         let arena = Arena::reserve(300 << 20).unwrap();

@@ -1,8 +1,7 @@
 //! The allocator: which frames are free, in blocks of 2^order, orders 0 to 9.
 //!
 //! What belongs here: the free lists, splitting and merging blocks, the one run that is being
-//! emptied. What does not: what an allocated folio says of itself (`entry`). Called by
-//! `frame::Frames` only.
+//! emptied. What does not: the state of allocated folios (`entry`). Called by `frame::Frames` only.
 //!
 //! The binary buddy system (Knowlton 1965; Knuth, The Art of Computer Programming, 2.5): a free
 //! block of order k starts at a multiple of 2^k frames; its *buddy* is the other half of the block
@@ -12,24 +11,24 @@
 //! # State, all of it under one mutex
 //!
 //! - `heads[k]`: the first free block of order k; the rest follow through the entries' links.
-//! - entry `block` = k + 1 exactly in the first frames of blocks on list k, 0 in every other
-//!   entry. That is what lets a block find out in one load whether its buddy is free.
+//! - entry `block` = k + 1 exactly in the first frames of blocks on list k, 0 in every other entry.
+//!   So one load says whether a block's buddy is free.
 //! - No two free blocks are buddies of the same order: they would have been merged. So the set of
 //!   free frames alone says which blocks there are, however they came about.
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
 //! - There are two sets of lists, one for blocks in movable runs, one for blocks in unmovable ones
-//!   (`mobility`): a block never crosses a run, so its first frame says which. A run that has become
-//!   free as a whole is movable.
+//!   (`mobility`): a block never crosses a run, so its first frame says which. A run that has
+//!   become free as a whole is movable.
 //!
-//! What can be moved takes from movable runs as long as they have anything; what stays takes from
-//! unmovable runs, and has another run made unmovable when they are full.
+//! Movable folios come from movable runs as long as these have free frames. Unmovable ones come
+//! from unmovable runs; when those are full, another run is made unmovable.
 //!
 //! Blocks come from the smallest order that has one, and the last freed goes first: its entry and
 //! bytes are warm, and large blocks stay whole as long as small ones do. There is nothing on the
 //! heap: lists run through the table's entries.
 //!
-//! The count and the version of a free frame are not looked at under the mutex, and never stored
-//! here: see the head of `entry`.
+//! The count and the version of a free frame are not read under the mutex, and never stored here:
+//! see the head of `entry`.
 
 use super::entry::Frame;
 use super::mobility::{Mobility, Runs};
@@ -73,7 +72,7 @@ impl FrameStats {
 pub(super) struct Buddy {
     lists: Mutex<Lists>,
     runs: Runs,
-    /// Copy of `Lists::free_frames`, stored under the mutex, for those who only want to know.
+    /// Copy of `Lists::free_frames`, stored under the mutex and read without it.
     free_frames: AtomicU32,
     table_frames: u32,
 }
@@ -95,7 +94,7 @@ struct KindLists {
     nonempty: u32,
 }
 
-/// What the lists' owner lends to each call on them: the table, and the kinds of its runs.
+/// Passed to each call on the lists: the table, and the kinds of its runs.
 #[derive(Clone, Copy)]
 struct Ground<'a> {
     table: &'a Table,
@@ -415,7 +414,7 @@ impl Lists {
         if let Some(next) = next {
             table.frame(next).set_prev(prev);
         }
-        // Whoever gets the folio finds it on no list.
+        // The thread that gets the folio finds it on no list.
         entry.set_prev(None);
         entry.set_next(None);
         entry.set_block(None);

@@ -57,7 +57,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, load: impl Fn(&Atomic
     let skip = from.addr() % PAGE_BYTES;
     assert!(skip == 0 || skip + bytes <= 8, "models read whole words, or a part of one");
     for at in (0..bytes).step_by(PAGE_BYTES) {
-        // What a broken reader finds outside of the arena.
+        // What a mutant's reader finds outside of the arena.
         let value = arena.word(from.addr() + at).map_or(u64::MAX, &load);
         if let Some(word) = arena.word(to.addr() + at) {
             // Relaxed: racing, as the bytes of `copy_racing` are.
@@ -86,7 +86,8 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
 /// # Safety
 /// As of [`copy_racing`].
 pub(crate) unsafe fn copy_still(to: *mut u8, from: *const u8, bytes: usize) {
-    // The load is a point at which others may come in, as between any two of the real ones.
+    // The load is a point at which the checker may switch threads, as between any two of the real
+    // ones.
     let load = |word: &AtomicU64| {
         word.load(Ordering::Relaxed);
         // SAFETY: no memory is at stake: the checker panics on a race.

@@ -1,16 +1,16 @@
-//! Copying bytes out of a frame that somebody may be changing at the same time.
+//! Copying bytes out of a frame that another thread may be changing at the same time.
 //!
-//! A reader that holds nothing copies first and asks afterwards (`Frame::read_retry`) whether what
-//! it copied was one thing. Its loads race with stores: of the kernel that fills the frame, and of
-//! writers. In Rust's memory model a racing plain load is undefined even if its value is thrown
-//! away, so the loads here are either machine instructions in inline assembly, of which the
-//! compiler knows nothing but that memory is read. Relaxed atomics would not do: bytes are stored
-//! by words of eight (`Extent::store`), and atomic accesses of two sizes to one byte are undefined if
-//! they race. Called by `read`, and by migration, whose stores race with such loads.
+//! A reader that holds nothing copies first, and checks afterwards (`Frame::read_retry`) whether
+//! the copy is consistent. Its loads race with stores of the kernel that fills the frame, and of
+//! writers. In Rust's memory model a racing plain load is undefined even if its value is discarded,
+//! so the loads here are instructions in inline assembly, of which the compiler only knows that
+//! they read memory. Relaxed atomics would not do: bytes are stored by words of eight
+//! (`Extent::store`), and atomic accesses of two sizes to one byte are undefined if they race.
+//! Called by `read`, and by migration, whose stores race with such loads.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "copies side by side, for one reason")]
 
-/// From here on the system's memcpy is worth its call.
+/// From this size on the system's memcpy is worth its call.
 const MANY: usize = 192;
 
 /// One load and one store a function, in the words of the machine.
@@ -19,7 +19,7 @@ macro_rules! moves {
         $(#[$doc])*
         ///
         /// # Safety
-        /// Both can be accessed there for that long; nobody else accesses what is at `to`.
+        /// So many bytes can be accessed at both addresses; no other thread accesses those at `to`.
         #[inline(always)]
         pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
             // SAFETY: one load and one store, of which the caller says that they may be made.
@@ -50,7 +50,7 @@ mod machine {
             "movzx {lane:e}, byte ptr [{from} + {at}]", "mov byte ptr [{to} + {at}], {lane:l}";
     }
 
-    /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
+    /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
     /// As of the others, for `bytes`; the two do not overlap.
@@ -85,7 +85,7 @@ mod machine {
         copy1(lane: reg) = "ldrb {lane:w}, [{from}, #{at}]", "strb {lane:w}, [{to}, #{at}]";
     }
 
-    /// Copies many bytes by the system's memcpy, whose loads the compiler does not see either.
+    /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
     /// As of the others, for `bytes`; the two do not overlap.
@@ -106,8 +106,8 @@ mod machine {
 /// Copies `bytes` bytes that may be changing. What arrives may be any mixture of old and new.
 ///
 /// # Safety
-/// `from` can be read for `bytes`, by racing loads; `to` can be written, and nobody else accesses
-/// it meanwhile; they do not overlap.
+/// `from` can be read for `bytes`, by racing loads; `to` can be written, and no other thread
+/// accesses it meanwhile; they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
     // In each case the pieces stay within `bytes`, the last one by overlapping the one before.
@@ -170,10 +170,10 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
-/// Copies `bytes` bytes that nobody changes meanwhile.
+/// Copies `bytes` bytes that do not change meanwhile.
 ///
 /// # Safety
-/// As of [`copy_racing`], and nobody stores to what is at `from`.
+/// As of [`copy_racing`], and no thread stores to the bytes at `from`.
 #[inline(always)]
 pub(crate) unsafe fn copy_still(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's promise, whole.
@@ -190,7 +190,7 @@ mod tests {
         for bytes in (0..200).chain([255, 256, 1000, 1023, 1024, 1025, 4096, 4900]) {
             for offset in [0, 1, 7, 8, 63] {
                 let mut to = vec![0xEE; bytes + 2];
-                // SAFETY: both vectors are long enough, and nobody else has them.
+                // SAFETY: both vectors are long enough, and not shared.
                 unsafe { copy_racing(to.as_mut_ptr().add(1), from.as_ptr().add(offset), bytes) };
                 assert_eq!(&to[1..=bytes], &from[offset..offset + bytes], "{bytes} at {offset}");
                 assert_eq!((to[0], to[bytes + 1]), (0xEE, 0xEE), "{bytes} at {offset}: outside");

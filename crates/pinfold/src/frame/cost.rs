@@ -1,4 +1,5 @@
-//! What the room costs. Prints a table; not run by default, because a time is no verdict.
+//! What the operations of this module cost. Prints a table; ignored by default, because a time is
+//! not a pass or a failure.
 //!
 //! `cargo test --release -p pinfold --lib frame::cost -- --ignored --nocapture`
 //!
@@ -56,7 +57,7 @@ fn batches(frames: &Frames) {
     }
 }
 
-/// What a cache of frames per thread would leave of an allocation: the entry's own words.
+/// What would remain of an allocation with per-thread caches of frames: the entry's own words.
 fn entries_alone(frames: &Frames) {
     let head = frames.alloc(Order::MIN).expect("free");
     assert!(frames.frame(head).count.put(1));

@@ -1,46 +1,48 @@
-//! The entry of a frame: one cache line that says what the frame is and who may touch it.
+//! The entry of a frame: one cache line that says what the frame holds and which threads may use
+//! it.
 //!
-//! What belongs here: the words of an entry, who may change which, and the two small protocols
-//! that run on them: the *version* (is what I read still one thing?) and the *identity* (is this
-//! the folio I was looking for?). What does not: the count's own protocol (`pinfold-refcount`) and
-//! where the entries are (`table`) and which frames are free (`buddy`). Called by every room that
-//! touches a folio.
+//! What belongs here: the words of an entry, who may change which, and the two small protocols that
+//! run on them: the *version* (was what I read consistent?) and the *identity* (is this the folio I
+//! was looking for?). What does not: the count's own protocol (`pinfold-refcount`) and where the
+//! entries are (`table`) and which frames are free (`buddy`). Called by every module that uses a
+//! folio.
 //!
 //! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
-//! *tails*, say nothing but "frozen, odd".
+//! *tails*, only say "frozen, odd".
 //!
 //! # States
 //!
-//! | state | `count` | `version` | `block` | `mapping` | whose |
+//! | state | `count` | `version` | `block` | `mapping` | owner |
 //! |---|---|---|---|---|---|
-//! | table's own frame | frozen | odd | 0 | none | nobody's, for ever |
-//! | free, first of a free block | frozen | odd | order + 1 | stale | the allocator's |
-//! | free, inside a free block | frozen | odd | 0 | stale | the allocator's |
-//! | held: free, in a run being emptied | frozen | odd | 0 | stale | the `HeldRun`'s |
-//! | tail of a folio | frozen | odd | 0 | stale | whoever has the head |
-//! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler's |
-//! | live | 1 or more | even | 0 | set | everybody's |
-//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer's, who holds the mapping's `change` mutex |
-//! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder's |
+//! | table's own frame | frozen | odd | 0 | none | none, for ever |
+//! | free, first of a free block | frozen | odd | order + 1 | stale | the allocator |
+//! | free, inside a free block | frozen | odd | 0 | stale | the allocator |
+//! | held: free, in a run being emptied | frozen | odd | 0 | stale | the `HeldRun` |
+//! | tail of a folio | frozen | odd | 0 | stale | the head's owner |
+//! | filling: allocated, bytes not there yet | 1 or more | odd | 0 | none, then set | the filler |
+//! | live | 1 or more | even | 0 | set | shared |
+//! | live, bytes changing in place | 1 or more | odd | 0 | set | the writer, which holds the mapping's `change` mutex |
+//! | gone: out of the index, still referenced | 1 or more | odd | 0 | none | the last holder |
 //! | frozen for change | frozen | odd | 0 | set | reclaim, split, migration, truncate |
-//! | being freed | frozen | odd | 0 | any | whoever froze it, or put the last reference |
+//! | being freed | frozen | odd | 0 | any | the thread that froze it or put the last reference |
 //!
-//! "Frozen" is the bare bit or the bit with debris of losers; nobody here tells them apart. All
-//! that is frozen is odd, but for the moment between `freeze` and `change_begin`: a reader that
-//! holds nothing is turned away by the version, a reader that tries to count by the frozen bit.
+//! "Frozen" is the frozen bit with or without the debris of losers; this module does not
+//! distinguish them. Every frozen folio has an odd version, except between `freeze` and
+//! `change_begin`. The version stops a reader that holds nothing; the frozen bit stops a reader
+//! that tries to take a reference.
 //!
 //! # Transitions
 //!
 //! | from | to | step | by |
 //! |---|---|---|---|
-//! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before anybody has the table |
+//! | fresh memory | free | every entry is written frozen and odd | `Table::place`, before the table is shared |
 //! | free | filling | `block` = 0 under the mutex; then `hand_out`: identity forgotten, `count.set(1)` last | `Frames::alloc` |
 //! | free | held, and back | off its list under the mutex | `Frames::take_free_in`, `HeldRun` |
 //! | held | filling | as free to filling | `HeldRun::into_folio` |
 //! | filling | filling, findable | `set_identity`, then into the index | the filler |
 //! | filling | live | `change_end` | the filler |
 //! | filling | gone | out of the index, `forget_identity` | a filler that failed |
-//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where nobody but pins uses the folio |
+//! | live | changing, and back | `change_begin`, bytes, `change_end` | a writer, holding the mapping's `change` mutex, where only pins use the folio |
 //! | live | frozen for change | `count.freeze(expected)`, then `change_begin` | one of the four users of freeze |
 //! | frozen for change | live | `change_end`, then `count.unfreeze(n)` | the same one, having given up or finished |
 //! | frozen for change | being freed | out of the index | reclaim, truncate |
@@ -59,9 +61,9 @@
 //!
 //! `count` has its own atomic operations. `version`, `mapping`, `index`, `order` have one writer at
 //! a time (see the states), so they are stored, never swapped. `prev`, `next`, `block` belong to a
-//! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared by
-//! people under different locks, so each change is one atomic read-modify-write. `uses` is stored
-//! by readers who hold nothing, so it has a byte of its own and a lost update costs one hint.
+//! lock: the allocator's while free, the policy's while queued. `flags` are set and cleared under
+//! different locks, so each change is one atomic read-modify-write. `uses` is stored by readers
+//! that hold nothing, so it has a byte of its own, and a lost update costs one hint.
 
 use bitflags::bitflags;
 
@@ -73,20 +75,20 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_
 /// The mapping of a folio that belongs to no file.
 pub(crate) const MAPPING_NONE: u32 = u32::MAX;
 
-/// Where the two-bit count of uses stops.
+/// The maximum of the two-bit count of uses.
 pub(crate) const USES_MAX: u8 = 3;
 
-/// What a link holds when it leads nowhere; above every frame number.
+/// The link that leads to no entry; above every frame number.
 const LINK_NONE: u32 = u32::MAX;
 
 bitflags! {
-    /// What is known of a folio beside its version. "Up to date" is not among them: an even
-    /// version says so. Nor is "dirty": the index's marks say that (`index::Mark`), and only they.
+    /// Flags of a folio. There is none for "up to date", which an even version says, nor for
+    /// "dirty", which only the index's marks say (`index::Mark`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Flags: u32 {
-        /// A read that meets it should have more read ahead.
+        /// A read that finds this flag starts reading ahead.
         const READAHEAD = 1;
-        /// Its fill failed, and `failures` has the error for those who waited.
+        /// Its fill failed, and `failures` has the error for the readers that waited.
         const FAILED = 1 << 1;
     }
 }
@@ -113,11 +115,11 @@ pub(crate) struct Stamp(u64);
 /// `order` is at most [`Order::MAX`], `uses` at most [`USES_MAX`]: only the methods here store.
 /// `version` only ever grows, over all lifetimes of the frame, so that no stamp of an earlier
 /// lifetime is ever valid again. It moves by 2 with each change and has 64 bits: a writer that
-/// changed one folio every 10 ns, for ever, would come round after 2924 years (2^63 * 10 ns).
+/// changed one folio every 10 ns, for ever, would wrap round after 2924 years (2^63 * 10 ns).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Frame {
-    /// Who holds the folio. At 0.
+    /// The references and pins to the folio. At 0.
     pub(crate) count: Count,
     /// Odd while identity or bytes may change. At 8.
     version: AtomicU64,
@@ -141,11 +143,13 @@ pub(crate) struct Frame {
     /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
     place: AtomicU8,
     /// Bytes from the start on that may be read without a reference: `file_bytes`, or none while a
-    /// read should have more read ahead. What that and `flags` say, in one load. At 44.
+    /// read should have more read ahead. It repeats what `file_bytes` and `flags` say, for one
+    /// load. At 44.
     span_bytes: AtomicU32,
-    /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file ends. At 48.
+    /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file
+    /// ends. At 48.
     file_bytes: AtomicU32,
-    /// At 52: three words to spare.
+    /// At 52: three spare words.
     #[cfg(not(loom))]
     _spare_u32: [u32; 3],
 }
@@ -183,10 +187,10 @@ impl Frame {
 
     // ---- the version ----
 
-    /// Begins a read by somebody who holds nothing: the version, if nobody is changing the folio.
+    /// Begins a read without a reference: returns the version, if the folio is not being changed.
     ///
-    /// What is read after it (identity, bytes) is worth something only if
-    /// [`Frame::read_retry`] then says so. Bytes must be read by loads that may race.
+    /// What is read after it (identity, bytes) is valid only if [`Frame::read_retry`] then returns
+    /// false. Bytes must be read by loads that may race.
     #[inline]
     pub(crate) fn read_begin(&self) -> Option<Stamp> {
         // Acquire: pairs with the Release store in `change_end`; what that writer stored is seen.
@@ -194,7 +198,8 @@ impl Frame {
         (version & 1 == 0).then_some(Stamp(version))
     }
 
-    /// Ends a read: true if anything may have changed since `stamp`, and what was read is garbage.
+    /// Ends a read: true if anything may have changed since `stamp`, so that what was read is not
+    /// valid.
     #[inline]
     #[must_use = "what was read may be used only if this is false"]
     pub(crate) fn read_retry(&self, stamp: Stamp) -> bool {
@@ -208,16 +213,16 @@ impl Frame {
         self.version.load(Ordering::Relaxed) != stamp.0 && !mutant::on(Mutant::NoLastLook)
     }
 
-    /// Begins a change of identity or bytes. One at a time: the caller has frozen the folio, or
-    /// holds its mapping's `change` mutex.
+    /// Begins a change of identity or bytes. One change at a time: the caller has frozen the folio,
+    /// or holds its mapping's `change` mutex.
     ///
     /// # Panics
     ///
-    /// If a change is under way already.
+    /// If a change is in progress already.
     #[inline]
     pub(crate) fn change_begin(&self) {
-        // Relaxed: the version has one writer, who last stored it or got the right to from one
-        // who did, through the count or a lock.
+        // Relaxed: the version has one writer at a time, which synchronized with the previous one
+        // through the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
         assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
         // Relaxed: the fence below keeps what follows behind it.
@@ -226,11 +231,11 @@ impl Frame {
         fence(Ordering::Release);
     }
 
-    /// Ends a change, or a fill: what the folio says now is one thing, and valid.
+    /// Ends a change or a fill: identity and bytes are now consistent and valid.
     ///
     /// # Panics
     ///
-    /// If no change is under way.
+    /// If no change is in progress.
     #[inline]
     pub(crate) fn change_end(&self) {
         // Relaxed: as in `change_begin`.
@@ -251,24 +256,24 @@ impl Frame {
 
     // ---- the identity ----
 
-    /// What the folio says it is. To be believed by somebody who holds a reference, or whose
-    /// [`Frame::read_retry`] says so.
+    /// The folio's identity. Valid for a caller that holds a reference, or whose
+    /// [`Frame::read_retry`] then returns false.
     ///
-    /// With a reference, but while the folio is still being filled, the answer is either no
-    /// mapping or all of the new identity, never a mixture.
+    /// For a caller with a reference to a folio that is still being filled, the result is either no
+    /// mapping or the whole new identity, never a mixture.
     #[inline]
     pub(crate) fn identity(&self) -> Identity {
-        // Acquire: pairs with the Release store of `mapping` in `set_identity`; who sees the
-        // mapping sees the index and order that were stored before it.
+        // Acquire: pairs with the Release store of `mapping` in `set_identity`; a thread that sees
+        // the mapping sees the index and order that were stored before it.
         let mapping = self.mapping.load(Ordering::Acquire);
         // Relaxed: ordered by the load above.
         let start = self.start.load(Ordering::Relaxed);
         Identity { mapping, index: start >> PAGE_SHIFT, order: self.order() }
     }
 
-    /// What a reader that holds nothing asks of the identity, in three loads: the file, the byte
-    /// of it that the folio begins with, and how many from there on may be read so. To be believed
-    /// if [`Frame::read_retry`] says so.
+    /// The part of the identity that a reader without a reference needs, in three loads: the file,
+    /// the offset of the folio's first byte in it, and how many bytes from there may be read
+    /// without a reference. Valid if [`Frame::read_retry`] then returns false.
     #[inline(always)]
     pub(crate) fn readable(&self) -> (u32, u64, u32) {
         // Relaxed, all three: ordered by the version, before and after.
@@ -277,49 +282,51 @@ impl Frame {
         (mapping, start, self.span_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether it is a folio of that mapping; as much to be believed as [`Frame::readable`].
+    /// Whether it is a folio of that mapping; valid under the same condition as
+    /// [`Frame::readable`].
     #[inline(always)]
     pub(crate) fn is_of(&self, mapping: u32) -> bool {
         // Relaxed: as in `readable`.
         self.mapping.load(Ordering::Relaxed) == mapping
     }
 
-    /// How many of the folio's bytes are the file's. As much to be believed as [`Frame::identity`];
-    /// once the folio is live it stays so till the folio is freed, whatever becomes of the file.
+    /// How many of the folio's bytes are the file's. Valid under the same conditions as
+    /// [`Frame::identity`]. Once the folio is live it does not change until the folio is freed,
+    /// even if the length of the file does.
     #[inline]
     pub(crate) fn file_bytes(&self) -> usize {
         // Relaxed: as in `order`.
         self.file_bytes.load(Ordering::Relaxed) as usize
     }
 
-    /// The folio's order; as much to be believed as [`Frame::identity`].
+    /// The folio's order; valid under the same conditions as [`Frame::identity`].
     #[inline]
     pub(crate) fn order(&self) -> Order {
-        // Relaxed: ordered by whatever the caller was let in through (count or version).
+        // Relaxed: ordered by the caller's acquire of the count or of the version.
         let order = self.order.load(Ordering::Relaxed);
         debug_assert!(order <= Order::MAX.get());
         Order(order)
     }
 
-    /// Gives the folio its identity, with all its bytes the file's.
+    /// Sets the folio's identity; all of its bytes are the file's.
     ///
     /// # Panics
     ///
-    /// If the version is even: a reader could see half of it.
+    /// If the version is even: a reader could see half of the change.
     pub(crate) fn set_identity(&self, identity: Identity) {
         self.assert_changing("identity given");
-        // Relaxed: the Release store below publishes both to those who hold a reference, the fence
-        // in `hand_out` keeps them from those who don't.
+        // Relaxed: the Release store below publishes both to threads that hold a reference; for
+        // those that do not, the fence in `hand_out` makes `read_retry` fail if they saw them.
         self.start.store(identity.index << PAGE_SHIFT, Ordering::Relaxed);
         self.order.store(identity.order.get(), Ordering::Relaxed);
         self.set_file_bytes(identity.order.bytes());
         // Release: pairs with the Acquire load in `identity`. Last, because a folio without a
-        // mapping is nobody's: whoever got a reference by a stale number must not take the
-        // leftover index for that of the new mapping.
+        // mapping belongs to no file: a thread that got a reference by a stale number must not take
+        // the old index for that of the new mapping.
         self.mapping.store(identity.mapping, Ordering::Release);
     }
 
-    /// Says how many of its bytes are the file's.
+    /// Sets how many of its bytes are the file's.
     ///
     /// # Panics
     ///
@@ -332,15 +339,15 @@ impl Frame {
         self.settle_span(self.flags());
     }
 
-    /// Takes the folio's mapping away. Its order stays: the last holder frees by it.
+    /// Clears the folio's mapping. Its order stays: the last holder frees the folio by it.
     ///
     /// # Panics
     ///
-    /// If the version is even: a reader would go on believing it.
+    /// If the version is even: a reader would still take the identity for valid.
     pub(crate) fn forget_identity(&self) {
         self.assert_changing("identity taken");
-        // Relaxed: those who hold no reference are warned by the version; those who do checked
-        // the identity before, or will find the folio gone now or at their next check.
+        // Relaxed: the version warns threads without a reference. Threads with one checked the
+        // identity before, or find the folio gone now or at their next check.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
     }
 
@@ -354,17 +361,17 @@ impl Frame {
         // The other half of the pair in `assert_freeable`: nothing has removed the bit since.
         assert!(self.count.is_frozen(), "a frame that somebody counts was about to be handed out");
         self.assert_changing("folio handed out");
-        // The version was made odd by another thread, maybe.
+        // Another thread may have made the version odd.
         fence_before_racing_stores(Mutant::HandOutUnfenced);
-        // Relaxed, all four: `count.set` publishes them. Whoever gets a reference by a stale
-        // number synchronizes with it, finds no mapping here, and leaves; had the old identity
-        // stayed, a page that was evicted would be taken for the one now being filled.
+        // Relaxed, all four: `count.set` publishes them. A thread that gets a reference by a stale
+        // number synchronizes with it, finds no mapping, and leaves. If the old identity stayed, it
+        // would take an evicted page for the one being filled.
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
         self.order.store(order.get(), Ordering::Relaxed);
         self.flags.store(0, Ordering::Relaxed);
         self.uses.store(0, Ordering::Relaxed);
-        // Last. Here, and nowhere else in the frame room, the frozen bit goes: a release store
-        // that pairs with the acquire of a successful `try_get`, and wipes losers' additions.
+        // Last. Only here in `frame` is the frozen bit cleared: a release store that pairs with the
+        // acquire of a successful `try_get`, and wipes the additions of losers.
         self.count.set(1);
     }
 
@@ -377,11 +384,11 @@ impl Frame {
         Flags::from_bits_truncate(self.flags.load(Ordering::Acquire))
     }
 
-    /// Sets `flags` and returns those that were set before: whoever finds a flag missing there is
-    /// the one who set it. Loses no update of anybody else. Cost: one atomic or.
+    /// Sets `flags` and returns those that were set before: a flag missing there was set by this
+    /// call. Loses no concurrent update. Cost: one atomic or.
     pub(crate) fn set_flags(&self, flags: Flags) -> Flags {
-        // AcqRel: pairs with itself, `clear_flags` and `flags`: what was done before a flag
-        // changed is seen by whoever sees it changed.
+        // AcqRel: pairs with itself, `clear_flags` and `flags`: a thread that sees a flag changed
+        // sees what was done before the change.
         let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
         if flags.contains(Flags::READAHEAD) {
             self.settle_span(flags);
@@ -399,20 +406,21 @@ impl Frame {
         old
     }
 
-    /// Brings the span in line with the length and `flags`. The mark is set by whoever makes the
-    /// folio, and taken away by one holder of a reference: nobody else stores the span then.
+    /// Updates the span to the length and `flags`. The thread that makes the folio sets the mark,
+    /// and one holder of a reference clears it: no other thread stores the span then.
     fn settle_span(&self, flags: Flags) {
         let marked = flags.contains(Flags::READAHEAD);
-        // Whoever lands the folio, or takes the mark away, need not be who was given the frame.
+        // The thread that ends the fill or clears the mark need not be the one that allocated the
+        // frame.
         fence_before_racing_stores(Mutant::SpanUnfenced);
-        // Relaxed, both: either the version orders it, or it is as good a moment later.
+        // Relaxed, both: the version orders it, or a late value does no harm.
         let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its
-    /// readers one load and no store. Two readers at once may count as one, and a stale reader
-    /// may count for whatever is in the frame now: it is a hint.
+    /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its readers
+    /// one load and no store. Two readers at once may count as one, and a stale reader may count a
+    /// use of the folio that is in the frame now: it is a hint.
     #[inline]
     pub(crate) fn note_use(&self) {
         // Relaxed, both: nothing is published by a hint.
@@ -422,7 +430,7 @@ impl Frame {
         }
     }
 
-    /// Whether there is no further use to be noted.
+    /// Whether the count of uses is at its maximum.
     #[inline(always)]
     pub(crate) fn is_used_most(&self) -> bool {
         self.uses() >= USES_MAX
@@ -435,14 +443,14 @@ impl Frame {
         self.uses.load(Ordering::Relaxed)
     }
 
-    /// Sets the uses, cut off at [`USES_MAX`]; for the policy, when it passes by.
+    /// Sets the uses, cut off at [`USES_MAX`]; for the policy's sweep.
     #[inline]
     pub(crate) fn set_uses(&self, uses: u8) {
         // Relaxed: a hint.
         self.uses.store(uses.min(USES_MAX), Ordering::Relaxed);
     }
 
-    // ---- links: whoever has the lock of the list has the words ----
+    // ---- links: the lock of the list protects the words ----
 
     pub(crate) fn prev(&self) -> Option<FrameNumber> {
         // Relaxed: the lock of the list orders it, here and in the other three.
@@ -483,13 +491,13 @@ impl Frame {
         self.block.load(Ordering::Relaxed).checked_sub(1).map(Order)
     }
 
-    /// Says which free block starts here.
+    /// Sets the order of the free block that starts here.
     pub(super) fn set_block(&self, order: Option<Order>) {
         // Relaxed: as in `block`.
         self.block.store(order.map_or(0, |order| order.get() + 1), Ordering::Relaxed);
     }
 
-    /// Asserts what has to hold of the head of a folio that is given back.
+    /// Asserts what must hold for the head of a folio that is freed.
     pub(super) fn assert_freeable(&self, head: FrameNumber) {
         assert!(self.count.is_frozen(), "{head:?} is freed but not frozen: somebody may count it");
         self.assert_changing("folio freed");
@@ -497,22 +505,22 @@ impl Frame {
         assert!(!linked, "{head:?} is freed while on a list");
     }
 
-    /// Asserts, in debug builds, that this entry belongs to no folio that anybody can reach.
+    /// Asserts, in debug builds, that this entry belongs to no folio that can be reached.
     pub(super) fn debug_assert_dead(&self, frame: FrameNumber) {
         debug_assert!(self.count.is_frozen() && self.is_changing(), "{frame:?} is in use");
         debug_assert!(self.block().is_none(), "{frame:?} is free already");
     }
 
     fn assert_changing(&self, what: &str) {
-        // Relaxed: whoever may do this to the folio is the one who made the version odd, or got
-        // the folio from them through the count or a lock.
+        // Relaxed: the caller made the version odd itself, or got the folio from the thread that
+        // did, through the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
         let changing = version & 1 == 1 || mutant::on(Mutant::FreezeStaysEven);
         assert!(changing, "{what} while readers believe it (version {version})");
     }
 }
 
-/// What the models need to break a protocol with, and nobody else may have.
+/// Operations with which the models break a protocol; for models only.
 #[cfg(all(test, loom))]
 impl Frame {
     pub(super) fn version(&self) -> &AtomicU64 {

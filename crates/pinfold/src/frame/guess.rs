@@ -1,13 +1,13 @@
-//! Going on with a guess while the truth is on its way.
+//! Predicts the address of a page's bytes, so that they are fetched while the entry still is.
 //!
-//! Where a page's bytes are, is computed from what its folio's entry says; so both lines, of the entry and
-//! of the bytes, would be waited for one after the other. But most often one knows what the entry will
-//! say. A processor predicts branches, and never data: asked by a branch whether the guess is right, it
-//! fetches the bytes while the entry is on its way. Called by the doors that hold nothing.
+//! The address of a page's bytes depends on its folio's entry, so two cache misses would follow one
+//! another: the entry's and the bytes'. But the entry's value can mostly be predicted. A processor
+//! predicts branches, not data: if a branch compares the prediction with the entry, the processor
+//! fetches the bytes while it waits for the entry. Called by the reads that hold nothing.
 
 use std::arch::asm;
 
-/// `from + at`, by way of `from + guess` where that is the same.
+/// `from + at`, computed as `from + guess` if both are the same.
 #[inline(always)]
 pub(crate) fn guessed(from: *mut u8, at: usize, guess: usize) -> *mut u8 {
     let mut address = hidden(from.wrapping_add(guess));
@@ -17,11 +17,11 @@ pub(crate) fn guessed(from: *mut u8, at: usize, guess: usize) -> *mut u8 {
     address
 }
 
-/// The same address, of which the compiler does not know what it was computed from. Where `at` and
-/// `guess` are the same it would take either for the other, and make one way of the two.
+/// The same address, with its origin hidden from the compiler. Otherwise the compiler, which knows
+/// that `at` and `guess` are equal in one branch, would merge the two branches.
 #[inline(always)]
 fn hidden(mut address: *mut u8) -> *mut u8 {
-    // SAFETY: it is empty.
+    // SAFETY: the assembly is empty.
     unsafe { asm!("/* {0} */", inout(reg) address, options(readonly, nostack, preserves_flags)) };
     address
 }

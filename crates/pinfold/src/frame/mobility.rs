@@ -1,4 +1,5 @@
-//! Which 2 MiB runs are kept for what never moves, so that the others can be made whole again.
+//! Groups folios by mobility: some 2 MiB runs are kept for folios that never move, so that the
+//! others can be emptied again.
 //!
 //! What belongs here: the kind of each run. What does not: choosing blocks by it (`buddy`), moving
 //! folios for it (`reclaim/unmovable.rs`). Called by `buddy`, and by `pin` through `Frames`.
@@ -8,23 +9,23 @@
 //! | movable | folios that can be moved or evicted; pinned ones only if they fill the run | at open, and again when all of the run is free |
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run with the table, and a last one that is cut short, always are |
 //!
-//! Nothing is lost if a movable folio lies in an unmovable run (the allocator puts it there before it
-//! gives up): it is moved away when the room is needed. The other way round a run is lost for as
-//! long as the pin lasts. The idea is Linux's grouping of pages by mobility (Gorman and Whitcroft,
-//! "The what, the why and the where to of anti-fragmentation", OLS 2006).
+//! A movable folio in an unmovable run does no harm (the allocator puts it there rather than fail):
+//! it is moved away when its frames are needed. An unmovable folio in a movable run blocks that run
+//! as long as the pin lasts. The idea is Linux's grouping of pages by mobility (Gorman and
+//! Whitcroft, "The what, the why and the where to of anti-fragmentation", OLS 2006).
 
 // Not from `crate::sync`: changed under the allocator's mutex, and see `Runs::is_movable`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::units::{FrameNumber, Order};
 
-/// For whom frames are.
+/// What frames are allocated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Mobility {
-    /// For what can be moved or evicted.
+    /// Folios that can be moved or evicted.
     Movable,
-    /// For what stays.
+    /// Folios that stay.
     Unmovable,
 }
 
@@ -67,10 +68,10 @@ impl Runs {
         self.whole.clone().map(|run| FrameNumber(run * Order::MAX.frames()))
     }
 
-    /// Whether `frame` lies in a movable run. Without the allocator's mutex, to be believed of a
-    /// folio whose version was seen even before, and is seen unchanged afterwards: the kind was
-    /// settled, under the mutex, before the folio was handed out, but for a claim, after which
-    /// "movable" is merely old.
+    /// Whether `frame` lies in a movable run. Without the allocator's mutex the result is valid for
+    /// a folio whose version was even before the call and is unchanged after it: the kind was
+    /// settled under the mutex before the folio was allocated. A later claim only makes "movable"
+    /// out of date.
     #[inline]
     pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
         #[cfg(loom)]
@@ -102,7 +103,7 @@ impl Runs {
         };
     }
 
-    /// Declares `frame` one that no pin may stay in.
+    /// Marks `frame` as one that no pin may stay in.
     #[cfg(all(test, loom))]
     pub(super) fn set_splinter(&self, frame: FrameNumber) {
         self.splinter.store(frame.0, Ordering::Relaxed);

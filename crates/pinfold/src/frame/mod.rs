@@ -1,12 +1,13 @@
-//! Frames: the memory of the cache, and who has which piece of it.
+//! Frames: the memory of the cache, and its allocation.
 //!
-//! What belongs here: what it is counted in (`units`), the arena (`arena`), the table with one entry per frame (`table`), the words
-//! of an entry, which readers check a frame by (`entry`), the allocator that cuts runs of frames
-//! out of the arena (`buddy`), going on with a guess of where bytes are (`guess`), what a reader keeps
-//! of the arena (`window`), and the handle over them that all other rooms call (`Frames`, in this file). What does not: which page of which file a frame holds and how it is found
-//! (`index`), where its bytes come from (`fill`, `source`), and which folio has to go (`reclaim`).
+//! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
+//! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
+//! allocator (`buddy`), the prediction of a page's address (`guess`), what a handle keeps of the
+//! arena (`window`), and the handle over them that all other modules call (`Frames`, in this file).
+//! What does not: which page of which file a frame holds and how it is found (`index`), where its
+//! bytes come from (`fill`, `source`), and which folio to evict (`reclaim`).
 //!
-//! Called by `index` (nodes are folios too), `fill`, the doors, and `reclaim`.
+//! Called by `index` (nodes are folios too), `fill`, the four doors, and `reclaim`.
 
 mod arena;
 mod buddy;
@@ -60,35 +61,35 @@ use table::Table;
 /// - The table covers exactly the frames of the arena, itself included, and lives in its first
 ///   frames, which are never handed out: data and metadata together cannot exceed the budget.
 /// - Nothing is unmapped and no entry changes its type before the drop, so an address or an entry
-///   found by *any* frame number below `frames()` may be read at any time. Whether it is still
-///   what the reader was looking for is what `Frame::read_begin` and `Frame::read_retry` tell.
+///   found by *any* frame number below `frames()` may be read at any time. `Frame::read_begin` and
+///   `Frame::read_retry` say whether it is still what the reader looked for.
 #[derive(Debug)]
 pub(crate) struct Frames {
     table: Table,
     buddy: Buddy,
     #[cfg(loom)]
     bytes: std::sync::Arc<bytes::Bytes>,
-    /// Last, so that it outlives what points into it.
+    /// The last field, so that it is dropped after those that point into it.
     arena: Arena,
 }
 
 impl Frames {
-    /// Reserves an arena of `budget_bytes`, rounded down to whole frames, with all of it free
-    /// but the frames of its table.
+    /// Reserves an arena of `budget_bytes`, rounded down to whole frames, in which all frames but
+    /// the table's are free.
     ///
     /// Cost: touches the table, 1/64 of the budget; the rest is touched when it is first used.
     ///
     /// # Errors
     ///
-    /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the system
-    /// refuses the address space.
+    /// The budget is below [`units::BUDGET_MIN_BYTES`] or above [`units::BUDGET_MAX_BYTES`], or the
+    /// system refuses the address space.
     pub(crate) fn open(budget_bytes: u64) -> Result<Self, OpenError> {
         let arena = Arena::reserve(budget_bytes)?;
         let frames = arena.frames();
         let table_frames = Table::frames_taken(frames);
-        // SAFETY: the reservation is fresh, so nobody else has an address in it; `frames_taken`
-        // frames hold that many entries; the arena moves into the same struct as the table and is
-        // dropped after it; the allocator below is told to keep off the table's frames.
+        // SAFETY: the reservation is fresh, so no other address in it exists; `frames_taken` frames
+        // hold that many entries; the arena moves into the same struct as the table and is dropped
+        // after it; the allocator below never hands out the table's frames.
         let table = unsafe { Table::place(arena.base(), frames) };
         let buddy = Buddy::new(&table, table_frames);
         Ok(Frames {
@@ -105,8 +106,8 @@ impl Frames {
         self.arena.frames()
     }
 
-    /// Whether the kernel agreed to back the arena with huge pages where it can. Tells what was
-    /// asked for, not what has been got.
+    /// Whether the kernel agreed to back the arena with huge pages where it can. It says what was
+    /// requested, not what was granted.
     pub(crate) fn huge_pages_advised(&self) -> bool {
         self.arena.huge_pages_advised()
     }
@@ -132,7 +133,7 @@ impl Frames {
         self.table.try_frame(frame)
     }
 
-    /// Which frame `entry` is the entry of.
+    /// The frame whose entry `entry` is.
     ///
     /// # Panics
     ///
@@ -152,16 +153,16 @@ impl Frames {
     }
 
     #[cfg(test)]
-    /// Where the bytes of `frame` are, or nothing if the arena has no such frame. This is the form
-    /// for a reader that holds nothing: whatever number it made out of words that were changing
-    /// under it, it gets memory of this arena or nothing.
+    /// Where the bytes of `frame` are, or nothing if the arena has no such frame. For readers that
+    /// hold nothing: even for a number computed from words that were changing, the result is memory
+    /// of this arena or nothing.
     #[inline]
     pub(crate) fn try_address(&self, frame: FrameNumber) -> Option<*mut u8> {
         self.arena.try_address(frame)
     }
 
     /// Takes a folio of exactly `order`. Its count is 1 and belongs to the caller; its version is
-    /// odd, its mapping [`MAPPING_NONE`], and its bytes are whatever was there before.
+    /// odd, its mapping [`MAPPING_NONE`], and its bytes are unspecified.
     ///
     /// Returns nothing when no free block is large enough; then [`Frames::alloc_at_most`] may
     /// still find a smaller one. Cost: one mutex, and a split for each order that is missing.
@@ -173,7 +174,7 @@ impl Frames {
         Some(head)
     }
 
-    /// Takes the largest folio that is to be had, of `order` or smaller; otherwise as `alloc`.
+    /// Takes the largest folio available, of `order` or smaller; otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.buddy.take_at_most(&self.table, order)?;
@@ -190,8 +191,8 @@ impl Frames {
         Some(head)
     }
 
-    /// Makes one more run unmovable: the movable one with the largest free block, if that is at least
-    /// of `order`. What is in it stays until its room is needed.
+    /// Makes one more run unmovable: the movable one with the largest free block, if that is at
+    /// least of `order`. Its folios stay until their frames are needed.
     pub(crate) fn claim_run(&self, order: Order) -> Option<FrameNumber> {
         self.buddy.claim(&self.table, order)
     }
@@ -201,30 +202,30 @@ impl Frames {
         self.buddy.claim_at(&self.table, frame);
     }
 
-    /// The heads of the whole runs that are kept for what stays.
+    /// The heads of the whole runs that are unmovable.
     pub(crate) fn unmovable_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
         self.whole_runs().filter(|&run| !self.is_movable(run))
     }
 
-    /// Whether `frame` lies in a run that is to be made whole again, where nothing smaller than the
-    /// run may stay. See `mobility` for what it is worth without the mutex.
+    /// Whether `frame` lies in a movable run, where nothing smaller than the run may stay for long.
+    /// `mobility` says when the result is valid without the mutex.
     #[inline]
     pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
         self.buddy.runs().is_movable(frame)
     }
 
-    /// Declares `frame` one that no pin may stay in.
+    /// Marks `frame` as one that no pin may stay in.
     #[cfg(all(test, loom))]
     pub(crate) fn set_splinter(&self, frame: FrameNumber) {
         self.buddy.runs().set_splinter(frame);
     }
 
-    /// Gives back the 2^order frames from `head` on. They need not be what one `alloc` returned: a
-    /// part of a folio that was split is as good, or a whole one put together from parts.
+    /// Gives back the 2^order frames from `head` on. They need not be the result of one `alloc`:
+    /// they may be part of a folio that was split, or several folios that form one block.
     ///
-    /// The caller is the only one who knows the folio: it froze the count, or its `put` was the
-    /// last; the folio is out of every index and off every queue; its version is odd. The count
-    /// stays frozen from here until `alloc` sets it.
+    /// Only the caller can reach the folio: it froze the count, or its `put` was the last; the
+    /// folio is out of every index and off every queue; its version is odd. The count stays frozen
+    /// from here until `alloc` sets it.
     ///
     /// # Panics
     ///
@@ -260,9 +261,9 @@ impl Frames {
         self.buddy.free_in(&self.table, run)
     }
 
-    /// Takes all free frames of a run out of everybody's reach, so that the run can be emptied:
-    /// what is freed in it from now on stays in it too, until the [`HeldRun`] is turned into a
-    /// folio or dropped. Nothing if a run is held already; there is one at a time.
+    /// Takes all free frames of a run off the free lists, so that the run can be emptied. Frames
+    /// that are freed in it later are held, too, until the [`HeldRun`] is turned into a folio or
+    /// dropped. Nothing if a run is held already: there is one at a time.
     ///
     /// # Panics
     ///
@@ -277,8 +278,8 @@ impl Frames {
 /// An aligned 2 MiB run that is being emptied: its free frames belong to the holder of this.
 ///
 /// Held frames are frozen with an odd version, like free ones, but on no free list. To empty the
-/// run, move each folio that is still in it and `free` the old place; it joins the held frames by
-/// itself. Dropped, it gives everything back, whole again as far as it has become whole.
+/// run, move each folio that is still in it and `free` the old frames, which then become held.
+/// Dropping this frees the held frames, merged into the largest blocks.
 #[derive(Debug)]
 pub(crate) struct HeldRun<'a> {
     frames: &'a Frames,
@@ -308,7 +309,7 @@ impl<'a> HeldRun<'a> {
             return Err(self);
         }
         let (frames, head) = (self.frames, self.run);
-        // The hold is over, and the frames are nobody else's: there is nothing to give back.
+        // The hold has ended and the frames are the caller's: there is nothing to give back.
         std::mem::forget(self);
         frames.frame(head).hand_out(Order::MAX);
         Ok(head)

@@ -1,4 +1,5 @@
-//! A set of frames of one 2 MiB run: which are free, or held. Called by `buddy`; shown to `reclaim`.
+//! A set of frames of one 2 MiB run: which are free, or held. Called by `buddy`; shown to
+//! `reclaim`.
 
 use super::units::{FrameNumber, Order};
 

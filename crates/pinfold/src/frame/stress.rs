@@ -1,5 +1,5 @@
-//! The room under threads: owners who fill what they get, and strays who count what they don't
-//! own, as a lookup with a stale number does.
+//! Frames under threads: owners fill the folios they get, and strays take references to folios they
+//! do not own, as a lookup with a stale number does.
 
 #![allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
 
@@ -29,7 +29,7 @@ fn put(frames: &Frames, head: FrameNumber) {
     }
 }
 
-/// Marks each frame of a folio with a number that nobody else uses.
+/// Marks each frame of a folio with a unique number.
 fn mark(frames: &Frames, head: FrameNumber, order: Order, mark: u64) {
     for n in 0..order.frames() {
         let word = frames.address(head.after(n)).cast::<u64>();
@@ -46,7 +46,7 @@ fn check(frames: &Frames, head: FrameNumber, order: Order, mark: u64) {
     }
 }
 
-/// Allocates and frees until told to stop; returns how often.
+/// Allocates and frees until `stop`; returns how often.
 fn owner(frames: &Frames, seed: u64, stop: &AtomicBool) -> u64 {
     let mut random = Random(seed);
     let mut mine = Vec::new();

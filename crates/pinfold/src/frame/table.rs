@@ -19,8 +19,8 @@ use super::units::{FrameNumber, Order, PAGE_BYTES};
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Points to as many entries as whole pages of the table have, initialised and living as long as
-    /// the table.
+    /// Points to as many entries as whole pages of the table have, initialised and living as long
+    /// as the table.
     entries: NonNull<Frame>,
     frames: u32,
 }
@@ -39,7 +39,7 @@ impl Table {
     /// # Safety
     ///
     /// `base` points to [`Table::frames_taken`] frames of writable memory, aligned to a page, that
-    /// stays mapped for as long as the table lives and that nobody else uses, then or before.
+    /// stays mapped for as long as the table lives, and that nothing else uses or has used.
     pub(super) unsafe fn place(base: NonNull<u8>, frames: u32) -> Self {
         let entries = base.cast::<Frame>();
         for n in 0..frames.next_multiple_of(PAGE_ENTRIES) as usize {
@@ -92,9 +92,9 @@ const PAGE_ENTRIES: u32 = (PAGE_BYTES / 64) as u32;
 
 /// Which entry of the table is that of `frame`; the other way round, the same.
 ///
-/// Heads of folios of 2 MiB are 512 frames apart, and were their entries 512 entries apart, they would
-/// all compete for one set of the processor's first cache, and for few of its second. So each 512
-/// entries begin elsewhere in their page.
+/// Heads of folios of 2 MiB are 512 frames apart, and were their entries 512 entries apart, they
+/// would all compete for one set of the processor's first cache, and for few of its second. So each
+/// 512 entries begin elsewhere in their page.
 #[inline(always)]
 pub(super) const fn entry_at(frame: u32) -> u32 {
     frame ^ ((frame >> Order::MAX.get()) & (PAGE_ENTRIES - 1))

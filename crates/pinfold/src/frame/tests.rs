@@ -1,4 +1,4 @@
-//! The room as its callers see it: allocation against a plain model, and under threads.
+//! The module through `Frames`: allocation against a plain model, and under threads.
 
 use std::collections::BTreeSet;
 

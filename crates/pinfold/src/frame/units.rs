@@ -1,6 +1,6 @@
-//! What memory is counted in: pages, frames, orders of folios, and how many of them there can be.
+//! The units of memory: pages, frames and orders of folios, with their limits.
 //!
-//! Called by everybody who has to do with memory.
+//! Called by every module that handles memory.
 
 pub(crate) use crate::sizes::FRAMES_MIN;
 
@@ -24,15 +24,15 @@ pub(crate) const BUDGET_MAX_BYTES: u64 = (FRAMES_MAX as u64) << PAGE_SHIFT;
 
 /// Which frame of the arena: frame `n` is the 4 KiB that start `n * 4096` bytes into it.
 ///
-/// Any `u32` is a `FrameNumber`; whether the arena has that frame is asked where it is used.
+/// Any `u32` is a `FrameNumber`; its use checks whether the arena has that frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FrameNumber(pub(crate) u32);
 
 impl FrameNumber {
     /// The frame `frames` after this one.
     ///
-    /// Wraps rather than panics: a reader that races may add garbage to garbage, and the bounds
-    /// check of whatever it does with the sum is what stops it.
+    /// Wraps instead of panicking: a racing reader may add arbitrary numbers, and the bounds check
+    /// where it uses the sum stops it.
     pub(crate) const fn after(self, frames: u32) -> Self {
         FrameNumber(self.0.wrapping_add(frames))
     }

@@ -1,7 +1,7 @@
-//! What a reader that holds nothing keeps of the arena: where it is, and how many frames it has.
+//! The address and size of the arena, as a handle keeps them for reads that hold nothing.
 //!
-//! A handle has it beside all else that a hit needs; in `Frames` it would lie behind the handle's
-//! pointer to its cache. Called by the doors that hold nothing.
+//! It lies in the handle with everything else that a hit needs; through `Frames` it would take
+//! another load. Called by the reads that hold nothing.
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
@@ -29,16 +29,16 @@ unsafe impl Sync for Window {}
 
 #[cfg(not(loom))]
 impl Window {
-    /// Of those frames.
+    /// The window of `frames`.
     ///
     /// # Safety
-    /// It is used only as long as they live.
+    /// It is used only as long as `frames` lives.
     pub(crate) unsafe fn of(frames: &Frames) -> Self {
         Window { base: frames.base(), frames: frames.frames() }
     }
 
-    /// The entry of `frame` and where its bytes are, or nothing if the arena has no such frame: both
-    /// for one comparison.
+    /// The entry of `frame` and the address of its bytes, or nothing if the arena has no such
+    /// frame. Cost: one comparison for both.
     #[inline(always)]
     pub(crate) fn try_both(&self, frame: FrameNumber) -> Option<(&Frame, *mut u8)> {
         mutant::pause();
@@ -46,8 +46,8 @@ impl Window {
             return None;
         }
         let entry = self.base.cast::<Frame>().as_ptr().wrapping_add(entry_at(frame.0) as usize);
-        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, is the first thing in it, and
-        // lives as long as the window is used.
+        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, is
+        // the first thing in it, and lives as long as the window is used.
         let entry = unsafe { &*entry };
         Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
     }

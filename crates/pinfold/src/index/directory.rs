@@ -1,27 +1,28 @@
-//! The directory: what the tree says of each block of 64 pages, in one flat array.
+//! The directory: the tree's entry for each block of 64 pages, in one flat array.
 //!
-//! Here: the array, how the writer keeps it in step, and what a handle keeps of it. Not here: the tree,
-//! which alone is exact. Who calls it: `Index::lookup_hint`, handles, and the writer at the end of each
+//! Here: the array, how the writer updates it, and what a handle keeps of it. Not here: the tree,
+//! which alone is exact. Called by `Index::lookup_hint`, handles, and the writer at the end of each
 //! change.
 //!
-//! A walk from the root costs some instructions for the root and more for each level, and a read of
-//! what is in memory is paid by the instruction (docs/cache.md, "What a short read costs"). With the
-//! directory any page of the first 16 GiB is found by one load, or two where its block is made of
-//! small folios: that of the leaf's number, and that of its slot.
+//! A walk from the root costs some instructions for the root and more for each level, and the time
+//! of a hit depends on its number of instructions (docs/cache.md, "What a short read costs"). With
+//! the directory any page of the first 16 GiB is found by one load, or two where its block is made
+//! of small folios: that of the leaf's number, and that of its slot.
 //!
 //! A word of the directory is that of the tree's slot for the block: empty, a shadow, a folio of 64
 //! pages or more (or the one that sits in the root), or the leaf. It is stored after the tree was
 //! changed, so it may be old by one change; and as nodes and frames are type-stable, following an
-//! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word needs
-//! no ordering.
+//! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word
+//! needs no ordering.
 //!
 //! # Growth
 //!
 //! The array lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was
-//! opened. The first page that is put behind that end brings a second array, as long as any directory
-//! can be (256 KiB; the system gives memory to the parts that are used). The first one stays as long as
-//! the index, and both are kept in step: readers that know the first only may go on using it. A handle
-//! that looks behind its end finds the second. Behind the end of that one readers walk.
+//! opened. The first page that is inserted behind that end allocates a second array, of the largest
+//! size (256 KiB; the system gives memory to the parts that are used). The first one stays as long
+//! as the index, and the writer updates both: readers that only know the first may go on using it.
+//! A handle that looks behind its end finds the second. Behind the end of the second, readers walk
+//! the tree.
 
 use std::sync::OnceLock;
 
@@ -77,8 +78,8 @@ impl Directory {
         }
     }
 
-    /// Makes the second array. Nothing was put behind the end of the first one so far: what is there
-    /// is empty.
+    /// Makes the second array. Nothing was put behind the end of the first one so far: what is
+    /// there is empty.
     #[cold]
     fn grow(&self) {
         self.whole.get_or_init(|| {
@@ -87,7 +88,8 @@ impl Directory {
                 return whole;
             }
             for (word, first) in whole.iter().zip(&self.first) {
-                // Relaxed, both: the caller is the writer of `first`, and publishes `whole` by this.
+                // Relaxed, both: the caller is the writer of `first`, and publishes `whole` by
+                // this.
                 word.store(first.load(Ordering::Relaxed), Ordering::Relaxed);
             }
             whole

@@ -1,6 +1,6 @@
 //! The words of the index: what a slot and what a root may hold.
 //!
-//! Here: packing and unpacking, nothing that touches memory. Who calls it: every file of this room.
+//! Here: packing and unpacking, nothing that touches memory. Called by every file of this folder.
 //!
 //! # A slot: 32 bits
 //!

@@ -1,12 +1,12 @@
 //! Marks: which folios are dirty, under writeback, or to be written by the running sync.
 //!
 //! Here: setting and clearing, and whether a folio is clean. Not here: finding marked folios
-//! (`walk.rs`). Called by whoever drops or evicts folios, with the file's mutex held; nothing sets a
-//! mark but tests until there is a way to write.
+//! (`walk.rs`). Called by the code that drops or evicts folios, with the file's mutex held. Until
+//! writing is implemented, only tests set a mark.
 //!
-//! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or a
-//! replacement keeps it by not touching it. A parent's bit for a child is set exactly while the child
-//! has a bit set: a walk goes only where there is something to find.
+//! A folio's mark is set in all of its slots, so that any page of it answers for it, and a split or
+//! a replacement keeps it by not touching it. A parent's bit for a child is set exactly while the
+//! child has a bit set: a walk goes only where there is something to find.
 
 use super::entry::Entry;
 use super::node::{Node, slot_mask};
@@ -16,8 +16,8 @@ use super::writer::{IndexWriter, Seat};
 use crate::mutant::{self, Mutant};
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if there
-    /// is no folio.
+    /// Sets `mark` on the folio that holds `page`. Returns whether it was clear before, `None` if
+    /// there is no folio.
     #[cfg(test)]
     pub(crate) fn set_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
@@ -31,8 +31,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(!was)
     }
 
-    /// Clears `mark` on the folio that holds `page`. Returns whether it was set before, `None` if there
-    /// is no folio.
+    /// Clears `mark` on the folio that holds `page`. Returns whether it was set before, `None` if
+    /// there is no folio.
     #[cfg(test)]
     pub(crate) fn clear_mark(&mut self, page: u64, mark: Mark) -> Option<bool> {
         let (_, seat) = self.find(page)?;
@@ -55,8 +55,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         entry != Entry::EMPTY && entry.payload().is_none() && self.node(entry).marks(mark) != 0
     }
 
-    /// Whether the source has all bytes of the folio that holds `page`, durably. Costs four loads in a
-    /// file of which that is true of every folio.
+    /// Whether the source has all bytes of the folio that holds `page`, durably. Costs four loads
+    /// in a file of which that is true of every folio.
     pub(crate) fn is_clean(&self, page: u64) -> bool {
         let marked = |mark| self.any_marked(mark) && self.is_marked(page, mark);
         !marked(Mark::Dirty) && !marked(Mark::Writeback)

@@ -1,7 +1,8 @@
 //! From a node's number to its words.
 //!
-//! Here: the address arithmetic, and the only `unsafe` of this room. Not here: which nodes are free
-//! (`pool.rs`), what the words mean (`entry.rs`, `node.rs`). Who calls it: `node.rs`, and the lookup.
+//! Here: the address arithmetic, and the only `unsafe` of this folder. Not here: which nodes are
+//! free (`pool.rs`), what the words mean (`entry.rs`, `node.rs`). Called by `node.rs` and the
+//! lookup.
 //!
 //! # Layout
 //!
@@ -18,17 +19,17 @@
 //! would count 32 bytes and reach 32 GiB). And marks and counts are on lines that no lookup ever
 //! reads, so setting a mark takes no line away from readers.
 //!
-//! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies
-//! k * 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
+//! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies k *
+//! 256 bytes below it, and the slot word is -k as 32 bits. So the sign-extended word is the offset,
 //! and `word >= first` (first: the word of the lowest node in reach) is the bounds check.
 //!
 //! # Why slabs are never given back
 //!
 //! A lookup holds nothing. It may have loaded a node's number, been put to sleep, and wake when the
 //! node has been freed and reused. It then loads one word of that node. For this to be harmless the
-//! word must be an index word, written by atomic stores only: were the slab given back and filled with
-//! file bytes, the load would race with plain stores and its result would be an arbitrary number.
-//! With slabs that stay slabs, whatever a stale walk reads is a valid entry of *some* file.
+//! word must be an index word, written by atomic stores only: were the slab given back and filled
+//! with file bytes, the load would race with plain stores and its result would be an arbitrary
+//! number. With slabs that stay slabs, whatever a stale walk reads is a valid entry of *some* file.
 
 use super::entry::Entry;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -52,13 +53,13 @@ mod real {
     use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS, node_bytes};
     use std::ptr::NonNull;
 
-    /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a lookup needs
-    /// no second line to find them.
+    /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a lookup
+    /// needs no second line to find them.
     #[derive(Clone, Copy, Debug)]
     pub(in super::super) struct NodeMemory<const BITS: u32> {
-        /// Where the node of word 0 would be: 2^32 nodes below the anchor, far outside of the arena.
-        /// From here a word leads to its node without a sign extension. Derived from the arena's
-        /// address by wrapping steps.
+        /// Where the node of word 0 would be: 2^32 nodes below the anchor, far outside of the
+        /// arena. From here a word leads to its node without a sign extension. Derived from the
+        /// arena's address by wrapping steps.
         zero: *mut u8,
         /// Word of the lowest node in reach.
         first: u32,
@@ -78,8 +79,9 @@ mod real {
         const HEADER_BYTES: i64 = 8 * HEADER_WORDS.cast_signed() as i64;
 
         /// # Safety
-        /// `base..base + bytes` is one allocation, stays mapped for as long as this value or a copy of
-        /// it is used, and the parts of it that become slabs are used by the pool alone, for ever.
+        /// `base..base + bytes` is one allocation, stays mapped for as long as this value or a copy
+        /// of it is used, and the parts of it that become slabs are used by the pool alone, for
+        /// ever.
         ///
         /// # Panics
         /// If the sizes do not fit together (see the messages).

@@ -2,8 +2,9 @@
 //! readers that hold nothing, neither a lock nor RCU.
 //!
 //! Here: the tree and the pool its nodes come from. Not here: what a frame is and whether it is
-//! still the right one (`frame/`), who may change a file (its mutex), which page to evict (policy).
-//! Who calls it: the doors look up; fill inserts; reclaim stores shadows; writeback follows marks.
+//! still the right one (`frame/`), which thread may change a file (its mutex), which page to evict
+//! (policy). Called by: the doors, which look up; fill inserts; reclaim stores shadows; writeback
+//! follows marks.
 //!
 //! | file | subject |
 //! |---|---|
@@ -12,7 +13,7 @@
 //! | `memory.rs` | from a node's number to its address |
 //! | `node.rs` | a node's slots and header; the orderings of a writer |
 //! | `pool.rs` | free nodes, shared by all files of a cache |
-//! | `directory.rs` | the tree's upper levels once more, flat, for readers in a hurry |
+//! | `directory.rs` | a flat copy of the tree's upper levels, for hits |
 //! | `writer.rs` | insert, remove, replace, `store_shadow` |
 //! | `shape.rs` | growing, shrinking, pruning the tree |
 //! | `split.rs` | one large entry becomes many small ones |
@@ -38,28 +39,29 @@
 //! | node used again, perhaps by another file | filled by relaxed stores, then linked | a reader still inside gets *any* folio of any file of this cache, any shadow, or nothing |
 //!
 //! So a caller must know two things:
-//! 1. **A head is a hint.** Check the identity in the frame's entry (mapping, index, order) under its
-//!    version before believing it. Fill, reclaim, split and migration make the version odd while
+//! 1. **A head is a hint.** Check the identity in the frame's entry (mapping, index, order) under
+//!    its version before using it. Fill, reclaim, split and migration make the version odd while
 //!    identity and index disagree.
-//! 2. **Nothing is a hint too.** Through a recycled node a resident page can be missed, rarely. A miss
-//!    looks again under the file's mutex before it fills.
+//! 2. **Nothing is a hint too.** Through a recycled node a resident page can be missed, rarely. A
+//!    miss looks again under the file's mutex before it fills.
 //!
 //! # Publication
 //!
 //! Node slots and the root are stored with release and loaded with acquire. The loads form a
 //! dependent chain (each word is the next address), which every supported CPU keeps in order by
-//! itself; but Rust has no consume, and a compiler may not know that it must keep the dependency. On
-//! x86-64 acquire is a plain `mov`. On aarch64 it is `ldar` (`ldapr` where the target has `rcpc`) in place of `ldr`: same
-//! port, and it waits for an earlier `stlr` of the same thread at most, of which a reader has none.
+//! itself; but Rust has no consume, and a compiler may not know that it must keep the dependency.
+//! On x86-64 acquire is a plain `mov`. On aarch64 it is `ldar` (`ldapr` where the target has
+//! `rcpc`) in place of `ldr`: same port, and it waits for an earlier `stlr` of the same thread at
+//! most, of which a reader has none.
 //!
 //! # Entries of many pages
 //!
-//! A folio of order n fills 2^(n % 6) slots at level n / 6, and *every* one of them holds the head. Linux
-//! puts the head in one slot and "sibling" entries, that point at it, in the others: there the lookup
-//! must, for a sibling, load a second slot and retry under races. Here any page is found by the same loads
-//! as a page of a small folio; no state "sibling of a head that is gone" exists. What it costs is on
-//! the writer: replacing stores up to 32 words in place of one, and a folio's order is found by
-//! comparing neighbours, five loads at most.
+//! A folio of order n fills 2^(n % 6) slots at level n / 6, and *every* one of them holds the head.
+//! Linux puts the head in one slot and "sibling" entries, that point at it, in the others: there
+//! the lookup must, for a sibling, load a second slot and retry under races. Here any page is found
+//! by the same loads as a page of a small folio; no state "sibling of a head that is gone" exists.
+//! The writer pays for it: replacing stores up to 32 words instead of one, and a folio's order is
+//! found by comparing neighbours, five loads at most.
 
 mod directory;
 mod entry;

@@ -1,7 +1,8 @@
 //! One node: 64 slots that readers load, and a header that only the file's writer touches.
 //!
 //! Here: the words of a node and how they are loaded and stored; every `Ordering` of a slot that a
-//! writer uses is in this file. Not here: which node is whose child (`writer.rs`, `shape.rs`).
+//! writer uses is in this file. Not here: which node is the child of which (`writer.rs`,
+//! `shape.rs`).
 //!
 //! # The header
 //!
@@ -16,7 +17,8 @@
 //! | 51..58 | shadows | slots that hold a shadow; present + shadows <= 64 |
 //!
 //! In a free node the links word holds the next free node. The header needs no ordering of its own:
-//! the file's mutex and the pool's order all accesses. It is atomic only because the memory is shared.
+//! the file's mutex and the pool's order all accesses. It is atomic only because the memory is
+//! shared.
 
 use super::entry::Entry;
 use super::memory::NodeMemory;
@@ -104,8 +106,9 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
         let order = if mutant::on(Mutant::PublishRelaxed) {
             Ordering::Relaxed // a deliberate mistake, tests only
         } else {
-            // Release: pairs with the Acquire in `Index::walk`. A reader that finds a node here sees
-            // its slots filled; one that finds a folio sees what the writer did to the frame before.
+            // Release: pairs with the Acquire in `Index::walk`. A reader that finds a node here
+            // sees its slots filled; one that finds a folio sees what the writer did to the frame
+            // before.
             Ordering::Release
         };
         self.slot(i).store(entry.0, order);
@@ -163,8 +166,8 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
 
     /// The folio that slot `i` belongs to: its first slot, and the log2 of its slots.
     ///
-    /// A head's number is in the tree once, so the slots that hold it are one naturally aligned run.
-    /// Costs at most one load per doubling.
+    /// A head's number is in the tree once, so the slots that hold it are one naturally aligned
+    /// run. Costs at most one load per doubling.
     pub(super) fn run(self, i: u32) -> (u32, u32) {
         let entry = self.load(i);
         debug_assert!(entry.frame().is_some());

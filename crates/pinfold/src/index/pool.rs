@@ -1,12 +1,14 @@
 //! Where index nodes come from: one pool per cache, shared by all its files.
 //!
-//! Here: slabs, the free list, a writer's stash. Not here: what a node contains (`node.rs`), where it
-//! lies (`memory.rs`), where slabs come from (the frame allocator; the caller passes a closure). Who
-//! calls it: `writer.rs` to take and give back, the cache to refill and to account.
+//! Here: slabs, the free list, a writer's stash. Not here: what a node contains (`node.rs`), where
+//! it lies (`memory.rs`), where slabs come from (the frame allocator; the caller passes a closure).
+//! Called by `writer.rs` to take nodes and give them back, and by the cache to refill and to
+//! account.
 //!
 //! Nodes are taken up front: a writer reserves what its next change can need, the change itself
 //! cannot fail. Reserving never calls the frame allocator, which may have to reclaim and for that
-//! take other files' locks: on `NoNodes` the caller lets go of its file, calls `refill`, tries again.
+//! take other files' locks: on `NoNodes` the caller releases its file's mutex, calls `refill`, and
+//! tries again.
 //!
 //! Slabs are never given back, see `memory.rs` for why.
 
@@ -55,7 +57,8 @@ struct State {
     /// First free node, linked through the headers; 0 is none.
     free: u32,
     free_count: u64,
-    /// Nodes of the newest slab that were never used: their memory is not touched before it is needed.
+    /// Nodes of the newest slab that were never used: their memory is not touched before it is
+    /// needed.
     fresh: Range<u32>,
     slabs: u64,
     nodes: u64,
@@ -79,8 +82,8 @@ pub(super) struct Stash {
 impl Stash {}
 
 impl<const BITS: u32> NodePool<BITS> {
-    /// A pool without nodes, in the arena `base..base + bytes`, that will take slabs of `slab_bytes`
-    /// (a power of two). Nodes reach the arena's first 256 GiB (64 slots a node).
+    /// A pool without nodes, in the arena `base..base + bytes`, that will take slabs of
+    /// `slab_bytes` (a power of two). Nodes reach the arena's first 256 GiB (64 slots a node).
     ///
     /// # Safety
     /// The arena is one allocation that stays mapped for as long as the pool or any index made from
@@ -111,7 +114,7 @@ impl<const BITS: u32> NodePool<BITS> {
 
     /// A new, empty index and the token that its one writer needs.
     ///
-    /// Keep the owner inside the file's mutex and nowhere else: whoever holds `&mut` of it is the
+    /// Keep the owner inside the file's mutex and nowhere else: the holder of `&mut` of it is the
     /// writer.
     pub(crate) fn new_index(&self, pages: u64) -> (Index<BITS>, IndexOwner) {
         let mut state = self.state.lock();

@@ -1,11 +1,11 @@
 //! The shape of the tree: how it grows towards a page, and shrinks when pages leave.
 //!
-//! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`). Who calls it:
+//! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`). Called by
 //! the changes in `writer.rs`, `split.rs`, `trim.rs`, between their checks and their end.
 //!
-//! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio at
-//! page 0, or one shadow slot there, sits in the root itself; a node whose only entry is a node in slot 0
-//! gives the root to that one.
+//! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio
+//! at page 0, or one shadow slot there, sits in the root itself; a node whose only entry is a node
+//! in slot 0 gives the root to that one.
 //!
 //! A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
 

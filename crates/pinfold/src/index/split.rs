@@ -1,6 +1,6 @@
 //! Splitting an entry: one large folio becomes smaller ones.
 //!
-//! Who calls it: the split of a folio, which has frozen it and made its version odd.
+//! Called by the split of a folio, which has frozen it and made its version odd.
 //!
 //! # Order of steps
 //!
@@ -9,8 +9,8 @@
 //! 3. Slot by slot, in rising order: if the pieces are of a lower level, their nodes are built
 //!    completely; then one release store puts the piece, or the node, in place of the old head.
 //!
-//! At every moment each page's way leads to the old head or to its piece's head, so a page that stays
-//! resident is never missed. Every piece has the marks the old entry had.
+//! At every moment each page's way leads to the old head or to its piece's head, so a page that
+//! stays resident is never missed. Every piece has the marks the old entry had.
 
 use super::entry::Entry;
 use super::entry::FrameNumber;
@@ -72,8 +72,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Splits the folio that holds `page`, of `old_order`, into pieces of `new_order`; piece i, in the
-    /// file's order, gets the head `head(i)`. The heads must differ from each other.
+    /// Splits the folio that holds `page`, of `old_order`, into pieces of `new_order`; piece i, in
+    /// the file's order, gets the head `head(i)`. The heads must differ from each other.
     ///
     /// # Errors
     /// See [`SplitError`]; nothing was changed.

@@ -1,10 +1,10 @@
 //! Giving up shadows, and with them the nodes that hold nothing else.
 //!
-//! Who calls it: reclaim, when shadows are more than the policy wants, or their nodes more than the
-//! budget allows; with the file's mutex held.
+//! Called by reclaim, with the file's mutex held, when there are more shadows than the policy
+//! wants, or more nodes for them than the budget allows.
 //!
-//! A header has no room for a list of nodes, so trimming goes round the file with a hand, as a clock
-//! does, and takes what it meets. A call makes a bounded number of steps.
+//! A header has no space for a list of nodes, so trimming goes round the file with a hand, as CLOCK
+//! does, and takes the shadows that it meets. A call makes a bounded number of steps.
 
 use super::entry::{Entry, Kind, Root};
 use super::node::Node;
@@ -36,9 +36,9 @@ pub(crate) struct Trimmed {
 }
 
 impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
-    /// Empties shadow slots until `limit` are gone, the file has been gone round once, or the call has
-    /// made its share of steps (1024 nodes or upper slots). Whole nodes are emptied, so up to 63
-    /// slots more than `limit` may go.
+    /// Empties shadow slots until `limit` are gone, the file has been gone round once, or the call
+    /// has made its share of steps (1024 nodes or upper slots). Whole nodes are emptied, so up to
+    /// 63 slots more than `limit` may go.
     pub(crate) fn drop_shadows(&mut self, limit: u64, place: TrimWhere) -> Trimmed {
         let mut done = Trimmed::default();
         let nodes_before = self.owner.nodes;
@@ -67,8 +67,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         done
     }
 
-    /// The lowest node over `page`, and where the hand goes from there: to the next slot if the node is
-    /// above the leaves, else behind the leaf.
+    /// The lowest node over `page`, and where the hand goes from there: to the next slot if the
+    /// node is above the leaves, else behind the leaf.
     fn node_at(&self, page: u64) -> (Node<'a, BITS>, u64) {
         let root = self.root();
         let mut node = self.node(root.entry);

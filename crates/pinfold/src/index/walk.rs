@@ -1,10 +1,11 @@
 //! Finding the next folio, marked folio, or hole in a range of pages.
 //!
-//! Who calls it: writeback (marked folios), invalidate and truncate (all folios), readahead (the first
-//! hole), with the file's mutex held. A lookup of one page is `Index::lookup` and needs no mutex.
+//! Called, with the file's mutex held, by writeback (marked folios), invalidate and truncate (all
+//! folios), and readahead (the first hole). A lookup of one page is `Index::lookup` and needs no
+//! mutex.
 //!
-//! Nothing is kept between two calls, so the caller may change the index, or let go of the mutex, after
-//! each result. A call costs one descent, plus one for each node it finds to hold nothing.
+//! Nothing is kept between two calls, so the caller may change the index, or release the mutex,
+//! after each result. A call costs one descent, plus one for each node it finds to hold nothing.
 
 use super::entry::{Entry, Kind};
 use super::node::Node;
@@ -89,8 +90,8 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
         None
     }
 
-    /// Goes down from the root's node. `Err` is the first page behind a node that holds nothing (from
-    /// `page` on).
+    /// Goes down from the root's node. `Err` is the first page behind a node that holds nothing
+    /// (from `page` on).
     fn seek_down(&self, mut page: u64, end: u64, what: Seek) -> Result<u64, u64> {
         let root = self.root();
         let mut node = self.node(root.entry);

@@ -1,8 +1,8 @@
 //! Changing what a page's slots hold: insert, remove, replace, and the shadow an eviction leaves.
 //!
-//! Here: the changes, in terms of slots. Not here: how the tree gets its shape (`shape.rs`). Who calls
-//! it: fill (insert), reclaim (`store_shadow`), migration (replace), truncate (remove); all with the
-//! file's mutex held, which is where the `IndexOwner` is.
+//! Here: the changes, in terms of slots. Not here: how the tree gets its shape (`shape.rs`). Called
+//! by fill (insert), reclaim (`store_shadow`), migration (replace) and truncate (remove), all with
+//! the file's mutex held, which contains the `IndexOwner`.
 //!
 //! Each change finds all its reasons to fail before its first store.
 
@@ -155,8 +155,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Puts the folio `frame` at `page..page + 2^order`. Shadows in the way are overwritten; that of
-    /// `wanted`, the page somebody asked for, is returned: it says how long ago it was evicted.
+    /// Puts the folio `frame` at `page..page + 2^order`. Overwrites the shadows there and returns
+    /// that of `wanted`, the page that was asked for: it says how long ago it was evicted.
     ///
     /// # Errors
     /// `Occupied` if a folio is in the way, `NoNodes` if the pool is short; nothing was changed.
@@ -242,8 +242,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(folio)
     }
 
-    /// Puts `new` in place of the head of the folio that holds `page` (migration); marks stay. Readers
-    /// find the old head or the new one at any moment.
+    /// Puts `new` in place of the head of the folio that holds `page` (migration); marks stay.
+    /// Readers find the old head or the new one at any moment.
     ///
     /// Returns the folio as it was, `None` if there is none.
     pub(crate) fn replace(&mut self, page: u64, new: FrameNumber) -> Option<FolioAt> {
@@ -263,8 +263,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Puts a shadow in place of the folio that holds `page` (eviction). Its marks are dropped.
     ///
     /// *Every* slot of the folio gets the payload, so that a refault of any of its pages finds it:
-    /// one shadow per page for orders 0 to 5, one per 64 pages above. They cost no memory beyond the
-    /// node, which is there anyway. No node is freed: see `drop_shadows`.
+    /// one shadow per page for orders 0 to 5, one per 64 pages above. They cost no memory beyond
+    /// the node, which is there anyway. No node is freed: see `drop_shadows`.
     ///
     /// Returns the folio, `None` if there is none.
     ///

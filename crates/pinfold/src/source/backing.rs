@@ -1,8 +1,8 @@
-//! What the rest of the cache holds of a file's source: every call goes through here, is timed,
-//! its result judged, and a panic made an error.
+//! The source of one file, as the rest of the cache sees it. Every call to a source goes through
+//! here: it is timed, its result is checked, and a panic becomes an error.
 //!
-//! Belongs here: the metering, the zeroing beyond the end, the telling of a file cut short.
-//! Called by `fill`, `file` and `cache`.
+//! Belongs here: the metering, the zeroing beyond the end, reporting a truncated file. Called by
+//! `fill`, `file` and `cache`.
 
 use std::borrow::Cow;
 use std::io;
@@ -24,14 +24,14 @@ use super::{Extent, Hint, Source, SourceStats, extent};
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    /// May become another one of the same object.
+    /// May be replaced by another source of the same object.
     source: RwLock<Arc<dyn Source>>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
     lane: pool::Lane,
 }
 
-/// A file ended before the length that it had when the cache last asked: somebody cut it.
+/// A file was truncated: it ended before the length that it had when the cache last asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the file was cut short while in use: it had {recorded_bytes} bytes, but a read of \
@@ -40,20 +40,20 @@ pub(crate) struct Backing {
 pub struct Truncated {
     /// Where the read began.
     pub offset: u64,
-    /// How much was asked for.
+    /// How many bytes were asked for.
     pub asked_bytes: u64,
     /// Where the source ended when it was read.
     pub end: u64,
-    /// The length that the cache had for it.
+    /// The length that the cache had recorded.
     pub recorded_bytes: u64,
 }
 
 impl Truncated {
-    /// Judges a read of `asked_bytes` at `offset` that brought `got_bytes`, of a source that was
-    /// known to be `recorded_bytes` long.
+    /// Checks a read of `asked_bytes` at `offset` that returned `got_bytes`, from a source whose
+    /// recorded length is `recorded_bytes`.
     ///
     /// # Errors
-    /// When the source ended before both the read and the recorded length did.
+    /// If the source ended before both the end of the read and the recorded length.
     pub fn check(
         offset: u64,
         asked_bytes: u64,
@@ -79,10 +79,10 @@ impl Backing {
         Arc::clone(&self.source.read())
     }
 
-    /// To be asked of a source that the program brings, before anything else.
+    /// Checks a source that the program implements, before its first use.
     ///
     /// # Errors
-    /// The cache cannot keep its alignment.
+    /// If the cache cannot keep its alignment.
     pub(crate) fn check(&self) -> io::Result<()> {
         let alignment = guarded("alignment", || Ok(self.source().alignment()))?;
         if alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
@@ -96,15 +96,14 @@ impl Backing {
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
-    /// Goes on with the source of `other`, which is of the same object; gives the old one, to be
-    /// dropped where that may take its time.
+    /// Takes over the source of `other`, which is of the same object. Returns the old one, for the
+    /// caller to drop where that may take long.
     pub(crate) fn adopt(&self, other: &Self) -> Arc<dyn Source> {
         std::mem::replace(&mut *self.source.write(), other.source())
     }
 
-    /// Reads into `extents` and returns how many bytes there were; fewer than asked only where
-    /// the source ends, and the rest is then zeroed. See [`Truncated::check`] for what to make of
-    /// the count.
+    /// Reads into `extents` and returns the number of bytes read. A short count means that the
+    /// source ended there; the rest is zeroed. [`Truncated::check`] checks the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         let (_moves, _inside) = (self.engine.under_way().begin(), Inside::enter());
         let since = Instant::now();
@@ -114,9 +113,9 @@ impl Backing {
         result
     }
 
-    /// Starts requests, in order, to be ended by the source's deadline if it has one. What could not be taken, because as much as
-    /// allowed is in flight, is left in `batch`, untouched: wait, read it yourself, or do without
-    /// (dropping a request tells its completion of an error).
+    /// Starts requests in order, each with the source's deadline if it has one. Requests beyond the
+    /// limit on those in flight stay in `batch`, untouched: the caller waits, reads them itself, or
+    /// drops them, which completes them with an error.
     ///
     /// Cost: one lock, and at most one system call, for the whole batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
@@ -128,7 +127,8 @@ impl Backing {
                 request.end_by(deadline);
             }
         }
-        // What it has not taken when it panics stays in the batch; what it has is ended by its drop.
+        // If the source panics, requests it has not taken stay in the batch; dropping ends the
+        // others.
         let start = || Ok(self.engine.start(&self.lane, &source, batch));
         let _ = guarded("start", start);
         for request in batch {
@@ -154,12 +154,12 @@ impl Backing {
     }
 }
 
-/// Calls the source. A panic of its is an error of its: others may wait for what it was asked for.
+/// Calls the source and turns a panic into an error: other threads may wait for the result.
 pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     if cfg!(loom) {
         return call(); // the checker's own panics end the model
     }
-    // The hook has printed it. What the panic leaves of the source is the source's affair.
+    // The panic hook has printed it. The source must cope with its own state after a panic.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

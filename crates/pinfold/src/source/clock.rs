@@ -1,7 +1,7 @@
-//! The clock: tells requests that their deadline has passed.
+//! The clock: asks requests to stop when their deadline has passed.
 //!
-//! Belongs here: one thread for each cache, started by its first deadline. Does not: what then
-//! becomes of a request (`request.rs`). Called by `engine.rs`.
+//! Belongs here: one thread for each cache, started by its first deadline. Does not: how a request
+//! then ends (`request.rs`). Called by `engine.rs`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::pool::join_unless_self;
 use super::request::{Control, Request};
 
-/// Deadlines that are kept before those of requests that are over are looked for.
+/// The list grows to this length before entries of ended requests are removed.
 const SWEEP_MIN: usize = 64;
 
 /// The deadlines of a cache's requests.
@@ -34,7 +34,7 @@ struct Shared {
 struct State {
     /// The earliest first.
     deadlines: BinaryHeap<Reverse<Deadline>>,
-    /// How many there may be before the next look for those that are over.
+    /// The length at which entries of ended requests are removed next.
     sweep_at: usize,
     closing: bool,
 }
@@ -70,8 +70,8 @@ impl Clock {
         Clock { shared: Arc::default(), thread: Mutex::new(None) }
     }
 
-    /// Watches the deadlines of those that have one. Without a thread to be had, a deadline that has
-    /// passed is noticed by nobody but those who look at the time themselves.
+    /// Watches the deadlines of the requests that have one. If the thread cannot be started, only
+    /// carriers that check the time themselves notice a deadline.
     pub(super) fn watch<'r>(&self, requests: impl Iterator<Item = &'r Request>) {
         let mut watched = requests.filter_map(Request::watched).peekable();
         if watched.peek().is_none() {
@@ -100,7 +100,7 @@ impl Clock {
         }
     }
 
-    /// Ends the thread. Requests are asked no more.
+    /// Ends the thread. No request is asked to stop after that.
     pub(super) fn close(&self) {
         self.shared.state.lock().closing = true;
         self.shared.changed.notify_one();

@@ -42,8 +42,8 @@ impl Iovecs {
         Self { few: [NO_IOVEC; IOVECS_FEW], many: Vec::new(), used: 0 }
     }
 
-    /// Makes it name what is left of `extents` after the first `done` bytes, as far as one call
-    /// takes it.
+    /// Fills the array with what is left of `extents` after the first `done` bytes, up to the limit
+    /// of one call.
     pub(super) fn fill(&mut self, extents: &[Extent<'_>], done: usize) {
         let slots = if extents.len() <= IOVECS_FEW {
             &mut self.few[..]
@@ -84,7 +84,7 @@ impl Descriptor {
         Ok(())
     }
 
-    /// What the request asks for, from its beginning.
+    /// Carries out the request, from its first byte.
     pub(super) fn carry_out(&self, request: &Request) -> io::Result<usize> {
         match request.direction() {
             Direction::Read => self.read(request.offset(), request.extents()),
@@ -94,7 +94,7 @@ impl Descriptor {
         }
     }
 
-    /// Refuses what would be refused later.
+    /// Returns the error that the request would meet later.
     pub(super) fn check_request(&self, request: &Request) -> io::Result<()> {
         if request.direction() == Direction::Write {
             self.check_writable()?;
@@ -128,9 +128,9 @@ impl Descriptor {
         Ok(done)
     }
 
-    /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file. A
-    /// direct read that stops inside a block does so at the end of the file only, and to go on
-    /// from there is refused, or for nothing.
+    /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file. A direct
+    /// read stops inside a block only at the end of the file. A read from there on would be
+    /// refused, or return nothing.
     pub(super) fn ended(&self, done: usize, got: usize) -> bool {
         got == 0 || !done.is_multiple_of(self.alignment)
     }
@@ -141,7 +141,7 @@ impl Descriptor {
         let at = libc::off_t::try_from(offset).expect("checked before");
         let got = match direction {
             // SAFETY: the fd is open; each iovec is a part of an `Extent`, whose memory is valid
-            // for the call and may be written by anybody who holds the extent.
+            // for the call and may be written by any holder of the extent.
             Direction::Read => unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) },
             // SAFETY: as above; the kernel only reads the memory.
             Direction::Write => unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) },
@@ -149,7 +149,7 @@ impl Descriptor {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Refuses what the kernel would refuse with a bare "invalid argument".
+    /// Returns a clear error where the kernel would only say "invalid argument".
     fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         let end = offset.checked_add(extent::total_bytes(extents) as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
@@ -203,7 +203,7 @@ impl Descriptor {
         Ok(if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) }?)
     }
 
-    /// Tells the kernel's page cache; of no use with direct I/O.
+    /// Advises the kernel's page cache; of no use with direct I/O.
     pub(super) fn advise(&self, range: Range<u64>, advice: Advice) -> io::Result<()> {
         let Some(bytes) = range.end.checked_sub(range.start).and_then(std::num::NonZero::new)
         else {

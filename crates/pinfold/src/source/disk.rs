@@ -1,23 +1,23 @@
-//! Files and block devices: past the kernel's page cache (`O_DIRECT`), or through it where direct I/O
-//! is refused.
+//! Files and block devices: past the kernel's page cache (`O_DIRECT`), or through it where direct
+//! I/O is refused.
 //!
 //! # Direct
-//! A read that somebody waits for is a plain `preadv`; reads ahead go through the cache's ring
-//! (`ring.rs`), or the worker threads where there is none. Measured on two cores, random 4 KiB:
-//! a waited read through the ring reaches 0.58 (32 threads) to 0.80 of `preadv`'s rate, for its
-//! two wake-ups; `preadv` from here, 0.98 to 1.07, which is noise (`tests/measure.rs`).
+//! A read that a caller waits for is a plain `preadv`; reads ahead go through the cache's ring
+//! (`ring.rs`), or the worker threads where there is none. Measured on two cores, random 4 KiB: a
+//! waited read through the ring reaches 0.58 (32 threads) to 0.80 of `preadv`'s rate, for its two
+//! wake-ups; `preadv` from here, 0.98 to 1.07, which is noise (`tests/measure.rs`).
 //!
 //! The end of a file that is not a whole number of blocks: a read of the whole last page returns
-//! the bytes there are; what the device left in memory beyond is zeroed by `request::settle`,
-//! for every source alike. A write must be whole blocks, so writing the last page makes the file
-//! longer; whoever writes it calls `set_len` afterwards.
+//! the bytes there are; what the device left in memory beyond is zeroed by `request::settle`, for
+//! every source alike. A write must be whole blocks, so writing the last page makes the file
+//! longer; the writer calls `set_len` afterwards.
 //!
 //! # Buffered
-//! The bytes are then cached twice. What is done about it: at opening, `open.rs` tells the
-//! kernel that access is random, so that it reads no further than it is asked (this cache reads
-//! ahead itself). What is not done: dropping each range from the kernel's cache after it was read.
-//! Other programs may want it there; on tmpfs it is the only copy; and it costs a system call per
-//! read. A program that wants it says [`Hint::DontNeed`], which is passed on.
+//! The bytes are then cached twice. What is done about it: at opening, `open.rs` tells the kernel
+//! that access is random, so that it does not read ahead (this cache reads ahead itself). What is
+//! not done: dropping each range from the kernel's cache after it was read. Other programs may want
+//! it there; on tmpfs it is the only copy; and it costs a system call per read. A program that
+//! wants it says [`Hint::DontNeed`], which is passed on.
 //!
 //! Called by: `open.rs`, and then through `Source`.
 
@@ -39,7 +39,7 @@ pub(super) struct Disk {
     way: Way,
 }
 
-/// What is between the file and the device.
+/// What lies between the file and the device.
 #[derive(Debug)]
 enum Way {
     /// Nothing. Reads ahead go through the ring if there is one and the kernel lets it; else the

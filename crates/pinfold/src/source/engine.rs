@@ -1,5 +1,5 @@
-//! What carries out a cache's requests: one ring, a few worker threads and a clock, for all of its
-//! sources together.
+//! The engine carries out a cache's requests: one ring, a few worker threads and a clock, shared by
+//! all sources of the cache.
 //!
 //! Belongs here: making them, falling back from one to the other, and ending them. Called by
 //! `Cache` (once), `open.rs` and `backing.rs`.
@@ -13,14 +13,14 @@ use super::ring::Ring;
 use super::under_way::UnderWay;
 use super::{Source, Start};
 
-/// How much may be in flight.
+/// Limits on requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
     /// Reads in the ring at a time; 0 for no ring at all.
     pub(crate) ring_depth: usize,
     /// Worker threads at most. They read for sources without a queue of their own.
     pub(crate) workers_max: usize,
-    /// Reads of one file that the workers have at a time: at work, or waiting for that.
+    /// Reads of one file that the workers may have at a time, running or queued.
     pub(crate) lane_max: usize,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Never fails: without a ring, the workers do its part, and `Source::kind` says why.
+    /// Never fails: without a ring the workers carry out its requests, and `Source::kind` says why.
     pub(crate) fn new(options: EngineOptions) -> Self {
         let ring = if options.ring_depth == 0 {
             Err("switched off".to_owned())
@@ -70,8 +70,8 @@ impl Engine {
         self.ring.clone()
     }
 
-    /// Starts what it can of `batch`, in order; the rest stays in it. What the workers get waits
-    /// behind other requests of `lane` only.
+    /// Starts requests of `batch` in order, as many as it can; the rest stays in it. A request
+    /// queued for the workers waits behind other requests of `lane` only.
     pub(super) fn start(
         &self,
         lane: &Lane,
@@ -88,12 +88,12 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // By name: sources may hold the ring for longer.
+        // An explicit call: sources may hold the ring for longer.
         if let Ok(ring) = &self.ring {
             ring.close();
         }
         self.pool.close();
-        // Last: what the others wait for may end by its deadline alone.
+        // Last: the requests that the others wait for may end by their deadlines alone.
         self.clock.close();
     }
 }

@@ -1,10 +1,11 @@
-//! A run of memory that bytes are read into or written from while others may look at it.
+//! An extent: a run of memory that a source reads into or writes from, while other threads may read
+//! it.
 //!
-//! The cache's frames are read optimistically: somebody may be looking at a frame that is just
-//! being filled, and finds out afterwards that what he saw was nothing. So no `&mut [u8]` of a
-//! frame may ever exist. An `Extent` is an address and a length; bytes move by relaxed atomic
-//! stores and loads here, or by the kernel. The kernel's stores are outside of the language's model;
-//! they follow the system call, and so the lock through which its caller came to the frame, on every
+//! The cache's frames are read optimistically: a reader may read a frame while it is being filled,
+//! and then finds by the version that the bytes are not valid. So no `&mut [u8]` of a frame may
+//! ever exist. An `Extent` is an address and a length; bytes move by relaxed atomic stores and
+//! loads here, or by the kernel. The kernel's stores are outside of the language's model; they
+//! follow the system call, and so the lock through which its caller came to the frame, on every
 //! machine that Pinfold runs on (x86-64 and `AArch64` order a store behind an acquire load).
 //!
 //! Belongs here: making extents (the one unsafe contract) and moving bytes. Called by every source.
@@ -12,8 +13,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-// Not from `crate::sync`: these view plain memory in place, which a model checker's atomics
-// cannot do. No protocol hangs on them; order comes from the frame's version word.
+// Not from `crate::sync`: these view plain memory in place, which a model checker's atomics cannot
+// do. No protocol depends on their order; the frame's version word provides it.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::mutant::Mutant;
@@ -21,8 +22,8 @@ use crate::sync::fence_before_racing_stores;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// A run of readable and writable memory, valid for `'a`, that other threads may look at at the
-/// same time. Two words, freely copied; no reference to the bytes exists.
+/// A run of readable and writable memory, valid for `'a`, that other threads may read at the same
+/// time. Two words, freely copied; no reference to the bytes exists.
 #[derive(Clone, Copy)]
 pub struct Extent<'a> {
     address: NonNull<u8>,
@@ -46,22 +47,22 @@ impl<'a> Extent<'a> {
     ///
     /// # Safety
     /// For all of `'a`, the memory stays mapped and initialised, no Rust reference to any of it
-    /// other than to atomics exists, and whoever else looks at it does so with atomic accesses
-    /// of aligned words, or of bytes where the ends of the extent are not aligned to 8.
+    /// other than to atomics exists, and all other accesses to it are atomic ones of aligned words,
+    /// or of bytes where the ends of the extent are not aligned to 8.
     pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Self {
         debug_assert!(isize::try_from(bytes).is_ok(), "no memory is {bytes} bytes long");
         Self { address, bytes, memory: PhantomData }
     }
 
-    /// An extent over memory that the caller has to himself.
+    /// An extent over memory that only the caller uses.
     pub fn of(memory: &'a mut [u8]) -> Self {
         let bytes = memory.len();
-        // SAFETY: the exclusive borrow lasts for 'a, so nobody else has a reference; the pointer
-        // is taken from it and the reference itself is given up here.
+        // SAFETY: the exclusive borrow lasts for 'a, so no other reference exists; the pointer is
+        // taken from it and the reference itself is given up here.
         unsafe { Self::new(NonNull::from(memory).cast(), bytes) }
     }
 
-    /// An extent over memory that is only to be written **from**; nobody may store through it.
+    /// An extent over memory that is only written **from**: nothing may store through it.
     pub(super) fn to_write(memory: &'a [u8]) -> Self {
         // SAFETY: the shared borrow keeps the bytes valid and unchanged for 'a. Only `write`
         // paths get this extent (it does not leave `source/`), and those never store.
@@ -73,7 +74,7 @@ impl<'a> Extent<'a> {
         self.address
     }
 
-    /// How long it is.
+    /// The length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -81,7 +82,7 @@ impl<'a> Extent<'a> {
     /// The part that begins at byte `at` and is `bytes` long.
     ///
     /// # Panics
-    /// When the part does not lie inside.
+    /// If the part does not lie inside.
     #[must_use]
     pub fn part(&self, at: usize, bytes: usize) -> Extent<'a> {
         Extent { address: self.at(at, bytes), bytes, memory: PhantomData }
@@ -90,9 +91,9 @@ impl<'a> Extent<'a> {
     /// Copies `from` to byte `at` on, with relaxed atomic stores behind a release fence.
     ///
     /// # Panics
-    /// When it does not fit.
+    /// If it does not fit.
     pub fn store(&self, at: usize, from: &[u8]) {
-        // Whoever reads for a source need not be who was given the frame.
+        // The thread that stores need not be the one that allocated the frame.
         fence_before_racing_stores(Mutant::StoreUnfenced);
         let to = self.at(at, from.len());
         let head = to.align_offset(WORD_BYTES).min(from.len());
@@ -115,7 +116,7 @@ impl<'a> Extent<'a> {
     /// Copies bytes from `at` on to all of `to`, with relaxed atomic loads.
     ///
     /// # Panics
-    /// When so many bytes are not there.
+    /// If the extent has fewer bytes.
     pub fn load(&self, at: usize, to: &mut [u8]) {
         let from = self.at(at, to.len());
         let head = from.align_offset(WORD_BYTES).min(to.len());
@@ -128,7 +129,7 @@ impl<'a> Extent<'a> {
             let place = unsafe { from.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
             // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
             let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
-            // Relaxed: pairs with no store; whoever writes back holds the folio's bytes still.
+            // Relaxed: pairs with no store; the bytes do not change while they are written back.
             *word = place.load(Ordering::Relaxed).to_ne_bytes();
         }
         // SAFETY: as above.
@@ -139,7 +140,7 @@ impl<'a> Extent<'a> {
     /// Sets `bytes` bytes from `at` on to zero.
     ///
     /// # Panics
-    /// When they do not lie inside.
+    /// If they do not lie inside.
     pub fn zero(&self, at: usize, bytes: usize) {
         const ZEROS: [u8; 4096] = [0; 4096];
         let part = self.part(at, bytes);

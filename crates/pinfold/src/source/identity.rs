@@ -1,36 +1,36 @@
-//! What makes two sources the same to a cache.
+//! The identity of a source: which object it reads.
 //!
 //! Belongs here: the key under which a file's pages are found again, and its version. Called by
 //! `Cache` and by the table of files, `mapping.rs`.
 
-/// What object a source reads, and which version of it: [`Source::identity`](super::Source::identity).
+/// The object that a source reads, and its version: [`Source::identity`](super::Source::identity).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceIdentity {
-    /// Names the object, among all that are attached to one cache: a URL, say.
+    /// Names the object among all that are attached to one cache: a URL, for example.
     pub key: String,
     /// Another one for other bytes: an `ETag`, or a number that grows with each change.
     pub version: String,
 }
 
-/// Which file it is, whatever path led to it.
+/// The identity of a file, by whatever path it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
-    /// Device that holds the file; of a block device, the device itself.
+    /// The device that holds the file; for a block device, the device itself.
     pub(crate) device: u64,
-    /// The file's number there; of a block device, 0.
+    /// The file's inode number there; for a block device, 0.
     pub(crate) inode: u64,
 }
 
-/// What a cache finds a file again by.
+/// The key by which a cache finds a file again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
-    /// What the system opened.
+    /// A file that the system opened.
     File(FileId),
-    /// What a source of the program's own says that it reads.
+    /// An object named by a source that the program implements.
     Object(String),
 }
 
-/// The same with the version, which a file has none of.
+/// The key with the version; a file has no version.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) key: Key,

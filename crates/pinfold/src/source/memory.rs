@@ -1,6 +1,6 @@
 //! A source in memory, for examples and tests.
 //!
-//! Belongs here: the simplest source that does everything a file does.
+//! Belongs here: the simplest source that implements every operation of a file.
 
 use std::borrow::Cow;
 use std::io;
@@ -91,7 +91,7 @@ impl Source for Memory {
         resize(&mut self.bytes.write(), bytes)
     }
 
-    /// As durable as memory gets.
+    /// Nothing to do: memory is as durable as it gets.
     fn sync(&self, _data_only: bool) -> io::Result<()> {
         Ok(())
     }

@@ -9,7 +9,7 @@
 use std::io;
 use std::time::Duration;
 
-// Not from `crate::sync`: no protocol hangs on a counter, see `counters.rs`.
+// Not from `crate::sync`: no protocol depends on a counter, see `counters.rs`.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Buckets of [`LaneStats::latency`]: the last takes everything from 2^38 ns (275 s) on.
@@ -38,9 +38,9 @@ pub(super) struct Meter {
 /// What was counted for one kind of call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneStats {
-    /// Calls that have ended, well or not.
+    /// Calls that have ended, in success or error.
     pub calls: u64,
-    /// Bytes moved by those that ended well.
+    /// Bytes moved by those that succeeded.
     pub bytes: u64,
     /// Calls that ended in an error.
     pub errors: u64,
@@ -48,22 +48,23 @@ pub struct LaneStats {
     pub short: u64,
     /// Time of all calls together; calls at the same time each count.
     pub total_ns: u64,
-    /// Time of the longest.
+    /// Time of the longest call.
     pub max_ns: u64,
-    /// How many took how long: bucket 0 none at all, bucket `n` from 2^(n-1) ns to below 2^n ns.
+    /// Number of calls by duration: bucket 0 counts 0 ns, bucket `n` counts 2^(n-1) ns to below 2^n
+    /// ns.
     pub latency: [u64; LATENCY_BUCKETS],
 }
 
 /// What was counted for one source since it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStats {
-    /// What kind of source it is: [`Source::kind`](super::Source::kind).
+    /// The kind of source: [`Source::kind`](super::Source::kind).
     pub kind: String,
-    /// Reads that somebody waited for.
+    /// Synchronous reads: a caller waited for them.
     pub read: LaneStats,
-    /// Asynchronous reads; their time is from being submitted to being complete.
+    /// Asynchronous reads; their time is from submission to completion.
     pub read_ahead: LaneStats,
-    /// Writes; their time is from being submitted to being complete.
+    /// Writes; their time is from submission to completion.
     pub write: LaneStats,
 }
 

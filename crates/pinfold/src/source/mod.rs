@@ -1,4 +1,4 @@
-//! Where bytes come from: files, devices, memory, or a source that the program brings itself.
+//! Sources of bytes: files, block devices, memory, or a source that the program implements.
 //!
 //! Belongs here: the [`Source`] trait, its implementations, opening files, requests that complete
 //! later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
@@ -7,15 +7,15 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `extent.rs` | a run of memory that others may be looking at |
-//! | `request.rs` | bytes to be moved, by when, and who is told when it is over |
+//! | `extent.rs` | a run of memory that other threads may read meanwhile |
+//! | `request.rs` | one transfer: its bytes, its deadline and its completion |
 //! | `clock.rs` | deadlines |
-//! | `backing.rs` | what the rest of the cache holds: one source, metered, with the engine |
-//! | `engine.rs`, `ring.rs`, `pool.rs` | who carries out requests |
+//! | `backing.rs` | the source of one file, with its counters and the engine |
+//! | `engine.rs`, `ring.rs`, `pool.rs` | carrying out requests |
 //! | `descriptor.rs` | the system calls on an open file |
 //! | `disk.rs`, `memory.rs` | the sources |
 //! | `open.rs` | from a path to a source |
-//! | `identity.rs` | what makes two sources the same |
+//! | `identity.rs` | when two sources are the same object |
 //! | `meter.rs` | calls, bytes, latencies |
 //! | `under_way.rs` | whether anything is |
 
@@ -59,10 +59,10 @@ use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 pub(crate) use under_way::in_a_source;
 
-/// How much the default vectored forms move at a time through memory of their own.
+/// Bytes that the default vectored calls move at a time through a buffer of their own.
 const BOUNCE_BYTES: usize = 256 * 1024;
 
-/// What a program knows about how it will use a range.
+/// How a program will use a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Hint {
@@ -76,23 +76,23 @@ pub enum Hint {
     DontNeed,
 }
 
-/// What became of a batch given to [`Source::start`].
+/// The result of [`Source::start`] for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// The batch is empty: every request was taken.
     Started,
-    /// What is left in the batch cannot be taken now; the cache decides whether to wait or to
-    /// do without.
+    /// The source cannot take the rest of the batch now. The cache decides whether to wait or to do
+    /// without.
     Full,
-    /// This source has no queue of its own (or none that works): the cache's worker threads run
-    /// what is left through [`Source::carry_out`].
+    /// This source has no queue of its own, or none that works. The cache's worker threads run the
+    /// rest of the batch through [`Source::carry_out`].
     Unsupported,
 }
 
-/// A place that bytes are read from and written to.
+/// Something that bytes are read from and written to.
 ///
-/// The cache comes with sources for files and memory. A program may bring its own, for an object
-/// store, a block server or a format that unpacks on the fly:
+/// The cache comes with sources for files and memory. A program may implement its own: for an
+/// object store, a block server, or a format that is unpacked on the fly.
 ///
 /// ```
 /// use pinfold::source::Source;
@@ -127,49 +127,49 @@ pub enum Start {
 ///
 /// # What the cache relies on
 ///
-/// - Calls come from many threads at once, and may block. The cache holds no lock during a call
-///   that another of its reads needs, and no read waits behind another source's: one that hangs
-///   keeps those who read from it, and at most half of the worker threads, but nobody else.
-/// - Of the same bytes, the cache never has a read and a write, or two writes, in flight at once.
+/// - Calls come from many threads at once, and may block. During a call the cache holds no lock
+///   that another read needs. No read waits behind a read of another source: a source that hangs
+///   blocks its own readers and at most half of the worker threads.
+/// - The cache never has a read and a write, or two writes, of the same bytes in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
-///   last page is asked for whole, so a read may reach beyond the end of the source.
-/// - A read is short **only** at the end of the source. One that meets a fault returns the error
-///   even when bytes before the fault arrived. So a count below what was asked says exactly where
-///   the source ended at that moment, and the cache can tell "end of file" from "somebody cut the
-///   file short".
-/// - Wrong counts cannot harm memory: a count above what was asked is reported as
-///   [`io::ErrorKind::InvalidData`].
-/// - A panic in a read passes through to the reader who asked; on a worker thread it fails that
-///   one request.
+///   cache reads the last page whole, so a read may reach beyond the end of the source.
+/// - A read is short **only** at the end of the source. A read that fails returns the error, even
+///   if bytes before the failure arrived. So a short count says exactly where the source ended at
+///   that moment, and the cache can tell the end of a file from a file that was truncated.
+/// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
+///   of kind [`io::ErrorKind::InvalidData`].
+/// - A panic of a source becomes an error of the read or request that called it. The panic hook
+///   prints it first.
 ///
 /// # What a source may call
 ///
-/// Anything, from [`read_at`](Self::read_at) and the other calls that may block; from
-/// [`start`](Self::start) nothing that waits. That includes the cache itself: a source
-/// may be layered over another file of the same cache and read from it, with any of its doors,
-/// **on the thread that it was called on**. Two things it may not do, as nothing could end them:
+/// [`read_at`](Self::read_at) and the other calls that may block may call anything;
+/// [`start`](Self::start) may call nothing that waits. That includes the cache itself: a source may
+/// be layered over another file of the same cache, and may copy, borrow or pin that file's pages
+/// **on the thread that called the source**. Two things are not allowed, because they would never
+/// end:
 ///
-/// - read, through the cache and however indirectly, from a file of which it is the source: it
+/// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;
-/// - keep pages of the cache (guards, pins) from one call to the next: they are memory that the
-///   cache cannot have back for what the source reads into.
+/// - keeping guards or pins of the cache's pages from one call to the next: the cache cannot evict
+///   those pages to make memory for what the source reads.
 ///
-/// Memory for the lower file's pages comes from the same budget. Where all of that is on its way
-/// to readers of the layered file, its read fails with
-/// [`Error::NoMemory`](crate::Error::NoMemory), which it passes on as its own error.
+/// Memory for the lower file's pages comes from the same budget. If pages of the layered file that
+/// are being read take up all of it, the read of the lower file fails with
+/// [`Error::NoMemory`](crate::Error::NoMemory), which the source returns as its own error.
 pub trait Source: Send + Sync + Debug {
-    /// Reads from `offset` into `buf`; returns the bytes read, fewer than asked only at the end
-    /// of the source, 0 at or beyond it.
+    /// Reads from `offset` into `buf`; returns the number of bytes read, which is short only at the
+    /// end of the source and 0 at or beyond it.
     ///
     /// # Errors
-    /// Whatever went wrong; the contents of `buf` are then unspecified.
+    /// If the read fails. The contents of `buf` are then unspecified.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Reads one contiguous range of the source into several runs of memory, in order. This is
-    /// what the cache calls: the extents are its frames.
+    /// Reads one contiguous range of the source into several runs of memory, in order. The cache
+    /// calls this; the extents are its frames.
     ///
-    /// The default reads through a buffer of its own with [`read_at`](Self::read_at): one
-    /// allocation and one copy more than a source that overrides it.
+    /// The default reads through a temporary buffer with [`read_at`](Self::read_at), which costs an
+    /// allocation and a copy that an override can avoid.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -194,12 +194,12 @@ pub trait Source: Send + Sync + Debug {
         Ok(done)
     }
 
-    /// Writes all of `buf` at `offset`, making the source longer when it reaches beyond the end.
+    /// Writes all of `buf` at `offset`. A write beyond the end makes the source longer.
     ///
-    /// The default refuses: the source is read-only.
+    /// The default returns an error: the source is read-only.
     ///
     /// # Errors
-    /// Whatever went wrong. Any part of the range may have been written by then.
+    /// If the write fails. Any part of the range may have been written.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         let _ = (offset, buf);
         Err(unsupported("written", &self.kind()))
@@ -207,7 +207,7 @@ pub trait Source: Send + Sync + Debug {
 
     /// Writes several runs of memory, in order, to one contiguous range of the source.
     ///
-    /// The default copies through a buffer of its own to [`write_at`](Self::write_at).
+    /// The default copies through a temporary buffer to [`write_at`](Self::write_at).
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -229,83 +229,85 @@ pub trait Source: Send + Sync + Debug {
     /// Length of the source now, in bytes.
     ///
     /// # Errors
-    /// When the length cannot be learned.
+    /// If the length cannot be determined.
     fn len_bytes(&self) -> io::Result<u64>;
 
-    /// Cuts the source to `bytes`, or extends it with zeros. The default refuses.
+    /// Truncates the source to `bytes`, or extends it with zeros. The default returns an error.
     ///
     /// # Errors
-    /// Whatever went wrong, or that this source has a fixed length.
+    /// If it fails, or if the length of this source is fixed.
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let _ = bytes;
         Err(unsupported("resized", &self.kind()))
     }
 
-    /// Returns once everything written before the call is durable; with `data_only`, without
-    /// what is not needed to read the data back (times, say). The default refuses, so that a
-    /// source that learns to write cannot forget to make writes durable.
+    /// Returns once everything written before the call is durable. With `data_only`, metadata that
+    /// is not needed to read the data back, such as times, may be left out. The default returns an
+    /// error, so that a source that implements writing must implement this, too.
     ///
     /// # Errors
-    /// Whatever went wrong. Writes since the last success may then be lost, and asking again
-    /// does not bring them back.
+    /// If it fails. Writes since the last success may then be lost, and another call does not bring
+    /// them back.
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let _ = data_only;
         Err(unsupported("synced", &self.kind()))
     }
 
-    /// Passes on what is known about the use of `range` (bytes). The default ignores it.
+    /// Passes on how `range` (in bytes) will be used. The default ignores it.
     ///
     /// # Errors
-    /// When the hint could not be passed on; nothing depends on it.
+    /// If the hint could not be passed on; nothing depends on it.
     fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
         let _ = (range, hint);
         Ok(())
     }
 
-    /// Bytes of which every offset, length and memory address must be a multiple: a power of
-    /// two, at most a page (4096), and the same for the source's whole life. 1 by default.
+    /// Every offset, length and memory address given to this source is a multiple of this many
+    /// bytes: a power of two, at most a page (4096), constant for the life of the source. 1 by
+    /// default.
     fn alignment(&self) -> usize {
         1
     }
 
-    /// What this source is, in a few words, for stats and messages: `"buffered"`, say.
+    /// The kind of source in a few words, for stats and messages: `"buffered"`, for example.
     fn kind(&self) -> Cow<'static, str>;
 
-    /// What object this is, and which version of it, if that can be told apart from all others that
-    /// are attached to the same cache. Then it is attached as a file is opened: two attaches of one
-    /// object share its pages, and these stay cached when the last handle goes, to be found by the next
-    /// attach. See [`Cache::attach`](crate::Cache::attach) for what becomes of another version.
+    /// The object that this source reads and its version, if they identify it among all sources
+    /// attached to the same cache. Two attaches of one object then share its pages, as two opens of
+    /// one file do. The pages stay cached after the last handle is dropped, and the next attach
+    /// finds them. [`Cache::attach`](crate::Cache::attach) says what happens when another version
+    /// is attached.
     ///
-    /// The same for the source's whole life. If the object may be changed under it, the source sees to
-    /// it that what it reads is of this version or an error (an HTTP client, by `If-Match`): the cache
-    /// cannot tell, and would mix the bytes of two versions.
+    /// Constant for the life of the source. If the object may change meanwhile, the source must
+    /// make a read of another version fail (an HTTP client uses `If-Match`): the cache cannot
+    /// detect it, and would mix the bytes of two versions.
     ///
     /// `None`, the default: each attach is a file of its own.
     fn identity(&self) -> Option<SourceIdentity> {
         None
     }
 
-    /// The longest that a request may take which is carried out later: by a worker thread, the
-    /// cache's ring, or [`start`](Self::start). After that it is asked to end, as soon as nobody moves
-    /// its bytes any more, and ends with [`io::ErrorKind::TimedOut`]; see [`Request::stop`]. `None`,
-    /// the default, is as long as it takes.
+    /// The time limit of a request that a worker thread, the cache's ring or [`start`](Self::start)
+    /// carries out. When it has passed, the request is asked to stop (see [`Request::stop`]). Once
+    /// its bytes are no longer being moved, it ends with [`io::ErrorKind::TimedOut`]. `None`, the
+    /// default, is no limit.
     ///
-    /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at), which its
-    /// caller waits in, cannot be ended from outside, as the memory is in use until it returns. A source
-    /// that has a deadline keeps to it there by itself, and returns such an error.
+    /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
+    /// ended from outside, because its memory is in use until it returns. A source that has a
+    /// deadline must keep it in these calls, and return the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None
     }
 
-    /// Carries out a request while a worker thread waits in the call. A source whose transfers take
-    /// long, or may never end, looks at [`Request::stop`] from time to time and returns an error when
-    /// there is one; nobody may be moving bytes for it then.
+    /// Carries out a request on a worker thread, which waits in the call. A source whose transfers
+    /// are slow or may hang should check [`Request::stop`] from time to time, and return an error
+    /// when it is set. No byte of the request may be moved after that return.
     ///
     /// The default is [`read_extents_at`](Self::read_extents_at) or
     /// [`write_extents_at`](Self::write_extents_at).
     ///
     /// # Errors
-    /// As those. A write returns the number of all its bytes.
+    /// As those calls. A write returns the number of all its bytes.
     fn carry_out(&self, request: &Request) -> io::Result<usize> {
         let (offset, extents) = (request.offset(), request.extents());
         match request.direction() {
@@ -315,10 +317,10 @@ pub trait Source: Send + Sync + Debug {
     }
 
     /// Starts requests that complete later, taking them off the **front** of `batch`. For sources
-    /// with a queue of their own, a network client, say. What is taken must be
-    /// [finished](Request::finish) by some thread at some time, early if it is
-    /// [stopped](Request::on_stop); what is left is up to the cache, by the returned [`Start`]. Must
-    /// not block for I/O, nor finish a request before it returns.
+    /// with a queue of their own, such as a network client. Some thread must
+    /// [finish](Request::finish) each request that is taken, early if it is
+    /// [stopped](Request::on_stop). The returned [`Start`] says what the cache does with the rest.
+    /// The call must not block for I/O, nor finish a request before it returns.
     ///
     /// The default takes nothing: the cache's workers call [`carry_out`](Self::carry_out).
     fn start(&self, batch: &mut Vec<Request>) -> Start {

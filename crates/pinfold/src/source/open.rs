@@ -1,12 +1,12 @@
 //! From a path to a source: what may be opened, and whether past the kernel's cache or not.
 //!
-//! Belongs here: opening, refusing what is no file, finding out about direct I/O. Does not: the
-//! I/O itself. Called by `Cache::open`.
+//! Belongs here: opening, refusing what is not a file, detecting direct I/O. Does not: the I/O
+//! itself. Called by `Cache::open`.
 //!
-//! # How direct I/O is found out
-//! The file is opened once; everything else happens on that descriptor, so it cannot become
-//! another file in between. (1) tmpfs and ramfs keep files in memory: newer kernels accept
-//! `O_DIRECT` there, but it means nothing. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) tells the
+//! # How direct I/O is detected
+//! The file is opened once; everything else happens on that descriptor, so it cannot become another
+//! file in between. (1) tmpfs and ramfs keep files in memory: newer kernels accept `O_DIRECT`
+//! there, but it has no effect. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) reports the
 //! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
 //! its block size, and for a file 512 and 4096 are tried. (4) `O_DIRECT` is switched on and one
 //! block read as a probe, since some file systems accept the flag and refuse the read.
@@ -29,7 +29,7 @@ use super::{AlignedBuffer, Source};
 
 /// The largest alignment the cache can keep: it moves whole pages.
 pub(super) const ALIGNMENT_MAX: usize = 4096;
-/// Alignments tried for a file when the kernel does not tell.
+/// Alignments tried for a file when the kernel does not report one.
 const ALIGNMENTS: [usize; 2] = [512, ALIGNMENT_MAX];
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -48,7 +48,7 @@ pub enum Access {
 /// Whether a file is read past the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preference {
-    /// Past it where the file system can, else through it. `stats` tells which.
+    /// Past it where the file system can, else through it. `stats` says which.
     #[default]
     Auto,
     /// Past it, or not at all.
@@ -61,28 +61,28 @@ pub enum Preference {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The system refused.
+    /// The system returned an error.
     #[error("cannot open {}: {cause}", path.display())]
     System {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It is no file.
+    /// It is not a file or block device.
     #[error("cannot open {}: it is {what}, not a file or a block device", path.display())]
     NotAFile {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
         /// What it is.
         what: &'static str,
     },
-    /// [`Preference::Direct`] was asked for and cannot be had.
+    /// [`Preference::Direct`] was asked for, and direct I/O is not possible.
     #[error("cannot open {} for direct I/O: {why}", path.display())]
     NoDirect {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What stands against it.
+        /// The reason.
         why: String,
     },
 }
@@ -138,7 +138,7 @@ fn open_with(
     ring: Result<Arc<Ring>, String>,
 ) -> Result<Opened, OpenError> {
     let system = |cause: io::Error| OpenError::System { path: path.to_owned(), cause };
-    // Asked before opening, since to open a pipe or a device may already do something.
+    // Checked before opening: opening a pipe or a device may have effects.
     let before = rustix::fs::stat(path).map_err(|errno| system(errno.into()))?;
     check_type(path, FileType::from_raw_mode(before.st_mode))?;
     let fd = open_fd(path, access).map_err(|errno| system(errno.into()))?;
@@ -165,7 +165,7 @@ fn open_with(
         }
         Err(_) => {
             let file = descriptor(1);
-            // Advice: where it is not taken, nothing is lost but a little memory.
+            // Advice only: if it is refused, the kernel caches a little more than needed.
             let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
             Arc::new(Disk::buffered(file))
         }
@@ -179,8 +179,8 @@ fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
         Access::Read => OFlags::RDONLY,
         Access::ReadWrite => OFlags::RDWR,
     };
-    // NONBLOCK: if it became a pipe since it was looked at, to open it must not wait. It has no
-    // effect on files, but is taken back so that none can come.
+    // NONBLOCK: if the path became a pipe since the check, opening it must not wait. The flag has
+    // no effect on files; it is cleared again all the same.
     let guarded = mode | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let fd = rustix::io::retry_on_intr(|| rustix::fs::open(path, guarded, Mode::empty()))?;
     let flags = rustix::fs::fcntl_getfl(&fd)?;
@@ -254,7 +254,7 @@ fn go_direct(fd: &OwnedFd, block_device: bool) -> Result<usize, NoDirect> {
 
 /// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".
 fn told_alignment(fd: &OwnedFd) -> Result<Option<usize>, NoDirect> {
-    // An error is a kernel or a sandbox without statx: it does not tell.
+    // An error means a kernel or a sandbox without statx: nothing is reported.
     let Ok(stat) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(None);
     };
@@ -274,9 +274,9 @@ fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, NoDirect> {
         let mut memory = AlignedBuffer::zeroed(2 * bytes, 2 * bytes);
         match rustix::io::pread(fd.as_fd(), &mut memory[bytes..], 0) {
             Err(Errno::INVAL) => {}
-            // Nothing there to read, so nothing was tried: to be sure, the coarsest.
+            // The file is empty, so nothing was tried: take the coarsest to be safe.
             Ok(0) if alignments.len() > 1 => return Ok(ALIGNMENT_MAX),
-            // Another error is of this block, not of direct I/O; whoever reads it will meet it.
+            // Any other error concerns this block, not direct I/O; reads of it will meet it.
             _ => return Ok(bytes),
         }
     }

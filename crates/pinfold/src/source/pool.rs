@@ -3,23 +3,24 @@
 //! Belongs here: the queues, their bounds, and the threads' life. The threads are started when
 //! first needed and live as long as the cache. Called by `engine.rs`.
 //!
-//! # Nobody waits behind another source
+//! # No read waits behind another source
 //! Each file's source has a [`Lane`]: a queue of its own, and the workers that serve it at the
-//! moment. A request is taken in one of two cases only:
+//! moment. A request is accepted in two cases only:
 //!
-//! 1. a worker is free, and begins with it at once;
-//! 2. the lane has a worker already, so that the request waits for reads of its own source alone.
+//! 1. a worker is free and starts it at once;
+//! 2. the lane has a worker already, so the request waits only for reads of its own source.
 //!
-//! What is not taken goes back to the caller ([`Start::Full`]), who reads it itself or does
-//! without. So a source that hangs keeps its own requests, and no other's. A worker stays with a
-//! lane until its queue is empty.
+//! Other requests go back to the caller ([`Start::Full`]), which reads them itself or drops them.
+//! So a source that hangs delays its own requests only. A worker stays with a lane until its queue
+//! is empty.
 //!
-//! So that one source leaves workers for others, a lane has at most half of them, and its second
-//! and later ones only as long as a quarter of all is free.
+//! A lane has at most half of the workers, and gets its second and later ones only while a quarter
+//! of all is free, so that workers are left for other sources.
 //!
-//! A read of a layered source may read from other files of the same cache: it runs on its lane's
-//! worker, and what it waits for is either read by that worker itself, or lies in a lane below
-//! its own. As layers have a bottom, the bottom's reads go on, and then those above.
+//! A read of a layered source may read from other files of the same cache. It runs on a worker of
+//! its lane, and waits only for reads that this worker carries out itself or that are queued in a
+//! lane of a lower layer. The lowest layer waits for no other, so its reads complete, and then
+//! those above.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -43,7 +44,7 @@ pub(super) struct Pool {
     lane_max: usize,
 }
 
-/// Which queue a request goes to: one for each file.
+/// The number of a queue; each file has one.
 #[derive(Debug)]
 pub(super) struct Lane(u64);
 
@@ -51,7 +52,7 @@ impl Lane {
     /// A queue of its own.
     pub(super) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Relaxed: only to be different.
+        // Relaxed: the numbers only have to differ.
         Lane(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
@@ -68,19 +69,19 @@ type Job = (Arc<dyn Source>, Request);
 struct State {
     /// Lanes with a worker at work. A queue has requests only while it is here.
     lanes: HashMap<u64, Served>,
-    /// Requests that a free worker was found for, with their lanes. Each has one of the `idle`.
+    /// Requests assigned to a free worker, with their lanes. Each takes one of the `idle`.
     begun: VecDeque<(u64, Job)>,
     workers: Vec<JoinHandle<()>>,
-    /// Workers that serve no lane, whether or not they were woken since.
+    /// Workers that serve no lane, woken or not.
     idle: usize,
     closing: bool,
 }
 
-/// What a lane has at the moment.
+/// A lane that has a worker.
 #[derive(Default)]
 struct Served {
     queue: VecDeque<Job>,
-    /// At work for it, or about to be.
+    /// Workers that serve it, or are about to.
     workers: usize,
 }
 
@@ -103,7 +104,7 @@ impl Pool {
         Self { shared: Arc::new(shared), workers_max, lane_max }
     }
 
-    /// Takes requests off the front of `batch`, as many as may be.
+    /// Takes requests off the front of `batch`, as many as the limits allow.
     pub(super) fn start(
         &self,
         lane: &Lane,
@@ -135,7 +136,7 @@ impl Pool {
         for _ in 0..begun {
             self.shared.work.notify_one();
         }
-        // Now that they can be found, and the lock is free: it may be told at once.
+        // The requests are queued and the lock is free, so `tell` may run at once.
         for control in stoppable {
             let shared = Arc::downgrade(&self.shared);
             control.on_stop(Box::new(move || {
@@ -147,7 +148,7 @@ impl Pool {
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
 
-    /// Whether the lane may have one more worker, and there is one: a new thread, if need be.
+    /// Whether the lane may have one more worker and one is free; starts a thread if none is.
     fn may_begin(&self, state: &mut State, lane: u64) -> bool {
         if state.closing || !state.may_serve(lane, self.workers_max) {
             return false;
@@ -167,7 +168,7 @@ impl Pool {
         std::thread::Builder::new().name("pinfold-read".into()).spawn(work)
     }
 
-    /// Takes no more, and waits until all that was taken is finished.
+    /// Accepts no more requests, and waits until all accepted ones are finished.
     pub(super) fn close(&self) {
         let mut state = self.shared.state.lock();
         state.closing = true;
@@ -215,7 +216,7 @@ impl State {
 }
 
 impl Shared {
-    /// Ends requests that wait and are to be stopped.
+    /// Ends queued requests that were asked to stop.
     fn end_stopped(&self) {
         let mut stopped = Vec::new();
         for lane in self.state.lock().lanes.values_mut() {
@@ -285,14 +286,14 @@ fn carry_out(source: Arc<dyn Source>, request: Request) {
             Err(io::Error::other(text))
         }),
     };
-    drop(source); // before the completion, which may be what its owner waits for
+    drop(source); // before the completion: the source's owner may be waiting for it
     request.finish(result);
 }
 
-/// Waits for a thread to end; not for oneself, as when a completion drops the last handle.
+/// Waits for a thread to end, unless it is this one: a completion may drop the last handle.
 pub(super) fn join_unless_self(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
-        // A worker does not panic: sources' and completions' panics are caught.
+        // A worker does not panic: panics of sources and completions are caught.
         let _ = thread.join();
     }
 }

@@ -1,34 +1,35 @@
-//! A request: bytes to be moved between a source and memory, and who is told when it is over.
+//! A request: one transfer between a source and memory, and the completion that reports its end.
 //!
 //! # States
-//! `given` (to `Backing::submit`) -> `started` (taken by a ring, a worker or a source) -> `finished`.
-//! From `given` it may also go back to the caller, untouched. It leaves `given` or `started` by
-//! [`Request::finish`] or, if somebody drops it, by its `Drop`: either tells the completion,
-//! and consumes the request, so the completion is told exactly once.
+//! `given` (to `Backing::submit`) -> `started` (taken by a ring, a worker or a source) ->
+//! `finished`. From `given` it may also go back to the caller, untouched. [`Request::finish`] or
+//! dropping the request ends `given` or `started`. Both consume the request and call its
+//! completion, so the completion is called exactly once.
 //!
-//! # Whose the memory is
-//! The request's, until its completion is told. So nothing but whoever carries it out can end it:
-//! a deadline that has passed, or a [`Canceller`], only *ask* for that. The carrier then sees to it
-//! that nobody moves bytes any more, and finishes the request:
+//! # Who owns the memory
+//! The request owns its memory until its completion is called. So only the thread that carries it
+//! out can end it; a passed deadline or a [`Canceller`] only *asks* it to stop. Its bytes must no
+//! longer be moved when it is finished:
 //!
-//! | where it is | what asking does |
+//! | where the request is | what asking does |
 //! |---|---|
-//! | waiting, for the ring or a worker | it is taken out and finished |
-//! | in the kernel, by the ring | the kernel is asked to cancel it; its completion finishes it |
-//! | in a source's call | the source sees it in [`Request::stop`], and returns when it can |
-//! | in a source's own queue | the same, or [`Request::on_stop`] tells the source |
+//! | queued for the ring or a worker | it is taken off the queue and finished |
+//! | in the kernel, through the ring | the ring asks the kernel to cancel it; the kernel's completion finishes it |
+//! | in a call of the source | the source sees it in [`Request::stop`], and returns when it can |
+//! | in a source's own queue | the same, or [`Request::on_stop`] notifies the source |
 //!
-//! A device that has the request, and a source that does not look, finish it when they are done.
-//! What then came in full is told as it is; all else becomes the error that says why it was stopped.
+//! A device, or a source that does not check, finishes the request when it is done. A transfer that
+//! was complete by then is reported as such; anything else becomes the error that says why the
+//! request was stopped.
 //!
-//! Belongs here: these promises, and the rules of the memory. Called by `fill` (makes requests)
-//! and by whoever carries them out.
+//! Belongs here: these states, and who owns the memory. Called by `fill`, which makes requests, and
+//! by the ring, the workers and the sources that carry them out.
 
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-// Not from `crate::sync`: no protocol of the cache's hangs on it.
+// Not from `crate::sync`: no protocol of the cache depends on it.
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
@@ -38,7 +39,7 @@ use super::extent::{self, Extent};
 use super::meter::Meter;
 use super::under_way::{Move, UnderWay};
 
-/// Which way the bytes go.
+/// The direction of the transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the source into memory.
@@ -47,28 +48,29 @@ pub enum Direction {
     Write,
 }
 
-/// Why a request is to end before it is done.
+/// Why a request is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stop {
-    /// Nobody wants it any more.
+    /// It was cancelled.
     Cancelled,
     /// Its deadline has passed.
     TimedOut,
 }
 
-/// Who is told that a request is over. Implemented for closures.
+/// What is called at the end of a request. Implemented for closures.
 pub trait Completion: Send {
-    /// Called exactly once per request, on whichever thread ended it: the ring's, a worker's, the
-    /// clock's, a source's own, one that cancels it, or the one that drops the request. Never from
-    /// inside the call that submitted it. Nobody uses the memory any more.
+    /// Called exactly once per request, on the thread that ended it: the ring's, a worker's, the
+    /// clock's, a source's own, one that cancels it, or the one that drops it. Never from inside
+    /// the call that submitted it. The memory is no longer in use.
     ///
-    /// Of a read, `Ok(n)` with `n` below the request's bytes means that the source ended there; the
-    /// memory beyond is zeroed. A write is all or an error. After an error of a read the memory's
-    /// contents are unspecified, and after one of a write, the range's in the source. A request that
-    /// was stopped ends with [`io::ErrorKind::TimedOut`], or with the system's `ECANCELED`.
+    /// For a read, `Ok(n)` with `n` below the request's bytes means that the source ended there;
+    /// the memory beyond is zeroed. A write moves all bytes or is an error. After a failed read the
+    /// contents of the memory are unspecified; after a failed write, the contents of the range in
+    /// the source. A stopped request ends with [`io::ErrorKind::TimedOut`] or with the system error
+    /// `ECANCELED`.
     ///
-    /// It must be short and must not wait for another request: others complete on the same
-    /// thread. It may take locks that no thread holds while it submits, and may submit more. A
+    /// It must be short and must not wait for another request: others complete on the same thread.
+    /// It may take locks that no thread holds while it submits, and may submit more requests. A
     /// panic is caught, after the panic hook has printed it.
     fn complete(self: Box<Self>, result: io::Result<usize>);
 }
@@ -79,8 +81,8 @@ impl<F: FnOnce(io::Result<usize>) + Send> Completion for F {
     }
 }
 
-/// Bytes to be moved between one contiguous range of a source and runs of memory that the request
-/// has the use of until it ends.
+/// A transfer between one contiguous range of a source and runs of memory, which the request owns
+/// until it ends.
 pub struct Request {
     direction: Direction,
     offset: u64,
@@ -89,7 +91,7 @@ pub struct Request {
     completion: Option<Box<dyn Completion>>,
     metered: Option<Metered>,
     deadline: Option<Instant>,
-    /// If it can be stopped.
+    /// Present if the request can be stopped.
     control: Option<Arc<Control>>,
 }
 
@@ -104,11 +106,11 @@ struct Metered {
 #[derive(Clone, Debug)]
 pub struct Canceller(Arc<Control>);
 
-/// What a request and those who may stop it share.
+/// The state that a request shares with its canceller and the clock.
 pub(super) struct Control {
-    /// [`LIVE`], or why it is to end.
+    /// [`LIVE`], or why the request is to stop.
     stop: AtomicU8,
-    /// Whom to tell; `None` inside once it was told, or the request has ended.
+    /// The function to call; `None` inside once it was called, or the request has ended.
     hook: Mutex<Hook>,
 }
 
@@ -131,9 +133,9 @@ impl fmt::Debug for Control {
 }
 
 impl Canceller {
-    /// Asks the request to end; see [`Completion::complete`] for how it then does, which may be on this
-    /// thread, before the call returns. Does not wait for that: its memory stays lent until the
-    /// completion is told.
+    /// Asks the request to stop. It may end on this thread before the call returns, but the call
+    /// does not wait for that: the memory stays in use until the completion is called.
+    /// [`Completion::complete`] lists the errors.
     pub fn cancel(&self) {
         self.0.ask(CANCELLED);
     }
@@ -149,7 +151,7 @@ impl Control {
         self.ask(TIMED_OUT);
     }
 
-    /// The first who asks is the reason.
+    /// The first call decides the reason.
     fn ask(&self, why: u8) {
         // Release: pairs with the acquire in `stop`.
         let first = self.stop.compare_exchange(LIVE, why, Ordering::Release, Ordering::Relaxed);
@@ -171,11 +173,12 @@ impl Control {
         }
     }
 
-    /// As [`Request::on_stop`]; but not for whoever holds a lock that `tell` takes.
+    /// As [`Request::on_stop`]. The caller must not hold a lock that `tell` takes.
     pub(super) fn on_stop(&self, tell: Tell) {
         let mut hook = self.hook.lock();
         match &*hook {
-            // Set before the lock was taken by whoever asked: it is told here.
+            // `ask` stored the reason, but may have looked for `tell` before it was set: call it
+            // here.
             Hook::Told => {
                 drop(hook);
                 tell();
@@ -210,15 +213,15 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// A read from `offset` of as many bytes as `extents` hold together.
+    /// A read from `offset` of as many bytes as `extents` hold in all.
     ///
     /// # Safety
     /// The memory of every extent keeps [`Extent::new`]'s contract until `completion` is called,
-    /// and for ever if it never is (a source may leak a request). This and [`write`](Self::write)
-    /// are where memory is lent for longer than a call.
+    /// and for ever if it never is (a source may leak a request). Only this and
+    /// [`write`](Self::write) lend memory for longer than a call.
     ///
     /// # Panics
-    /// When there is nothing to move, or the range ends beyond the largest file offset.
+    /// If there are no bytes to move, or the range ends beyond the largest file offset.
     pub unsafe fn read(
         offset: u64,
         extents: Vec<Extent<'static>>,
@@ -227,8 +230,8 @@ impl Request {
         Self::new(Direction::Read, offset, extents, completion)
     }
 
-    /// A write to `offset` of all that `extents` hold together, which does not change until
-    /// `completion` is called.
+    /// A write to `offset` of all bytes of `extents`, which must not change until `completion` is
+    /// called.
     ///
     /// # Safety
     /// As [`read`](Self::read).
@@ -258,8 +261,8 @@ impl Request {
         Self { direction, offset, bytes, extents, completion, metered, deadline, control }
     }
 
-    /// The same, to be ended if it is not over by then; the earlier one, if it has a deadline
-    /// already.
+    /// Sets a deadline, after which the request is asked to stop. If it has one already, the
+    /// earlier one counts.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Instant) -> Self {
         self.end_by(deadline);
@@ -271,7 +274,7 @@ impl Request {
         self.control();
     }
 
-    /// What asks it to end early. To be had before it is submitted.
+    /// A handle that can cancel the request. Call this before the request is submitted.
     pub fn canceller(&mut self) -> Canceller {
         Canceller(self.control())
     }
@@ -280,12 +283,12 @@ impl Request {
         self.control.get_or_insert_with(|| Arc::new(Control::new())).clone()
     }
 
-    /// Which way the bytes go.
+    /// The direction of the transfer.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Where in the source it begins, in bytes.
+    /// Where the range begins in the source, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -295,45 +298,45 @@ impl Request {
         self.bytes
     }
 
-    /// The memory, in order; usable for as long as the request is.
+    /// The memory, in order; valid for as long as the request exists.
     // Not `Extent<'static>`: a source could keep copies and write after the end.
     pub fn extents(&self) -> &[Extent<'_>] {
         &self.extents
     }
 
-    /// When it is to be over.
+    /// The deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Why it is to end now, if it is. For whoever carries it out to look at from time to time; it
-    /// then sees to it that nobody moves bytes any more, and finishes the request with any error.
+    /// Why the request is to stop, if it is. A thread that carries it out checks this from time to
+    /// time; when it is set, the thread stops moving bytes and finishes the request with any error.
     /// Cost: a load.
     pub fn stop(&self) -> Option<Stop> {
         self.control.as_ref()?.stop()
     }
 
-    /// Has `tell` called when the request is to end: once, on the thread that asks for it, or here and
-    /// now if that was before. Not after the request has ended. Replaces what was given before. It must
-    /// be short, and must not finish the request itself.
+    /// Calls `tell` once when the request is asked to stop: on the thread that asks, or in this
+    /// call if that was before. It is not called after the request has ended. Replaces an earlier
+    /// `tell`. It must be short, and must not finish the request itself.
     pub fn on_stop(&self, tell: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
             control.on_stop(Box::new(tell));
         }
     }
 
-    /// Ends the request and tells its completion. `Ok(n)`: the first `n` bytes were moved; of a
-    /// read, fewer than asked only when the source ends there; the rest is zeroed here.
+    /// Ends the request and calls its completion. `Ok(n)`: the first `n` bytes were moved. For a
+    /// read, `n` is short only if the source ends there; the rest is zeroed here.
     pub fn finish(mut self, result: io::Result<usize>) {
         self.end(result);
     }
 
-    /// What it shares with those who may stop it, if it can be stopped.
+    /// The state shared with the canceller and the clock, if the request can be stopped.
     pub(super) fn stoppable(&self) -> Option<Arc<Control>> {
         self.control.clone()
     }
 
-    /// When it is to be over, and who asks for that.
+    /// The deadline, with the state through which the clock asks it to stop.
     pub(super) fn watched(&self) -> Option<(Instant, &Arc<Control>)> {
         Some((self.deadline?, self.control.as_ref()?))
     }
@@ -344,7 +347,7 @@ impl Request {
         self.metered = Some(Metered { meter: Arc::clone(meter), since, _moves: moves });
     }
 
-    /// The request goes back to who gave it, as if it had never been submitted.
+    /// The request goes back to the caller, as if it had never been submitted.
     pub(super) fn forget_clock(&mut self) {
         self.metered = None;
     }
@@ -370,7 +373,7 @@ impl Request {
             };
             lane.count(since.elapsed(), self.bytes, &result);
         }
-        // The hook has printed the panic; the thread that carries the requests of others goes on.
+        // The panic hook has printed it. This thread also carries other requests, so it goes on.
         let _ = catch_unwind(AssertUnwindSafe(|| completion.complete(result)));
     }
 }
@@ -383,8 +386,8 @@ impl Drop for Request {
     }
 }
 
-/// Judges what a source returned for a read into `extents`: a count that is too large becomes an
-/// error, what lies beyond the end of the source becomes zeros.
+/// Checks what a source returned for a read into `extents`: a count that is too large becomes an
+/// error, and the memory beyond the end of the source is zeroed.
 pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::Result<usize> {
     let asked = extent::total_bytes(extents);
     match result {
@@ -397,7 +400,7 @@ pub(super) fn settle(extents: &[Extent<'_>], result: io::Result<usize>) -> io::R
     }
 }
 
-/// The same for a write, which is all or an error.
+/// The same for a write, which moves all bytes or is an error.
 fn settle_write(asked: usize, result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Ok(done) if done > asked => Err(overlong(done, asked)),

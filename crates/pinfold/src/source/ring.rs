@@ -1,9 +1,9 @@
 //! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
-//! # Who does what
+//! # Submitters and driver
 //! A submitter puts requests in `State::waiting` under the mutex and, if the driver is asleep,
-//! writes to an eventfd that the ring itself reads. The driver takes all that wait, hands them
-//! to the kernel with one system call, and in the same call waits for the next completion.
+//! writes to an eventfd that the ring itself reads. The driver takes all waiting requests, hands
+//! them to the kernel with one system call, and in the same call waits for the next completion.
 //!
 //! Why not submit from the reader's thread, under a lock: the kernel completes a request in the
 //! task that submitted it (by interrupting it, or when its present system call ends), and
@@ -12,9 +12,8 @@
 //!
 //! # Bounds
 //! `taken` counts requests between `start` and `finish`, at most `depth`. At `depth`, `start` gives
-//! requests back (`Start::Full`). The submission queue has room for `depth` requests, a cancellation
-//! of each, and the wake-up;
-//! the completion queue, twice that: neither can be full.
+//! requests back (`Start::Full`). The submission queue holds `depth` requests, a cancellation of
+//! each, and the wake-up; the completion queue twice as many. So neither can be full.
 //!
 //! # States of the driver (under the mutex)
 //! `awake` -> `asleep`: nothing waits; it goes into the kernel. `asleep` -> `awake`: a submitter
@@ -23,13 +22,13 @@
 //!
 //! # When the kernel refuses the ring later
 //! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
-//! nothing ([`Start::Unsupported`]), and what was taken is carried out by plain reads, on a thread
-//! for each file. What the kernel has not seen, at once. What it has in hand may still be written
-//! to, and in the ring's present mode its completions come to light in `io_uring_enter` alone. So
-//! the ring is closed, and the driver waits until the kernel has taken it apart, which it does
-//! after the last request: the ring was given the write end of a pipe to keep, and the read end
-//! then meets its end of file. (A forked child that lives on keeps the ring's descriptor, too, and
-//! with it that wait.)
+//! nothing ([`Start::Unsupported`]), and plain reads carry out the requests that were taken, on a
+//! thread for each file. Requests that the kernel has not seen are carried out at once. The kernel
+//! may still write to the memory of those that it has, and in this mode of the ring their
+//! completions appear only in `io_uring_enter`. So the driver closes the ring and waits until the
+//! kernel has released it, which it does after the last request: the ring holds the write end of a
+//! pipe, and the read end then meets its end of file. (A forked child that lives on keeps the
+//! ring's descriptor open, which prolongs this wait.)
 //!
 //! Called by: `disk.rs` (start) and `engine.rs` (life).
 
@@ -48,13 +47,12 @@ use super::descriptor::{Descriptor, Iovecs};
 use super::request::{Direction, Request};
 use super::{Start, pool};
 
-/// Marks the eventfd's completion, and those of asking for a cancellation; all others are slot
-/// numbers.
+/// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 /// How often one request is tried again after the kernel gave it back undone.
 const RETRIES_MAX: u8 = 8;
-/// Pause after the kernel was too short of memory to take requests.
+/// Pause after the kernel had no memory to take requests.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The submitters' side of a ring.
@@ -77,9 +75,9 @@ struct State {
     taken: usize,
     asleep: bool,
     closing: bool,
-    /// Some request in the kernel may be one to be stopped.
+    /// A request in the kernel may have been asked to stop.
     stops: bool,
-    /// Why the kernel takes no more calls.
+    /// The error by which the kernel refused the ring.
     refused: Option<String>,
 }
 
@@ -87,8 +85,8 @@ impl Ring {
     /// Sets up a ring for at most `depth` requests at a time, and its thread.
     ///
     /// # Errors
-    /// What the kernel said when it refused: the system call may be missing (`ENOSYS`),
-    /// forbidden (`EPERM`), or over a limit (`ENOMEM`, `EMFILE`).
+    /// The kernel's error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over
+    /// a limit (`ENOMEM`, `EMFILE`).
     pub(super) fn open(depth: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -118,12 +116,12 @@ impl Ring {
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })
     }
 
-    /// Why the kernel refuses the ring by now, if it does.
+    /// Why the kernel refused the ring, if it has.
     pub(super) fn refused(&self) -> Option<String> {
         self.shared.state.lock().refused.clone()
     }
 
-    /// Takes requests off the front of `batch`, as many as there is room for.
+    /// Takes requests off the front of `batch`, up to the depth.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
         if state.refused.is_some() {
@@ -139,7 +137,7 @@ impl Ring {
         if wake {
             self.shared.wake_driver();
         }
-        // Now that they can be found, and the lock is free: it may be told at once.
+        // The requests are queued and the lock is free, so `tell` may run at once.
         for control in stoppable {
             let shared = Arc::downgrade(&self.shared);
             control.on_stop(Box::new(move || {
@@ -151,7 +149,7 @@ impl Ring {
         if batch.is_empty() { Start::Started } else { Start::Full }
     }
 
-    /// Takes no more requests, and waits until all that were taken are finished.
+    /// Accepts no more requests, and waits until all accepted ones are finished.
     pub(super) fn close(&self) {
         let mut state = self.shared.state.lock();
         state.closing = true;
@@ -172,7 +170,7 @@ impl Drop for Ring {
 }
 
 impl Shared {
-    /// Has the driver look for requests that are to be stopped.
+    /// Makes the driver look for requests that were asked to stop.
     fn stop_some(&self) {
         let mut state = self.state.lock();
         state.stops = true;
@@ -190,8 +188,8 @@ impl Shared {
     }
 }
 
-/// A ring in the best mode that this kernel has, and a pipe that ends when the kernel is done
-/// with it.
+/// A ring in the best mode that this kernel has, and a pipe that ends when the kernel has released
+/// it.
 fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
     let entries = u32::try_from(2 * depth + 1).map_err(io::Error::other)?.next_power_of_two();
     // A forked child must not see the queues.
@@ -224,7 +222,7 @@ fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
     Ok((ring, gone))
 }
 
-/// A request in the kernel's hands.
+/// A request that the kernel has.
 #[derive(Debug)]
 struct Flight {
     file: Arc<Descriptor>,
@@ -240,9 +238,9 @@ struct Flight {
 struct Driver {
     shared: Arc<Shared>,
     ring: IoUring,
-    /// Ends when the kernel has taken the ring apart.
+    /// Reaches its end when the kernel has released the ring.
     gone: PipeReader,
-    /// What the kernel has not seen of what was pushed, oldest first.
+    /// Pushed requests that the kernel has not seen, oldest first.
     unseen: VecDeque<u64>,
     // Boxed: the kernel may read an array of iovecs until its request completes.
     flights: Vec<Option<Box<Flight>>>,
@@ -257,12 +255,12 @@ enum Turn {
     Wait,
     /// Something was finished without the kernel.
     LookAgain,
-    /// Closed, and nothing left.
+    /// Closed, and no request left.
     End,
 }
 
-/// The kernel may still write to memory that requests in flight own, so they must not be
-/// dropped by unwinding: that would tell their completions that the memory is free.
+/// The kernel may still write to memory that requests in flight own, so they must not be dropped by
+/// unwinding: their completions would then reuse the memory.
 struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
@@ -288,7 +286,7 @@ impl Driver {
         }
     }
 
-    /// Ends when `close` was called and nothing is left, or when the kernel refuses the ring.
+    /// Ends when `close` was called and no request is left, or when the kernel refuses the ring.
     fn run(mut self) {
         let guard = AbortOnUnwind;
         if let Err(cause) = self.serve().and_then(|()| self.quench_wake()) {
@@ -297,10 +295,10 @@ impl Driver {
         drop(guard);
     }
 
-    /// Until `close` was called and nothing is left.
+    /// Runs until `close` was called and no request is left.
     ///
     /// # Errors
-    /// What the kernel said when it refused the ring.
+    /// The error by which the kernel refused the ring.
     fn serve(&mut self) -> io::Result<()> {
         loop {
             self.arm_wake();
@@ -318,7 +316,7 @@ impl Driver {
         Ok(())
     }
 
-    /// See the head of the file.
+    /// Goes on without the ring; see the head of the file.
     fn do_without(mut self, cause: &io::Error) {
         let waiting = {
             let mut state = self.shared.state.lock();
@@ -340,7 +338,8 @@ impl Driver {
         drop(ring);
         let in_hand: Vec<_> = flights.into_iter().flatten().collect();
         if wake_armed || !in_hand.is_empty() {
-            // Ends: nobody writes to the pipe, so this is its end, when the kernel lets go of all.
+            // Ends: nothing is written to the pipe, so this returns when the kernel has released
+            // the ring.
             let end = gone.read(&mut [0]);
             assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
         }
@@ -349,7 +348,7 @@ impl Driver {
         readers.into_iter().for_each(pool::join_unless_self);
     }
 
-    /// Puts all that wait into the submission queue.
+    /// Puts all waiting requests into the submission queue.
     fn take_waiting(&mut self) -> Turn {
         let mut state = self.shared.state.lock();
         let waiting = std::mem::take(&mut state.waiting);
@@ -364,7 +363,7 @@ impl Driver {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
                 self.finish(request, Err(cause));
-                // It may have been the last, and `close` may have done all its waking.
+                // It may have been the last, and `close` may have sent its wake-up already.
                 next = Turn::LookAgain;
                 continue;
             }
@@ -403,8 +402,8 @@ impl Driver {
         assert!(self.flights[slot].replace(flight).is_none());
     }
 
-    /// Asks the kernel to cancel what is to be stopped. It then completes as it does otherwise, soon
-    /// if it waits for something, and when the device is done if that has it.
+    /// Asks the kernel to cancel the requests that were asked to stop. They complete as usual: soon
+    /// if they wait in the kernel, and when the device is done if it has them.
     fn cancel_stopped(&mut self) {
         let mut slots = Vec::new();
         for (slot, flight) in self.flights.iter_mut().enumerate() {
@@ -414,7 +413,7 @@ impl Driver {
             }
         }
         for slot in slots {
-            // By the time that the slot is used again the kernel has seen this.
+            // The kernel sees this before the slot is used again.
             let cancel = opcode::AsyncCancel::new(slot as u64).build();
             self.push(&cancel.user_data(CANCEL));
         }
@@ -438,7 +437,7 @@ impl Driver {
         self.push(&opcode::Read::new(fd, to, bytes).build().user_data(WAKE));
     }
 
-    /// At the end: the kernel must let go of `wake_count` before it is freed.
+    /// At the end: the kernel must be done with `wake_count` before it is freed.
     fn quench_wake(&mut self) -> io::Result<()> {
         self.shared.wake_driver();
         // Ends: the armed read of the eventfd completes.
@@ -468,7 +467,7 @@ impl Driver {
         }
     }
 
-    /// Finishes what has come back; gives what has to go to the kernel once more.
+    /// Finishes completed requests; returns those that must go to the kernel once more.
     fn reap(&mut self) -> Vec<(usize, Box<Flight>)> {
         // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
         let seen: Vec<_> =
@@ -496,7 +495,7 @@ impl Driver {
                 Direction::Write => got == 0,
             };
             match stopped {
-                // A part of it must not look like the end of the file.
+                // A partial transfer must not look like the end of the file.
                 Some(why) if flight.done < flight.request.bytes() && !ended => {
                     (false, Err(why.error()))
                 }
@@ -516,7 +515,7 @@ impl Driver {
         None
     }
 
-    /// Makes room, then tells: a completion may start the next read in its place.
+    /// Frees the slot before it calls the completion, which may start the next read.
     fn finish(&mut self, request: Request, result: io::Result<usize>) {
         self.shared.state.lock().taken -= 1;
         request.finish(result);
@@ -532,8 +531,9 @@ impl From<Box<Flight>> for Left {
     }
 }
 
-/// Carries out what is left, from its beginning: on a thread for each file, so that none waits
-/// behind another's. Where there is no thread to be had, it ends in an error: by its drop.
+/// Carries out the remaining requests from their first byte, on a thread for each file, so that
+/// none waits behind another file's. If a thread cannot be started, dropping the requests ends them
+/// with an error.
 fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
     let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();
     for (file, request) in left {

@@ -1,6 +1,6 @@
-//! What pages that are read in place are tested on: a cache with a file whose bytes tell their place.
+//! A cache for tests of reading in place, with a file whose bytes give their own offset.
 //!
-//! Here: that, and how all of it is driven out. Not here: guards. Used by `borrow.rs` and `get.rs`.
+//! Here: that, and evicting all of it. Not here: guards. Used by `borrow.rs` and `get.rs`.
 
 use std::sync::Arc;
 

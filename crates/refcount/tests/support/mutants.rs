@@ -79,7 +79,7 @@ impl<A: AtomicWord<u64>, P: Protocol> AtomicWord<u64> for ThawAdds<A, P> {
     }
 }
 
-/// A word on which nobody wipes, and no get that went too far is taken back.
+/// A word on which debris is never wiped, and a get above the limit is never taken back.
 pub struct NeverUpdates<A>(A);
 
 impl<A: AtomicWord<u64>> AtomicWord<u64> for NeverUpdates<A> {

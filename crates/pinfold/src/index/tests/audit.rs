@@ -12,7 +12,7 @@ struct Counted {
 }
 
 /// # Panics
-/// If anything is not as the room's invariants say.
+/// If an invariant of the index is broken.
 pub(super) fn audit<const BITS: u32>(writer: &IndexWriter<'_, BITS>) {
     let root = writer.root();
     let mut counted = Counted::default();

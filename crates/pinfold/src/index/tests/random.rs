@@ -289,7 +289,7 @@ fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, early: &Lookup<BITS>, model
         let slot = model.slot(page);
         assert_eq!(writer.get(page), slot, "page {page}");
         if let Slot::Folio(frame) = slot {
-            // Nobody is changing anything: a hint is the truth.
+            // Nothing changes meanwhile, so the hint is exact.
             assert_eq!(writer.index.lookup_hint(page), frame, "hint for page {page}");
             let early = early.hint(page, 0).unwrap_or(frame);
             assert_eq!(early, frame, "hint for page {page} by the directory of the beginning");

@@ -1,9 +1,9 @@
-//! Real threads: a writer per file changes it all the time, readers look up and check identity, as the
-//! cache's doors do.
+//! Real threads: a writer per file changes it all the time; readers look up and check the identity,
+//! as the cache's reads do.
 //!
-//! A frame's identity word stands in for the frame table: (version, file, page, order) in one place,
-//! with the version odd while it changes. What passes the check must be true; what the writer never
-//! touches must be found again and again.
+//! A frame's identity word stands in for the frame table: (version, file, page, order) in one
+//! place, with the version odd while it changes. What passes the check must be true; what the
+//! writer never touches must be found again and again.
 
 use super::arena::Arena;
 use super::audit::audit;
@@ -167,7 +167,7 @@ fn split_in_steps(
     writer: &mut IndexWriter<'_, 6>,
     random: &mut Random,
 ) {
-    let base = (file as u32 * 4 + 8) * 512 + 1; // frames that nobody else uses
+    let base = (file as u32 * 4 + 8) * 512 + 1; // frames that no other file uses
     let whole = FolioAt { page: SPLIT, order: 9, frame: FrameNumber(base) };
     if writer.insert(SPLIT, 9, whole.frame, SPLIT).is_err() {
         return; // no nodes left

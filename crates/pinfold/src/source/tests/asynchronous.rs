@@ -150,7 +150,7 @@ fn what_finds_no_room_comes_back_untouched_and_in_order() {
             check(offset, result.unwrap(), lent.bytes(), LEN as u64);
         }
         assert_eq!(backing.stats().read_ahead.calls, 4, "what came back is not counted");
-        // Dropped by who got it back: told, once, and of an error.
+        // Dropped by the caller that got it back: the completion is called once, with an error.
         drop(batch);
         drop(tell);
         let dropped: Vec<_> = told.iter().collect();

@@ -285,7 +285,7 @@ fn extents_refuse_what_lies_outside() {
     Extent::of(&mut [0; 8]).store(1, &[0; 8]);
 }
 
-/// The buffered source's own file is the same file, for those who look at it by other means.
+/// A buffered source sees what another program writes to the file.
 #[test]
 fn a_write_by_another_is_seen_by_the_next_read() {
     let directory = tempfile::tempdir().unwrap();

@@ -71,7 +71,7 @@ impl Lent {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: initialised when made; the tests call this when nobody writes any more.
+        // SAFETY: initialised when made; the tests call this when all writes have ended.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.layout.size()) }
     }
 }

@@ -29,7 +29,7 @@ fn a_ring_that_is_refused_later_is_done_without() {
     assert!(ended.status.success(), "{}: {said}", ended.status);
 }
 
-/// A request that the kernel keeps until the ring is taken apart: of a pipe that nobody writes to.
+/// A request that the kernel keeps until the ring is released: a read of a pipe without writes.
 fn endless(ring: &Ring, to: &Sender<Ended>) -> std::io::PipeWriter {
     let (empty, writer) = std::io::pipe().unwrap();
     let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
@@ -54,7 +54,7 @@ fn refused_later() {
     forbid(libc::SYS_io_uring_enter, libc::EPERM, true);
     let mut batch: Vec<_> =
         (0..PAGES).map(|page| request(page * PAGE as u64, PAGE, 1, &tell)).collect();
-    // Ends: what is not taken finds room when what was taken before has ended.
+    // Ends: requests are taken when earlier ones have ended.
     while !batch.is_empty() {
         backing.submit(&mut batch);
         std::thread::yield_now();

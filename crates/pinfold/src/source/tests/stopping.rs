@@ -1,5 +1,5 @@
-//! Requests that are stopped, by a deadline or a canceller: each ends once, and not before nobody
-//! uses its memory any more.
+//! Requests that are stopped, by a deadline or a canceller: each ends once, and only when its
+//! memory is no longer in use.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +49,7 @@ fn what_the_kernel_waits_for_is_cancelled() {
     let (offset, result, _) = ended(&told);
     assert_eq!((offset, why(result)), (1, Stop::Cancelled));
     canceller.cancel(); // of one that has ended: nothing
-    // Nobody reads from the pipe any more, and the ring serves on.
+    // The pipe is not read any more, and the ring still works.
     let mut whole = request(3, PAGE, 1, &tell);
     let _canceller = whole.canceller();
     assert_eq!(ring.start(&file, &mut vec![whole]), Start::Started);

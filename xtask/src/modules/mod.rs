@@ -20,10 +20,7 @@ use self::depend::Dependency;
 use self::document::Calls;
 use self::tree::Tree;
 
-/// Folders that still have a circle. None may join them, and who cuts one takes it off.
-const NOT_YET: [&str; 2] = ["crates/pinfold/src", "crates/pinfold/src/index"];
-
-/// Sources whose modules a document lists, with what each calls; checked once they have no circle.
+/// Sources whose modules a document lists, with what each calls.
 const DOCUMENTED: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")];
 
 /// Check that the modules of each crate import each other without a circle
@@ -43,7 +40,7 @@ const DOCUMENTED: [(&str, &str); 1] = [("crates/pinfold/src", "docs/design.md")]
 #[derive(Debug, Default, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ModulesArgs {
-    /// Crates' folders [default: all, without the circles that are known]
+    /// Crates' folders [default: all]
     crates: Vec<PathBuf>,
     /// Of each circle print every import that is part of it, not only a shortest way around
     #[arg(long)]
@@ -54,46 +51,30 @@ pub(crate) struct ModulesArgs {
 }
 
 pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
-    let every = args.crates.is_empty();
-    let chosen = if every { all_crates(root)? } else { args.crates.clone() };
-    let known: &[&str] = if every { &NOT_YET } else { &[] };
+    let chosen = if args.crates.is_empty() { all_crates(root)? } else { args.crates.clone() };
     let (mut files, mut dependencies) = (0, 0);
     let mut wrong = String::new();
-    let mut with_circle = BTreeSet::new();
     for krate in &chosen {
         for krate in Krate::read(root, krate)? {
             if args.table {
                 print!("{}", krate.table());
             }
-            for (folder, circle) in krate.circles(args.all) {
-                if !known.contains(&&*folder) {
-                    wrong += &circle;
-                }
-                with_circle.insert(folder);
+            for (_, circle) in krate.circles(args.all) {
+                wrong += &circle;
             }
             let src = krate.src.display().to_string();
             for (_, document) in DOCUMENTED.iter().filter(|(documented, _)| *documented == src) {
-                if !with_circle.contains(&src) {
-                    let text = fs::read_to_string(root.join(document)).context(*document)?;
-                    for line in document::wrong(&text, &src, &krate.calls()).lines() {
-                        let _ = writeln!(wrong, "{document}: {line}");
-                    }
+                let text = fs::read_to_string(root.join(document)).context(*document)?;
+                for line in document::wrong(&text, &src, &krate.calls()).lines() {
+                    let _ = writeln!(wrong, "{document}: {line}");
                 }
             }
             files += krate.files();
             dependencies += krate.dependencies.len();
         }
     }
-    for cut in known.iter().filter(|folder| !with_circle.contains(**folder)) {
-        let _ =
-            writeln!(wrong, "{cut}: has no circle any more; take it off NOT_YET in {}", file!());
-    }
     ensure!(wrong.is_empty(), "modules:\n{wrong}");
-    println!(
-        "{} crates, {files} files, {dependencies} imports: no circle{}",
-        chosen.len(),
-        if known.is_empty() { String::new() } else { format!(" but in {} folders", known.len()) }
-    );
+    println!("{} crates, {files} files, {dependencies} imports: no circle", chosen.len());
     Ok(())
 }
 

@@ -60,7 +60,7 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// frees nothing: the child keeps its copy of the cache's memory until it ends or calls exec.
 ///
 /// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
-/// gives the child copies of such memory. On older kernels a program that forks without an
+/// give the child copies of such memory. On older kernels a program that forks without an
 /// immediate exec should open files with
 /// [`Preference::Buffered`](crate::source::Preference::Buffered).
 #[derive(Clone)]

@@ -204,8 +204,8 @@ pub enum Error {
     },
     /// A folio must move before it can be pinned, and its holders did not release it.
     #[error(
-        "cannot pin {} at {offset}: the folio of {bytes} bytes there must move first, but was in use \
-         for {waited_ms} ms, at the end by {referenced} references and {pinned} pins{}",
+        "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
+         held for {waited_ms} ms, by {referenced} references and {pinned} pins at last{}",
         path.display(), uncounted(*referenced, *pinned)
     )]
     PinHeld {
@@ -313,7 +313,7 @@ pub enum PinRangeCause {
 
 /// The suffix where no reference and no pin is counted.
 fn uncounted(referenced: u32, pinned: u32) -> &'static str {
-    if referenced == 0 && pinned == 0 { " (each use was short)" } else { "" }
+    if referenced == 0 && pinned == 0 { " (only for moments each time)" } else { "" }
 }
 
 /// One pin per line.

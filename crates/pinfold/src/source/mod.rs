@@ -2,7 +2,7 @@
 //!
 //! Belongs here: the [`Source`] trait, its implementations, opening files, requests that complete
 //! later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
-//! when, who waits for them, and what a page's state is (`fill`), nor any frame. Called by: `fill`
+//! when, the readers that wait for them, the state of a page (`fill`), or frames. Called by: `fill`
 //! for reads, `Cache` for opening and stats.
 //!
 //! | file | what it holds |

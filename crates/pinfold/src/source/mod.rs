@@ -144,11 +144,10 @@ pub enum Start {
 ///
 /// # What a source may call
 ///
-/// [`read_at`](Self::read_at) and the other calls that may block may call anything;
-/// [`start`](Self::start) may call nothing that waits. That includes the cache itself: a source may
-/// be layered over another file of the same cache, and may copy, borrow or pin that file's pages
-/// **on the thread that called the source**. Two things are not allowed, because they would never
-/// end:
+/// [`start`](Self::start) may call nothing that waits. [`read_at`](Self::read_at) and the other
+/// calls that may block may call anything, including the cache: a source may be layered over
+/// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
+/// that called the source**. Two things are not allowed, because they would never end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;

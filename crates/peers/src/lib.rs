@@ -24,7 +24,7 @@ pub use quick_cache::QuickCache;
 
 /// A cache of values, all of one length, by number.
 pub trait Peer: Send + Sync + Sized {
-    /// One that holds `values` values of `value_bytes` bytes each, and evicts none of them.
+    /// A cache that holds `values` values of `value_bytes` bytes each, and evicts none of them.
     fn new(values: usize, value_bytes: usize) -> Self;
 
     /// Puts a copy of `value` in.
@@ -53,8 +53,8 @@ mod tests {
         (0..VALUE_BYTES as u64).map(|at| (key * 31 + at * 7) as u8).collect()
     }
 
-    /// What is put in is what comes out, whole, as often as one likes and by two threads at once;
-    /// what was not put in does not come out.
+    /// A value that was put in is returned whole, any number of times and to two threads at once; a
+    /// value that was not put in is not found.
     fn keeps_everything<P: Peer>() {
         let peer = P::new(VALUES as usize, VALUE_BYTES);
         assert_eq!(peer.get(0, <[u8]>::len), None);

@@ -1,6 +1,6 @@
 //! Sizes on the command line, and for people: `64M` is 64 MiB, `4096` is bytes.
 //!
-//! The parsing is `parse-size`'s, told that K, M and G are powers of 1024 as everywhere in memory.
+//! The parsing is `parse-size`'s, with K, M and G as powers of 1024, as usual for memory.
 
 use std::fmt;
 use std::str::FromStr;

@@ -40,7 +40,7 @@ fn subject(budget_bytes: u64, bytes: usize) -> Subject {
     Subject { cache, file, memory, pattern, bytes }
 }
 
-/// How often a short read began and found that it could not be believed.
+/// How often a short read had to be discarded because the version had changed.
 fn thrown_away(stats: &Stats) -> u64 {
     stats.fallbacks.changed
 }

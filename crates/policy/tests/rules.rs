@@ -245,7 +245,7 @@ fn a_sweep_meets_each_busy_folio_once() {
         let (mut offered, gave_up) = sweep_all(&mut *policy, &mut table, |_| Answer::Busy);
         assert_eq!(offered.len(), 100, "{name}");
         offered.sort_unstable();
-        assert_eq!(offered, Vec::from_iter(0..100), "{name}");
+        assert_eq!(offered, (0..100).collect::<Vec<_>>(), "{name}");
         assert_eq!(gave_up.reason, GaveUpReason::AllBusy, "{name}");
         assert_eq!((gave_up.counts.busy, gave_up.counts.busy_pages), (100, 100), "{name}");
         assert!(gave_up.to_string().contains("100 busy (100 pages)"), "{name}: {gave_up}");

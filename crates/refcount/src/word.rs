@@ -51,7 +51,7 @@ impl<P: Protocol> Word<P> {
     /// The most pages that may be pinned at once.
     pub(crate) const MAX_PINS: u32 =
         if P::PINS_BITS == 0 { 0 } else { low_mask(P::PINS_BITS - 1) as u32 };
-    /// Frozen periods told apart before the generation repeats.
+    /// Frozen periods before the generation repeats.
     pub(crate) const GENERATIONS: u32 = low_mask(P::GENERATION_BITS) as u32;
 
     /// The word of a folio that was never owned.

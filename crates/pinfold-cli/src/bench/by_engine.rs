@@ -6,7 +6,7 @@
 use super::report::{self, Row, rate};
 use super::workers::Crew;
 
-/// Such a table, growing downwards.
+/// A table that is built line by line.
 #[derive(Debug)]
 pub struct ByEngine<'a> {
     rows: Vec<&'a Row>,
@@ -15,7 +15,7 @@ pub struct ByEngine<'a> {
 }
 
 impl<'a> ByEngine<'a> {
-    /// With a line of rates for each engine of `rows`, and a column for each crew, in their order.
+    /// Adds a line of rates for each engine of `rows`, with a column for each crew, in their order.
     /// Every engine was measured with every crew.
     pub fn new(rows: impl IntoIterator<Item = &'a Row>) -> Self {
         let rows: Vec<&Row> = rows.into_iter().collect();
@@ -40,7 +40,7 @@ impl<'a> ByEngine<'a> {
         self.rows.iter().any(|row| row.engine == engine)
     }
 
-    /// With one more line.
+    /// Adds a line.
     #[must_use]
     pub fn line(mut self, label: &str, text: impl Fn(&Self, Crew) -> String) -> Self {
         let mut line = vec![label.to_owned()];
@@ -49,7 +49,7 @@ impl<'a> ByEngine<'a> {
         self
     }
 
-    /// With the line that `text` makes of the rows of two engines, if both were measured.
+    /// Adds the line that `text` makes from the rows of two engines, if both were measured.
     #[must_use]
     pub fn pair(
         self,
@@ -65,7 +65,7 @@ impl<'a> ByEngine<'a> {
         })
     }
 
-    /// With the ratios of those pairs of engines that were measured: over, under.
+    /// Adds the ratios of the pairs (over, under) of which both engines were measured.
     #[must_use]
     pub fn ratios(self, pairs: &[(&str, &str)]) -> Self {
         pairs.iter().fold(self, |table, &(over, under)| {
@@ -73,7 +73,7 @@ impl<'a> ByEngine<'a> {
         })
     }
 
-    /// With the ratio of `engine` to the best of `others`, which is named, if they were measured.
+    /// Adds the ratio of `engine` to the best of `others`, with its name, if they were measured.
     #[must_use]
     pub fn over_best(self, engine: &str, others: &[&str], what: &str) -> Self {
         if !self.has(engine) || !others.iter().any(|other| self.has(other)) {
@@ -87,7 +87,7 @@ impl<'a> ByEngine<'a> {
         })
     }
 
-    /// With the ratio of `engine` to itself with one worker, if both were measured.
+    /// Adds the ratio of `engine` to itself with one worker, if both were measured.
     #[must_use]
     pub fn scaling(self, engine: &str) -> Self {
         let one = self.crews.iter().copied().find(|crew| crew.workers() == 1);

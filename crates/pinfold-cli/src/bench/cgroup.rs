@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Every group of ours begins with it; the process that made it follows.
+/// The prefix of the names of our groups; the number of the process that made it follows.
 const PREFIX: &str = "pinfold-bench-";
 
 /// Tries to remove a group whose last process has just ended.
@@ -90,7 +90,7 @@ impl Group {
         }
     }
 
-    /// Waits, not for ever, until what processes before have left is below so much.
+    /// Waits, up to a limit, until the memory left by earlier processes is below so much.
     pub fn settle(&self, below_bytes: u64) {
         let file = match self.version {
             Version::One => "memory.usage_in_bytes",
@@ -116,7 +116,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         for _ in 0..REMOVE_TRIES {
             match fs::remove_dir(&self.dir) {
-                // The kernel is still taking leave of the last process.
+                // The kernel is still cleaning up after the last process.
                 Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -133,13 +133,13 @@ pub fn enter(dir: &Path) -> Result<()> {
         .with_context(|| format!("cannot enter the control group {}", dir.display()))
 }
 
-/// Removes what a process that was killed has left.
+/// Removes groups left by a process that was killed.
 fn remove_stale(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let owner = name.strip_prefix(PREFIX).and_then(|owner| owner.parse::<u32>().ok());
         if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
-            // One that is in use after all stays: the kernel sees to that.
+            // The kernel refuses to remove one that is in use.
             let _ = fs::remove_dir(entry.path());
         }
     }
@@ -153,10 +153,11 @@ fn places(mountinfo: &str, own: &str) -> Vec<Place> {
             continue;
         };
         let Some(group) = own.lines().find_map(|line| own_group(line, version)) else { continue };
-        // In a container the path is that of the host, and the mount is what is ours.
+        // In a container the path is the host's, and the mount is the container's own group.
         let below = Path::new(group).strip_prefix(root).unwrap_or(Path::new(""));
         let dir = Path::new(mount).join(below);
-        // Version 2 keeps processes in leaves: a group beside ours may do where one below cannot.
+        // Version 2 keeps processes in leaves: where a group below ours cannot be made, one beside
+        // it may work.
         let beside = dir.parent().filter(|_| version == Version::Two && below != Path::new(""));
         let beside = beside.map(Path::to_owned);
         places.extend([Some(dir), beside].into_iter().flatten().map(|dir| Place { version, dir }));

@@ -21,7 +21,7 @@ use super::place::open_plain;
 use super::shared::Board;
 use super::workers::{self, BATCH};
 
-/// Engines that read what is in memory: the loop itself and the limit first.
+/// Engines that read cached bytes: the loop itself and the limit first.
 pub const NAMES: [&str; 7] =
     ["empty", "memcpy", "pread", "mmap", "pinfold", "pinfold-counted", "pinfold-cas"];
 
@@ -54,7 +54,7 @@ impl Reader for Bytes<'_> {
     }
 }
 
-/// No bytes at all: what the loop costs.
+/// No bytes at all: the cost of the loop.
 #[derive(Debug)]
 pub struct Nothing;
 
@@ -191,7 +191,7 @@ pub fn resident_budget_bytes(file_bytes: u64) -> u64 {
     file_bytes + file_bytes / 8 + (64 << 20)
 }
 
-/// What makes the engines of the cache differ.
+/// The option in which the engines of the cache differ.
 pub fn options(engine: &str, budget_bytes: u64) -> Result<Options> {
     let options = Options::new(budget_bytes);
     Ok(match engine {
@@ -207,7 +207,8 @@ fn copy_of(path: &Path) -> Result<MmapMut> {
     let file = open_plain(path)?;
     let bytes = file.metadata()?.len() as usize;
     let mut copy = MmapMut::map_anon(bytes).context("no memory for a copy of the file")?;
-    // The cache asks for huge pages too. Where there are none the advice is refused: no matter.
+    // The cache asks for huge pages too. Where there are none, the refusal of the advice does no
+    // harm.
     let _ = copy.advise(Advice::HugePage);
     file.read_exact_at(&mut copy, 0).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(copy)
@@ -247,7 +248,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// With the limit.
+    /// Reads with the limit, a bare copy.
     fn read_within(self, bytes: &[u8], board: &Board, worker: usize) -> Result<()> {
         let end = self.random_below.unwrap_or(self.block_bytes as u64);
         ensure!(
@@ -300,8 +301,8 @@ impl Blocks {
     }
 }
 
-/// Reads the block at 0, over and over. In a function of its own: how the loop is compiled does not
-/// hang on what surrounds it.
+/// Reads the block at 0, over and over. In a function of its own: so that how the loop is compiled
+/// does not depend on its surroundings.
 #[inline(never)]
 fn batch_of_first<R: Reader, const BYTES: usize>(reader: &R, buf: &mut [u8]) -> Result<()> {
     let buf = sized::<BYTES>(buf);

@@ -21,7 +21,7 @@ use super::opaque::{looked_at, unknown};
 use super::shared::Board;
 use super::workers::{self, BATCH};
 
-/// What an engine holds pages of.
+/// The length of a page.
 pub const PAGE_BYTES: usize = 4096;
 /// What is copied out of a page.
 pub const BLOCK_BYTES: usize = 64;
@@ -55,7 +55,7 @@ impl Spot {
         Spot((page as u32) << BLOCKS.ilog2() | block)
     }
 
-    /// The page's number, and where in it the block begins.
+    /// The page's number, and the offset of the block in it.
     fn of(self) -> (u64, usize) {
         (u64::from(self.0 >> BLOCKS.ilog2()), (self.0 as usize % BLOCKS) * BLOCK_BYTES)
     }
@@ -70,7 +70,7 @@ pub enum Walk<'a> {
     Drawn(&'a [Spot]),
 }
 
-/// Something that has pages, as one worker uses it.
+/// A worker's access to an engine's pages.
 trait Pages {
     /// Gets a page, calls `read` on it in place, and releases it.
     fn with<R>(&self, page: u64, read: impl FnOnce(&[u8]) -> R) -> Result<R>;
@@ -82,7 +82,7 @@ trait Pages {
     }
 }
 
-/// No pages: what the loop costs.
+/// No pages: the cost of the loop.
 struct Nothing;
 
 impl Pages for Nothing {
@@ -262,7 +262,8 @@ impl Opened {
 
 fn copy_of(bytes: &[u8]) -> Result<MmapMut> {
     let mut copy = MmapMut::map_anon(bytes.len()).context("no memory for a copy of the file")?;
-    // The cache asks for huge pages too. Where there are none the advice is refused: no matter.
+    // The cache asks for huge pages too. Where there are none, the refusal of the advice does no
+    // harm.
     let _ = copy.advise(Advice::HugePage);
     copy.copy_from_slice(bytes);
     Ok(copy)
@@ -337,8 +338,8 @@ impl Visit for Timed<'_> {
     }
 }
 
-/// The same block, over and over. In a function of its own, as the other: how a loop is compiled
-/// does not hang on what surrounds it.
+/// The same block, over and over. In a function of its own, as the other: so that how a loop is
+/// compiled does not depend on its surroundings.
 #[inline(never)]
 fn batch_of_one<P: Pages>(pages: &P, spot: Spot, block: &mut [u8; BLOCK_BYTES]) -> Result<()> {
     for _ in 0..BATCH {

@@ -6,7 +6,7 @@
 
 use std::arch::asm;
 
-/// The same value, of which the compiler knows nothing.
+/// The same value, with its origin hidden from the compiler.
 #[inline(always)]
 pub fn unknown(mut value: u64) -> u64 {
     // SAFETY: it is empty.

@@ -103,7 +103,7 @@ struct Bed {
     words: Vec<Word>,
 }
 
-/// As large as an entry of the frame table.
+/// A type of the size of an entry of the frame table.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Word(AtomicU64);
@@ -335,7 +335,7 @@ fn leave_out(common: &Common, engines: &mut Vec<&str>, beds: &[(&str, Bed)]) -> 
 /// filled. Before each, the lines that are in a small simulated cache are pushed out of it, so that
 /// every line that the half touches is missed once. Prints how many folios there are.
 fn once(args: &PinArgs, engine: &str, case: &str) -> Result<()> {
-    // valgrind waits for ever in a thread that waits for a ring.
+    // valgrind hangs in a thread that waits for a ring.
     let bed = Bed::new(case, args.bytes.0, args.pages, |options| options.io_uring(false))?;
     let others = vec![1_u8; 16 << 20];
     let push_out = || black_box(others.iter().step_by(64).map(|&one| u64::from(one)).sum::<u64>());

@@ -22,7 +22,7 @@ pub const DIRECT_ALIGNMENT_BYTES: usize = 4096;
 /// A huge page of x86-64, and of aarch64 with pages of 4 KiB.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// The numbers of file systems (statfs(2)) that people meet.
+/// The numbers of common file systems (statfs(2)).
 const FILE_SYSTEMS: [(u64, &str); 11] = [
     (0x0102_1994, "tmpfs"),
     (0xef53, "ext4"),
@@ -128,9 +128,9 @@ pub fn ensure_direct(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the kernel forget what it has of the file in memory.
+/// Drops the file from the kernel's page cache.
 pub fn forget(file: &File) -> Result<()> {
-    // Pages not written yet cannot be forgotten.
+    // Dirty pages cannot be dropped.
     file.sync_data().context("cannot write a file out before the kernel forgets it")?;
     rustix::fs::fadvise(file, 0, None, Advice::DontNeed)
         .context("cannot make the kernel forget a file (posix_fadvise)")

@@ -9,15 +9,15 @@ use crate::size::Size;
 /// One thing that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// The engine.
+    /// The workers.
     pub crew: Crew,
-    /// How.
+    /// The case.
     pub case: &'static str,
-    /// What.
+    /// The length of the file.
     pub file_bytes: u64,
-    /// How much at once.
+    /// The length of a read.
     pub block_bytes: u64,
-    /// With what.
+    /// The engine.
     pub engine: &'static str,
 }
 

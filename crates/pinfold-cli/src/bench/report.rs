@@ -21,13 +21,13 @@ pub struct Object {
 }
 
 impl Object {
-    /// Puts the rows of `bench` together with the machine they were measured on.
+    /// The rows of `bench`, with the machine they were measured on.
     pub fn new(bench: &'static str, params: Value, rows: Vec<Row>) -> Self {
         Object { bench, version: env!("CARGO_PKG_VERSION"), machine: Machine::here(), params, rows }
     }
 }
 
-/// What was measured on.
+/// The machine.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     cpu: String,
@@ -82,20 +82,20 @@ pub fn ensure_memory(needed_bytes: u64, smaller: &str) -> Result<()> {
 pub struct Row {
     /// The engine that was measured.
     pub engine: String,
-    /// Doing what.
+    /// The case.
     pub case: &'static str,
     /// With how many workers; in the JSON under the crew's own key.
     #[serde(skip)]
     pub crew: Crew,
     #[serde(flatten)]
     more: Map<String, Value>,
-    /// What the samples are of.
+    /// The metric.
     pub metric: &'static str,
     samples: Vec<f64>,
-    /// The middle sample.
+    /// The median sample.
     pub median: f64,
     mean: f64,
-    /// Of the samples, not of their mean.
+    /// The standard deviation of the samples, not of their mean.
     pub stddev: f64,
 }
 
@@ -118,7 +118,7 @@ impl Row {
         Row { engine, case, crew, more, metric, samples, median, mean, stddev: variance.sqrt() }
     }
 
-    /// With one more dimension.
+    /// Adds a dimension.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.more.insert(key.to_owned(), value.into());

@@ -266,8 +266,8 @@ mod tests {
                     assert!(mapped.start <= kept.start && kept.end <= mapped.end, "{kept:?}");
                 }
                 let base = map_aligned(bytes, page_bytes).unwrap().as_ptr();
-                // SAFETY: the last byte of a fresh mapping of so many, which nobody else has.
-                unsafe { base.add(bytes - 1).write(7) };
+                // SAFETY: the last byte of a fresh mapping of that length, used only here.
+                unsafe { base.wrapping_add(bytes - 1).write(7) };
                 // SAFETY: the same mapping, to its end.
                 let unmapped = unsafe { munmap(base.cast(), bytes.next_multiple_of(page_bytes)) };
                 assert!(unmapped.is_ok(), "{unmapped:?}");
@@ -280,7 +280,7 @@ mod tests {
         let arena = Arena::reserve(5 << 20).unwrap();
         for n in 0..arena.frames() {
             let word = arena.address(FrameNumber(n)).cast::<u32>();
-            // SAFETY: the frame is the arena's, aligned, and nobody else uses this arena.
+            // SAFETY: the frame is the arena's, aligned, and no other thread uses this arena.
             unsafe { word.write(n + 1) };
         }
         for n in 0..arena.frames() {
@@ -298,7 +298,7 @@ mod tests {
         let resident = |block: u32| {
             let at = arena.address(FrameNumber(block * 512));
             let mut page = 0u8;
-            // SAFETY: the range is the arena's, and one byte is told of one page.
+            // SAFETY: the range is the arena's, and the call writes one byte for its one page.
             let told = unsafe { libc::mincore(at.cast(), PAGE_BYTES, &raw mut page) };
             assert_eq!(told, 0);
             page & 1 == 1

@@ -1,11 +1,11 @@
 //! The entry of a frame: one cache line that says what the frame holds and which threads may use
 //! it.
 //!
-//! What belongs here: the words of an entry, who may change which, and the two small protocols that
-//! run on them: the *version* (was what I read consistent?) and the *identity* (is this the folio I
-//! was looking for?). What does not: the count's own protocol (`pinfold-refcount`) and where the
-//! entries are (`table`) and which frames are free (`buddy`). Called by every module that uses a
-//! folio.
+//! What belongs here: the words of an entry, which threads may change them, and the two small
+//! protocols that run on them: the *version* (was what I read consistent?) and the *identity* (is
+//! this the folio I was looking for?). What does not: the count's own protocol (`pinfold-refcount`)
+//! and where the entries are (`table`) and which frames are free (`buddy`). Called by every module
+//! that uses a folio.
 //!
 //! A folio's words are those of its first frame, the *head*. The entries of its other frames, the
 //! *tails*, only say "frozen, odd".

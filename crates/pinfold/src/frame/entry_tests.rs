@@ -29,7 +29,7 @@ fn a_new_entry_is_not_zero_but_frozen_and_odd() {
     assert_eq!((frame.prev(), frame.next(), frame.block()), (None, None, None));
 }
 
-/// Why entries are written before anybody can reach them, and not left as the system gives them.
+/// Why entries are written before they can be reached, instead of left as the system gives them.
 #[test]
 fn a_zeroed_count_would_be_taken_for_a_folio() {
     let zeroed: Count = Count::on(AtomicU64::new(0));

@@ -43,7 +43,7 @@ impl Table {
     pub(super) unsafe fn place(base: NonNull<u8>, frames: u32) -> Self {
         let entries = base.cast::<Frame>();
         for n in 0..frames.next_multiple_of(PAGE_ENTRIES) as usize {
-            // SAFETY: entry `n` lies in the memory that the caller vouches for: whole pages of it.
+            // SAFETY: entry `n` lies in the memory of the caller's contract, which is whole pages.
             let entry = unsafe { entries.add(n) };
             // SAFETY: as above; a page is aligned to more than an entry needs.
             unsafe { entry.write(Frame::new()) };

@@ -28,7 +28,7 @@ const SHADOW_TAG: u32 = 0b10 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
-/// In this room always that of a folio's head.
+/// In this folder always the number of a folio's head.
 pub(crate) use crate::frame::FrameNumber;
 
 /// One slot's word.

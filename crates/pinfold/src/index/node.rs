@@ -114,7 +114,7 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
         self.slot(i).store(entry.0, order);
     }
 
-    /// Fills a slot of a node that nobody can reach yet (stale readers aside).
+    /// Fills a slot of a node that is not linked yet; only stale readers can be in it.
     pub(super) fn prepare(self, i: u32, entry: Entry) {
         // Relaxed: made visible by the Release of the `publish` that links the node. A stale reader
         // in this recycled node may see the word early; it is a valid entry at any time.

@@ -122,7 +122,7 @@ impl<const BITS: u32> NodePool<BITS> {
         Index::new(self.memory(), state.indexes, pages)
     }
 
-    /// As if so many indexes had been made and given up.
+    /// Adds to the number of indexes made so far, as if they had been dropped since.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn age(&self, indexes: u64) {
         self.state.lock().indexes += indexes;
@@ -143,7 +143,7 @@ impl<const BITS: u32> NodePool<BITS> {
     }
 
     /// Makes sure of `wanted` free nodes, taking slabs from `grow` (naturally aligned, of the size
-    /// told to `new`) until there are enough. Call it with no file locked. Two callers at once may
+    /// given to `new`) until there are enough. Call it with no file locked. Two callers at once may
     /// take a slab more than needed.
     ///
     /// # Errors
@@ -253,7 +253,7 @@ impl<const BITS: u32> NodePool<BITS> {
     /// Takes one node out of the stash.
     ///
     /// # Panics
-    /// If it is empty: the reservation was too small, which is a mistake of this room.
+    /// If it is empty: the reservation was too small, which is a bug in `index`.
     pub(super) fn unstash(&self, stash: &mut Stash) -> u32 {
         assert!(stash.len > 0, "a change needs more nodes than were reserved");
         let word = stash.first;

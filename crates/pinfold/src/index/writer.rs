@@ -106,7 +106,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.owner.shadow_slots
     }
 
-    /// What the slot of `page` holds; under the mutex this is no hint but the truth.
+    /// What the slot of `page` holds; under the mutex this is exact, not a hint.
     pub(crate) fn get(&self, page: u64) -> Slot {
         self.index.lookup_raw(page)
     }
@@ -228,7 +228,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         }
     }
 
-    /// Takes out the folio that holds `page`, with its marks, and leaves nothing behind.
+    /// Removes the folio that holds `page`, with its marks, and leaves no shadow.
     pub(crate) fn remove(&mut self, page: u64) -> Option<FolioAt> {
         let (folio, seat) = self.find(page)?;
         self.drop_marks(seat);

@@ -37,7 +37,7 @@ impl Memory {
         self.bytes.read().clone()
     }
 
-    /// Makes room for `bytes` at `offset`; returns where in the vector they go.
+    /// Extends the vector for `bytes` at `offset`; returns their range in it.
     fn grow(held: &mut Vec<u8>, offset: u64, bytes: usize) -> io::Result<usize> {
         let begin = usize::try_from(offset).map_err(|_| super::beyond_offsets())?;
         let end = begin.checked_add(bytes).ok_or_else(super::beyond_offsets)?;

@@ -2,7 +2,7 @@
 //!
 //! Belongs here: the [`Source`] trait, its implementations, opening files, requests that complete
 //! later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
-//! when, who waits for them, and what a page's state is (`fill`), nor any frame. Called by: `fill`
+//! when, the readers that wait for them, the state of a page (`fill`), or frames. Called by: `fill`
 //! for reads, `Cache` for opening and stats.
 //!
 //! | file | what it holds |
@@ -143,11 +143,10 @@ pub enum Start {
 ///
 /// # What a source may call
 ///
-/// [`read_at`](Self::read_at) and the other calls that may block may call anything;
-/// [`start`](Self::start) may call nothing that waits. That includes the cache itself: a source may
-/// be layered over another file of the same cache, and may copy, borrow or pin that file's pages
-/// **on the thread that called the source**. Two things are not allowed, because they would never
-/// end:
+/// [`start`](Self::start) may call nothing that waits. [`read_at`](Self::read_at) and the other
+/// calls that may block may call anything, including the cache: a source may be layered over
+/// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
+/// that called the source**. Two things are not allowed, because they would never end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;

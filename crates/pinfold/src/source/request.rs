@@ -8,8 +8,8 @@
 //!
 //! # Who owns the memory
 //! The request owns its memory until its completion is called. So only the thread that carries it
-//! out can end it; a passed deadline or a [`Canceller`] only *asks* it to stop. Its bytes must no
-//! longer be moved when it is finished:
+//! out can end it; a passed deadline or a [`Canceller`] only *asks* it to stop. When it is
+//! finished, nothing may move its bytes any more:
 //!
 //! | where the request is | what asking does |
 //! |---|---|

@@ -224,7 +224,10 @@ fn bench_get_refuses_what_makes_no_sense() {
     refused(&["--cases", "scan"], "--cases scan: no such case; there are same-page, zipf");
     refused(&["--processes", "2"], "--processes: this benchmark has threads only");
     refused(&["--dir", "/no/such/dir"], "cannot find the file system of /no/such/dir");
-    refused(&["--only", "lru"], "--only lru: no such engine; there are empty, memcpy, pinfold-borrow");
+    refused(
+        &["--only", "lru"],
+        "--only lru: no such engine; there are empty, memcpy, pinfold-borrow",
+    );
     if !cfg!(feature = "peers") {
         refused(&["--only", "moka"], "--only moka: not in this build; try `cargo run --release");
     }

@@ -90,7 +90,7 @@ enum ScheduleName {
 /// A mutant by its name.
 #[cfg(feature = "mutants")]
 fn mutant(name: &str) -> Result<Named, String> {
-    Named::named(name).ok_or_else(|| {
+    Named::find(name).ok_or_else(|| {
         let names: Vec<_> = Named::all().map(Named::name).collect();
         format!("not one of {}", names.join(", "))
     })

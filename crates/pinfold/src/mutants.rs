@@ -16,7 +16,7 @@ impl Named {
     }
 
     /// The mutant with this name.
-    pub fn named(name: &str) -> Option<Named> {
+    pub fn find(name: &str) -> Option<Named> {
         Named::all().find(|mutant| mutant.name() == name)
     }
 

@@ -99,7 +99,7 @@ fn child() {
     let (_, schedule, _) = CAUGHT[number("PINFOLD_STRESS_MUTANT_SCHEDULE") as usize];
     let mutant = std::env::var("PINFOLD_STRESS_MUTANT").ok();
     let broken = mutant.is_some();
-    Named::switch_on(mutant.map(|name| Named::named(&name).expect("a mutant's name")));
+    Named::switch_on(mutant.map(|name| Named::find(&name).expect("a mutant's name")));
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (since, limit) =
         (Instant::now(), Duration::from_secs(number("PINFOLD_STRESS_MUTANT_SECONDS")));

@@ -88,9 +88,11 @@ pub(crate) use self::{
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::pool::NoNodes;
 pub(crate) use self::{
     lookup::Lookup,
-    pool::{NoNodes, NodePool},
+    pool::NodePool,
     tree::{Index, IndexOwner},
     trim::TrimWhere,
     types::{FolioAt, Mark, PAGES_END},

@@ -242,10 +242,10 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 #[cold]
 #[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
-    // The thread that clears the mark does the work; a forked child cannot.
-    if !reader.core.owner.is_here()
-        || !held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD)
-    {
+    // The thread that clears the mark does the work. A forked child clears the marks of its own copy
+    // and reads nothing: a mark that stayed would keep the page from optimistic readers for ever.
+    let marked = held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD);
+    if !marked || !reader.core.owner.is_here() {
         return;
     }
     let identity = held.frame().identity();
@@ -319,7 +319,7 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&
             break;
         }
         let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
-        match insert(reader, at, order, head) {
+        match insert(reader, at, order, head, needed) {
             Ok(filling) => {
                 at = filling.end();
                 batch.folios.push_back(filling);
@@ -334,10 +334,10 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&
             }
             Err(NotInserted::NoMemory(error)) => {
                 core.put(head);
-                if needed {
-                    return Err(error);
+                match error {
+                    Some(error) => return Err(error),
+                    None => break,
                 }
-                break;
             }
         }
     }
@@ -346,7 +346,8 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&
 
 enum NotInserted {
     Occupied,
-    NoMemory(Error),
+    /// The error says why, if the folio was needed.
+    NoMemory(Option<Error>),
 }
 
 /// Step 2 for one folio.
@@ -355,6 +356,7 @@ fn insert(
     page: u64,
     order: Order,
     head: FrameNumber,
+    needed: bool,
 ) -> std::result::Result<Filling, NotInserted> {
     let (core, mapping) = (&reader.core, &reader.mapping);
     let frame = core.frames.frame(head);
@@ -375,8 +377,11 @@ fn insert(
             Err(InsertError::Occupied(_)) => break Err(NotInserted::Occupied),
             Err(InsertError::NoNodes(short)) => {
                 drop(changing);
-                if let Err(error) = reclaim::refill_nodes(core, short.wanted) {
-                    break Err(NotInserted::NoMemory(error));
+                // Not waited for but for the first folio: others may wait for those before this one.
+                match reclaim::refill_nodes(core, short.wanted, needed) {
+                    Ok(true) => {}
+                    Ok(false) => break Err(NotInserted::NoMemory(None)),
+                    Err(error) => break Err(NotInserted::NoMemory(Some(error))),
                 }
             }
         }

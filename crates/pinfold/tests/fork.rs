@@ -127,6 +127,15 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
     for page in 0..8 {
         file.read_at(&mut buf, page * PAGE).unwrap();
     }
+    // Read ahead, so that some of its pages have marks.
+    let marked = Memory::new(pattern.to_vec((PAGES * PAGE) as usize));
+    let marked = cache.attach("marked", Arc::new(marked)).unwrap();
+    marked.advise(0..1, Hint::Sequential).unwrap();
+    marked.read_at(&mut buf, 0).unwrap();
+    // Ends: nothing more is started.
+    while cache.stats().fills_in_flight > 0 {
+        std::thread::yield_now();
+    }
     let reader = cache.reader().unwrap();
     let owned = file.get(0).unwrap().into_owned();
     let pinned = file.pin(2 * PAGE..3 * PAGE).unwrap();
@@ -177,6 +186,12 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 pattern.check(PAGE, &buf).unwrap();
                 pattern.check(3 * PAGE, &file.get(3).unwrap()).unwrap();
                 pattern.check(4 * PAGE, &file.borrow(4, &reader).unwrap()).unwrap();
+                for page in 0..PAGES {
+                    // A mark keeps no page from a child, which could not read ahead.
+                    if let Err(error) = marked.optimistic(page) {
+                        assert!(matches!(error, Error::Forked { .. }), "{error:?}");
+                    }
+                }
                 pattern.check(0, &owned).unwrap();
                 pinned.copy_to(&mut buf, 2 * PAGE).unwrap();
                 pattern.check(2 * PAGE, &buf).unwrap();

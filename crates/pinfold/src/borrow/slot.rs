@@ -219,10 +219,13 @@ impl<'f, 'r> Borrowed<'f, 'r> {
 
     /// Takes over the reference of the folio that has this view.
     fn counted(view: View, head: FrameNumber, page: u64, handle: &'f Handle) -> Self {
-        let state = Box::leak(Box::new(State::new(None)));
+        let state = State::new(None);
         let (bytes, page_bytes) = (view.address().cast_mut(), view.page_bytes());
         state.shown.set(Shown { page, head, stamp: Stamp::default(), bytes, page_bytes });
-        Self::of(state, handle)
+        state.handle.set(Some(handle.into()));
+        // The pointer of the box itself: `drop_counted` makes a box of it again.
+        let state = NonNull::from(Box::leak(Box::new(state)));
+        Borrowed { state, file: PhantomData, reader: PhantomData }
     }
 
     #[inline(always)]

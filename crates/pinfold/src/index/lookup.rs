@@ -3,7 +3,8 @@
 //! Here: what a handle keeps of an index. Not here: the directory (`directory.rs`), the tree that
 //! alone is exact (`tree.rs`). Called by `handle.rs`.
 
-// Not from `crate::sync`: which array is used is a hint, as its words are.
+// Not from `crate::sync`: no model runs this. The pair has to fit together, as `hint` and
+// `hint_behind` see to; what the words say is a hint.
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 
 use super::entry::{Entry, FrameNumber};

@@ -25,7 +25,7 @@ pub(crate) fn split_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> 
                 Ok(Err(_)) => {}
                 Err(short) => {
                     drop(changing);
-                    if refill_nodes(core, short.wanted).is_ok() {
+                    if refill_nodes(core, short.wanted, true).is_ok() {
                         continue;
                     }
                 }

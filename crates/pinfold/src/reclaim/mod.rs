@@ -128,29 +128,33 @@ pub(crate) fn metadata_bytes(core: &Core) -> u64 {
     u64::from(core.frames.frames()) * 64 + core.nodes.stats().slab_bytes
 }
 
-/// More index nodes, at least `wanted`.
-pub(crate) fn refill_nodes(core: &Core, wanted: u32) -> Result<()> {
-    let mut failed = None;
-    let refilled = core.nodes.refill(wanted, || match allocate_slab(core) {
-        Ok(frame) => NonNull::new(core.frames.address(frame)),
+/// More index nodes, at least `wanted`; false if there is no memory for them. With `needed`, as in
+/// [`allocate`]. A thread that holds folios on which others may wait must not ask with `needed`.
+pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<bool> {
+    let mut result = Ok(true);
+    let refilled = core.nodes.refill(wanted, || match allocate_slab(core, needed) {
+        Ok(Some(frame)) => NonNull::new(core.frames.address(frame)),
+        Ok(None) => {
+            result = Ok(false);
+            None
+        }
         Err(error) => {
-            failed = Some(error);
+            result = Err(error);
             None
         }
     });
-    // Without an error the nodes are there, or another thread took them: the caller tries again.
+    // Otherwise the nodes are there, or another thread took them: the caller tries again.
     let _ = refilled;
-    failed.map_or(Ok(()), Err)
+    result
 }
 
 /// A frame for index nodes. It keeps its reference for ever, so it is never evicted, split or
 /// moved; it is therefore allocated where it fragments no run.
-fn allocate_slab(core: &Core) -> Result<FrameNumber> {
+fn allocate_slab(core: &Core, needed: bool) -> Result<Option<FrameNumber>> {
     if let Some(frame) = alloc_unmovable(core, Order::MIN) {
-        return Ok(frame);
+        return Ok(Some(frame));
     }
-    let got = allocate(core, Order::MIN, true)?;
-    let (frame, _) = got.expect("what is needed comes, or there is an error");
+    let Some((frame, _)) = allocate(core, Order::MIN, needed)? else { return Ok(None) };
     core.frames.claim_run_of(frame);
-    Ok(frame)
+    Ok(Some(frame))
 }

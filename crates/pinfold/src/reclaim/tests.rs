@@ -190,3 +190,19 @@ fn a_layered_source_that_waits_for_its_own_readers_is_told_that_there_is_no_memo
         }
     });
 }
+
+/// Best effort is no waiting: a thread that reads ahead holds folios that others wait for.
+#[test]
+fn nodes_that_are_not_needed_are_not_waited_for() {
+    let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
+    let core = cache.core();
+    let mut taken = Vec::new();
+    while let Some((head, _)) = core.frames.alloc_at_most(Order::MIN) {
+        taken.push(head);
+    }
+    let refilled = super::refill_nodes(core, u32::MAX, false);
+    assert!(matches!(refilled, Ok(false)), "{refilled:?}");
+    for head in taken {
+        core.put(head);
+    }
+}

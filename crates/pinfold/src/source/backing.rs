@@ -7,13 +7,13 @@
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::RwLock;
 
 use super::engine::Engine;
+use super::guarded::guarded;
 use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
@@ -120,7 +120,9 @@ impl Backing {
     /// Cost: one lock, and at most one system call, for the whole batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
         let source = self.source();
-        let deadline = source.deadline().and_then(|limit| Instant::now().checked_add(limit));
+        // A source that panics here gets its requests without a deadline.
+        let deadline = guarded("deadline", || Ok(source.deadline())).ok().flatten();
+        let deadline = deadline.and_then(|limit| Instant::now().checked_add(limit));
         for request in &mut *batch {
             request.start_clock(&self.meter, self.engine.under_way());
             if let Some(deadline) = deadline {
@@ -152,18 +154,4 @@ impl Backing {
     pub(crate) fn stats(&self) -> SourceStats {
         self.meter.snapshot(self.kind().into_owned())
     }
-}
-
-/// Calls the source and turns a panic into an error: other threads may wait for the result.
-pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    if cfg!(loom) {
-        return call(); // the checker's own panics end the model
-    }
-    // The panic hook has printed it. The source must cope with its own state after a panic.
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let text = text.unwrap_or("it did not say why");
-        Err(io::Error::other(format!("the source panicked in {what}: {text}")))
-    })
 }

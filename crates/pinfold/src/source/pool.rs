@@ -32,6 +32,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::guarded::guarded;
 use super::request::{Direction, Request};
 use super::under_way::Inside;
 use super::{Source, Start};
@@ -282,7 +283,10 @@ fn carry_out(source: Arc<dyn Source>, request: Request) {
                 Direction::Read => "read",
                 Direction::Write => "write",
             };
-            let text = format!("the source of kind {} panicked in a {what}", source.kind());
+            // Guarded as well: a worker that dies leaves its file's queue to nobody.
+            let kind = guarded("kind", || Ok(source.kind()));
+            let kind = kind.unwrap_or("unknown (it panicked when it was asked)".into());
+            let text = format!("the source of kind {kind} panicked in a {what}");
             Err(io::Error::other(text))
         }),
     };

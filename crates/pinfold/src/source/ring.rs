@@ -340,7 +340,12 @@ impl Driver {
         if wake_armed || !in_hand.is_empty() {
             // Ends: nothing is written to the pipe, so this returns when the kernel has released
             // the ring.
-            let end = gone.read(&mut [0]);
+            let end = loop {
+                match gone.read(&mut [0]) {
+                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {} // by a signal
+                    end => break end,
+                }
+            };
             assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
         }
         drop(wake_count);

@@ -302,7 +302,7 @@ impl House {
             reclaim::daemon::start(&core).expect("a thread of a model");
         }
         // Otherwise threads with a frame each might all wait for the last one, for index nodes.
-        reclaim::refill_nodes(&core, 8).expect("memory for a model");
+        assert!(reclaim::refill_nodes(&core, 8, true).expect("memory for a model"));
         let queue = || plan.device.then(|| (Mutex::new(Queue::default()), Condvar::new()));
         let source = |number| {
             Arc::new(Pages {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
-use pinfold::{Cache, Error, Hint, Options};
+use pinfold::{Cache, Error, File, Hint, Options};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
@@ -112,6 +112,28 @@ fn is_forked<T>(result: Result<T, Error>) {
     assert!(error.to_string().contains("which this one was forked from"), "{error}");
 }
 
+/// A file of which some pages were read ahead, and have marks.
+fn read_ahead(cache: &Cache) -> File {
+    let memory = Arc::new(Memory::new(vec![3; (PAGES * PAGE) as usize]));
+    let file = cache.attach("marked", memory).unwrap();
+    file.advise(0..1, Hint::Sequential).unwrap();
+    file.read_at(&mut [0; PAGE as usize], 0).unwrap();
+    // Ends: nothing more is started.
+    while cache.stats().fills_in_flight > 0 {
+        std::thread::yield_now();
+    }
+    file
+}
+
+/// A child cannot read ahead, and must not wait for somebody who does.
+fn marks_keep_nothing_from_a_child(marked: &File) {
+    for page in 0..PAGES {
+        if let Err(error) = marked.optimistic(page) {
+            assert!(matches!(error, Error::Forked { .. }), "{error:?}");
+        }
+    }
+}
+
 #[test]
 fn a_child_reads_what_is_cached_and_never_hangs() {
     let pattern = Pattern::new(9, 0);
@@ -127,15 +149,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
     for page in 0..8 {
         file.read_at(&mut buf, page * PAGE).unwrap();
     }
-    // Read ahead, so that some of its pages have marks.
-    let marked = Memory::new(pattern.to_vec((PAGES * PAGE) as usize));
-    let marked = cache.attach("marked", Arc::new(marked)).unwrap();
-    marked.advise(0..1, Hint::Sequential).unwrap();
-    marked.read_at(&mut buf, 0).unwrap();
-    // Ends: nothing more is started.
-    while cache.stats().fills_in_flight > 0 {
-        std::thread::yield_now();
-    }
+    let marked = read_ahead(&cache);
     let reader = cache.reader().unwrap();
     let owned = file.get(0).unwrap().into_owned();
     let pinned = file.pin(2 * PAGE..3 * PAGE).unwrap();
@@ -186,12 +200,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 pattern.check(PAGE, &buf).unwrap();
                 pattern.check(3 * PAGE, &file.get(3).unwrap()).unwrap();
                 pattern.check(4 * PAGE, &file.borrow(4, &reader).unwrap()).unwrap();
-                for page in 0..PAGES {
-                    // A mark keeps no page from a child, which could not read ahead.
-                    if let Err(error) = marked.optimistic(page) {
-                        assert!(matches!(error, Error::Forked { .. }), "{error:?}");
-                    }
-                }
+                marks_keep_nothing_from_a_child(&marked);
                 pattern.check(0, &owned).unwrap();
                 pinned.copy_to(&mut buf, 2 * PAGE).unwrap();
                 pattern.check(2 * PAGE, &buf).unwrap();
@@ -206,8 +215,9 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 is_forked(cache.attach("new", Arc::new(Memory::new(vec![1]))));
                 is_forked(cache.open("/proc/self/exe"));
                 is_forked(cache.reader());
-                assert_eq!(cache.stats().budget_bytes, 0);
-                assert!(cache.pins().is_none() && !cache.compact());
+                assert!(
+                    cache.stats().budget_bytes == 0 && cache.pins().is_none() && !cache.compact()
+                );
 
                 // All that there is, dropped: by reading it out of where the parent has it.
                 drop(taken(&pinned));

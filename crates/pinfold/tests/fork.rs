@@ -125,6 +125,11 @@ fn read_ahead(cache: &Cache) -> File {
     file
 }
 
+fn tells_nothing(cache: &Cache) {
+    assert_eq!(cache.stats().budget_bytes, 0);
+    assert!(cache.pins().is_none() && !cache.compact());
+}
+
 /// A child cannot read ahead, and must not wait for somebody who does.
 fn marks_keep_nothing_from_a_child(marked: &File) {
     for page in 0..PAGES {
@@ -215,9 +220,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 is_forked(cache.attach("new", Arc::new(Memory::new(vec![1]))));
                 is_forked(cache.open("/proc/self/exe"));
                 is_forked(cache.reader());
-                assert!(
-                    cache.stats().budget_bytes == 0 && cache.pins().is_none() && !cache.compact()
-                );
+                tells_nothing(&cache);
 
                 // All that there is, dropped: by reading it out of where the parent has it.
                 drop(taken(&pinned));

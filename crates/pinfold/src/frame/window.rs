@@ -45,10 +45,11 @@ impl Window {
         if frame.0 >= self.frames {
             return None;
         }
-        let entry = self.base.cast::<Frame>().as_ptr().wrapping_add(entry_at(frame.0) as usize);
-        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, is
-        // the first thing in it, and lives as long as the window is used.
-        let entry = unsafe { &*entry };
+        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, and is
+        // the first thing in it.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0) as usize) };
+        // SAFETY: as above, and it lives as long as the window is used.
+        let entry = unsafe { entry.as_ref() };
         Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
     }
 }

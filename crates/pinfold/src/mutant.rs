@@ -52,6 +52,8 @@ mutants! {
     DirectoryGrowsEmpty,
     /// Once a directory has grown, the smaller one that old handles use is not updated.
     OldDirectoryStays,
+    /// A handle's new bound of the directory is stored without release.
+    BoundRelaxed,
     /// An insert does not check whether there is a folio already.
     InsertBlindly,
 

@@ -15,7 +15,7 @@ macro_rules! mutants {
         /// A deliberate mistake.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(
-            not(all(test, any(loom, shuttle))),
+            not(all(test, loom)),
             allow(dead_code, reason = "named where they would act, switched on by tests")
         )]
         pub(crate) enum Mutant {

@@ -152,7 +152,7 @@ impl Frames {
         self.arena.address(frame)
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     /// Where the bytes of `frame` are, or nothing if the arena has no such frame. For readers that
     /// hold nothing: even for a number computed from words that were changing, the result is memory
     /// of this arena or nothing.
@@ -289,7 +289,7 @@ pub(crate) struct HeldRun<'a> {
 }
 
 impl<'a> HeldRun<'a> {
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     /// The first frame of the run.
     pub(crate) fn run(&self) -> FrameNumber {
         self.run

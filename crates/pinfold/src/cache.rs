@@ -184,7 +184,7 @@ impl Cache {
     }
 
     /// For unit tests of this crate.
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }

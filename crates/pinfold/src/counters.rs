@@ -83,10 +83,11 @@ impl Shard {
         add(&self.reads[(bytes.ilog2() as usize).min(BITS - 1)], 1);
     }
 
-    /// Whether the thread read another folio than `head` last.
+    /// Whether the thread read another folio than `head` last. Of a shard that threads share: one
+    /// of them.
     #[inline(always)]
     pub(crate) fn comes_to(&self, head: u32) -> bool {
-        // Relaxed: no other thread uses it.
+        // Relaxed, both: it orders nothing. A wrong answer changes a use count by one.
         if self.last_head.load(Ordering::Relaxed) == head {
             return false;
         }
@@ -215,11 +216,12 @@ impl Drop for Leaving {
 #[cold]
 #[inline(never)]
 fn take_seat() -> usize {
-    let free = free_seats().and_then(|mut free| free.pop());
-    // Relaxed: only uniqueness matters. A thread that is ending gets the shared shard.
+    // A thread that is ending gets the shared shard: it would not give another one back.
     let seat = if LEAVING.try_with(|_| ()).is_err() {
         SHARDS
     } else {
+        let free = free_seats().and_then(|mut free| free.pop());
+        // Relaxed: only uniqueness matters.
         free.unwrap_or_else(|| SEATS.fetch_add(1, Ordering::Relaxed)).min(SHARDS)
     };
     SHARD_AT.set(seat * size_of::<Shard>());

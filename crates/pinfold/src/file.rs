@@ -252,7 +252,7 @@ impl File {
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
-    /// The pages that have a byte of `range`, up to the last page of the file.
+    /// The pages that have a byte of `range`, those behind the end of the file included.
     fn pages(range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > i64::MAX as u64 {
             let bytes = range.end.saturating_sub(range.start);

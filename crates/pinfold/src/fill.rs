@@ -28,7 +28,7 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinfold_policy::{Arrival, Shadow};
+use pinfold_policy::Shadow;
 
 use crate::core::{Core, Held};
 use crate::counters::Event;
@@ -439,8 +439,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
             if filling.shadow.is_some() {
                 core.counters.count(Event::Refault);
             }
-            let arrival = Arrival { ahead: !tell, shadow: filling.shadow, ..Arrival::default() };
-            core.residency.insert(&core.frames, filling.head, arrival);
+            core.residency.insert(&core.frames, filling.head, filling.shadow);
         }
         Err(error) if wanted => {
             core.counters.count(Event::FillError);

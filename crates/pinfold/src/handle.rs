@@ -30,7 +30,7 @@ pub(crate) struct Handle {
     pub(crate) id: u32,
     /// The longest read that is tried without a reference.
     pub(crate) short_max_bytes: u32,
-    counters: NonNull<Counters>,
+    counters: CoresCounters,
     // The second cache line.
     pub(crate) core: Arc<Core>,
     pub(crate) mapping: Arc<Mapping>,
@@ -40,10 +40,14 @@ pub(crate) struct Handle {
     pub(crate) stream: Stream,
 }
 
-// SAFETY: `counters` points into `core`, which is `Send`; all threads share the counters.
-unsafe impl Send for Handle {}
+/// The counters of a handle's core, without a load to find them.
+#[derive(Debug)]
+struct CoresCounters(NonNull<Counters>);
+
+// SAFETY: it is used as a `&Counters` alone, and all threads may share those.
+unsafe impl Send for CoresCounters where Counters: Sync {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for CoresCounters where Counters: Sync {}
 
 #[cfg(not(loom))]
 const _: () =
@@ -60,7 +64,7 @@ impl Handle {
             window: unsafe { Window::of(&core.frames) },
             id: mapping.id,
             short_max_bytes: u32::try_from(short_max_bytes).unwrap_or(u32::MAX),
-            counters: NonNull::from(&core.counters),
+            counters: CoresCounters(NonNull::from(&core.counters)),
             readers_address: Arc::as_ptr(&core.readers).addr(),
             reference: core.options.reference,
             stream: Stream::new(window_max_bytes),
@@ -105,7 +109,7 @@ impl Handle {
     pub(crate) fn counters(&self) -> &Counters {
         // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its
         // content.
-        unsafe { self.counters.as_ref() }
+        unsafe { self.counters.0.as_ref() }
     }
 }
 

@@ -9,9 +9,10 @@
 //! `resizing` is taken before all others, and is the only lock held during a call of the source.
 //! The table's mutex is taken before a mapping's `change` mutex, and that one before the policy's.
 //! Only a batch (`freeze/batch.rs`) takes the `change` mutexes of several mappings, in rising order
-//! of their numbers. Nothing is allocated or read under a `change` mutex. A thread that freezes a
-//! folio holds the mutex from before the freeze until the folio is thawed or out of the index, so
-//! under the mutex no folio of the mapping is ever frozen.
+//! of their numbers. Under a `change` mutex nothing is read, and no frame or node is allocated, as
+//! eviction takes it; but the heap may be used (a larger directory, once for a file that grows; the
+//! error of a fill). A thread that freezes a folio holds the mutex from before the freeze until the
+//! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 //! which folio is evicted, `reclaim/evict.rs` evicts it. Called by the modules that add, drop, move
 //! or split folios: `fill`, `freeze`, `reclaim`.
 
-use pinfold_policy::{Answer, Arrival, Id, NONE, Place, Policy, Residents, S3Fifo, Shadow, Sweep};
+use pinfold_policy::{Answer, Id, NONE, Place, Policy, Residents, S3Fifo, Shadow, Sweep};
 
 use crate::frame::{Frame, FrameNumber, Frames};
 use crate::sync::Mutex;
@@ -29,8 +29,8 @@ impl Residency {
     }
 
     /// The folio at `head` is up to date from now on. Call it under its mapping's `change` mutex.
-    pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, arrival: Arrival) {
-        self.0.lock().insert(&mut Entries(frames), head.0, arrival);
+    pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, shadow: Option<Shadow>) {
+        self.0.lock().insert(&mut Entries(frames), head.0, shadow);
     }
 
     /// The folio at `head` has left its file, but not by eviction.

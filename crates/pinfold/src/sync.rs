@@ -14,6 +14,10 @@ use crate::mutant::{self, Mutant};
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+// shuttle's models have no directory that grows, which is all that these two are for.
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicUsize};
+
 #[cfg(shuttle)]
 pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thread};
 
@@ -28,7 +32,9 @@ pub(crate) fn model_failed() -> bool {
 }
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 
 /// The fence of a thread that stores to words of a frame that readers without a reference load:
 /// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame and

@@ -5,9 +5,9 @@
 //! a hit, such as LRU: they do not fit a hit that writes nothing, and live in the simulator.
 //!
 //! CLOCK: Corbató, A paging experiment with the Multics system, 1969. The ring is the main queue;
-//! hints work as everywhere, by the once queue; ghosts are not kept.
+//! ghosts are not kept.
 
-use crate::policy::{Arrival, Hint, PolicyState, Rules};
+use crate::policy::{PolicyState, Rules};
 use crate::queues::{Queues, Usage};
 use crate::residents::{Queue, Residents};
 use crate::shadow::Shadow;
@@ -18,29 +18,18 @@ use crate::sweep::Sweep;
 pub struct Clock {
     queues: Queues,
     second_chance: bool,
-    once_target_pages: u64,
 }
 
 impl Clock {
     /// CLOCK: a folio that was used since the hand last passed is spared once.
-    pub fn second_chance(capacity_pages: u64) -> Self {
-        Self::new(capacity_pages, true)
+    pub fn second_chance() -> Self {
+        Self { queues: Queues::new(), second_chance: true }
     }
 
     /// FIFO: no folio is spared.
-    pub fn fifo(capacity_pages: u64) -> Self {
-        Self::new(capacity_pages, false)
+    pub fn fifo() -> Self {
+        Self { queues: Queues::new(), second_chance: false }
     }
-
-    fn new(capacity_pages: u64, second_chance: bool) -> Self {
-        let once_target_pages = once_target_pages(capacity_pages);
-        Self { queues: Queues::new(), second_chance, once_target_pages }
-    }
-}
-
-/// A tenth for folios read ahead and not used yet, as in the cache's own policy.
-fn once_target_pages(capacity_pages: u64) -> u64 {
-    (capacity_pages / 10).max(1)
 }
 
 impl PolicyState for Clock {
@@ -48,9 +37,7 @@ impl PolicyState for Clock {
         if self.second_chance { "clock" } else { "fifo" }
     }
 
-    fn set_capacity(&mut self, capacity_pages: u64) {
-        self.once_target_pages = once_target_pages(capacity_pages);
-    }
+    fn set_capacity(&mut self, _: u64) {}
 
     fn is_recent(&self, _: Shadow) -> bool {
         false
@@ -66,27 +53,17 @@ impl Rules for Clock {
         &mut self.queues
     }
 
-    fn enters(&self, arrival: Arrival) -> Queue {
-        match arrival.hint {
-            Hint::Sequential => Queue::Once,
-            Hint::Normal => Queue::Main,
-        }
+    fn enters(&self, _: Option<Shadow>) -> Queue {
+        Queue::Main
     }
 
-    fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue> {
-        let gives = |queue| self.queues.gives(queue, sweep);
-        let once_is_due = gives(Queue::Once)
-            && (self.queues.weight(Queue::Once).pages > self.once_target_pages
-                || r.uses(self.queues.head(Queue::Once)) > 0);
-        if !once_is_due && gives(Queue::Main) {
-            return Some(Queue::Main);
-        }
-        gives(Queue::Once).then_some(Queue::Once)
+    fn pick(&self, sweep: &Sweep) -> Option<Queue> {
+        self.queues.gives(Queue::Main, sweep).then_some(Queue::Main)
     }
 
     fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, _: &Sweep) -> bool {
         let id = self.queues.head(queue);
-        let spared = self.second_chance && queue == Queue::Main && r.uses(id) > 0;
+        let spared = self.second_chance && r.uses(id) > 0;
         if spared {
             r.set_uses(id, 0);
             self.queues.rotate(r, queue, Queue::Main);

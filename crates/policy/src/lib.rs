@@ -13,11 +13,11 @@
 //! One eviction, as the caller performs it:
 //!
 //! ```
-//! use pinfold_policy::{Answer, Arrival, Policy, PolicyState, S3Fifo, Sweep, Table};
+//! use pinfold_policy::{Answer, Policy, PolicyState, S3Fifo, Sweep, Table};
 //!
 //! let mut table = Table::new(100);
 //! let mut policy = S3Fifo::new(64);
-//! policy.insert(&mut table, 7, Arrival::default());
+//! policy.insert(&mut table, 7, None);
 //!
 //! let mut sweep = Sweep::new(1024);
 //! let victim = policy.next_victim(&mut table, &mut sweep).expect("one folio, not pinned");
@@ -26,7 +26,7 @@
 //! assert_eq!(victim, 7);
 //!
 //! // The folio comes back soon: its shadow entry sends it straight to the main queue.
-//! policy.insert(&mut table, 7, Arrival { shadow, ..Arrival::default() });
+//! policy.insert(&mut table, 7, shadow);
 //! assert_eq!(policy.usage().main.folios, 1);
 //! ```
 //!
@@ -41,11 +41,10 @@
 //! 3. Head and tail are both [`NONE`] or both a member; `prev` of the head and `next` of the tail
 //!    are [`NONE`]; `prev` and `next` of neighbours name each other.
 //! 4. A folio's weight changes only inside [`Policy::split`].
-//! 5. A queue's order is the order of arrival in it; only [`Policy::demote`] enters at the evicting
-//!    end.
+//! 5. A queue's order is the order of arrival in it.
 //!
-//! Inside `List::unlink` and `List::push_*` they are broken for a moment. Those take no callbacks,
-//! so no caller sees it. `tests/model.rs` checks all five after every operation against three
+//! Inside `List::link` and `List::unlink` they are broken for a moment. Those take no callbacks,
+//! so no caller sees it. `tests/model.rs` checks all five after every operation against two
 //! `VecDeque`s.
 
 mod clock;
@@ -57,7 +56,7 @@ mod shadow;
 mod sweep;
 
 pub use clock::Clock;
-pub use policy::{Arrival, Hint, Policy, PolicyState};
+pub use policy::{Policy, PolicyState};
 pub use queues::{Usage, Weight};
 pub use residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents, Table, USES_MAX};
 pub use s3fifo::{S3Fifo, S3FifoOptions};

@@ -1,34 +1,12 @@
 //! The trait of a policy, by which the cache and the simulator can exchange one for another.
 //!
-//! Here: the trait, the description of an insert, and the code that all policies with queues share.
+//! Here: the trait, and the code that all policies with queues share.
 //! Not here: any rules (`s3fifo.rs`, `clock.rs`).
 
 use crate::queues::{Queues, Usage};
 use crate::residents::{Id, Queue, Residents};
 use crate::shadow::Shadow;
 use crate::sweep::{Answer, GaveUp, GaveUpReason, Sweep};
-
-/// The reader's hint about its access pattern, as far as it concerns eviction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hint {
-    /// No hint.
-    #[default]
-    Normal,
-    /// Read once, front to back: evicted first, as soon as it was used, and never spared.
-    Sequential,
-}
-
-/// How a folio came into the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrival {
-    /// The reader's hint.
-    pub hint: Hint,
-    /// The folio was read ahead, so not used yet. The first read of a folio that a reader waited
-    /// for is not a use: the caller does not raise the count for it.
-    pub ahead: bool,
-    /// The shadow entry found where the folio is inserted, if any.
-    pub shadow: Option<Shadow>,
-}
 
 /// The part of a policy that needs no table.
 pub trait PolicyState: Send {
@@ -50,11 +28,13 @@ pub trait PolicyState: Send {
 /// Not thread-safe by itself: one caller at a time. A call touches a few table entries;
 /// `next_victim` looks at no more folios than the sweep's effort allows.
 pub trait Policy<R: Residents + ?Sized>: PolicyState {
-    /// Inserts a folio, and sets its use count.
+    /// Inserts a folio, and sets its use count to 0: the first read of a folio that a reader waited
+    /// for is not a use, and the caller does not raise the count for it. `shadow` is the entry found
+    /// where the folio is inserted, if any.
     ///
     /// # Panics
     /// In debug builds if the folio's place is not `Out`.
-    fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival);
+    fn insert(&mut self, residents: &mut R, id: Id, shadow: Option<Shadow>);
 
     /// Offers the next folio to evict. It is in no queue until it is answered, so the caller may
     /// release the policy lock while it tries to freeze the folio; other sweeps get other folios.
@@ -81,9 +61,6 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// folio that the policy does not hold is left alone.
     fn remove(&mut self, residents: &mut R, id: Id);
 
-    /// `DontNeed`: the folio is the next to be offered.
-    fn demote(&mut self, residents: &mut R, id: Id);
-
     /// A folio was split. `head` keeps its place and has its new weight in the table already; the
     /// `rest` come next behind it, with the same use count.
     ///
@@ -104,10 +81,10 @@ pub(crate) trait Rules: PolicyState {
     fn queues(&mut self) -> &mut Queues;
 
     /// The queue for a folio that arrives.
-    fn enters(&self, arrival: Arrival) -> Queue;
+    fn enters(&self, shadow: Option<Shadow>) -> Queue;
 
     /// The queue that gives the next candidate: one that [`Queues::gives`]; `None` if none does.
-    fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue>;
+    fn pick(&self, sweep: &Sweep) -> Option<Queue>;
 
     /// Spares the head of a queue if it was used enough: moves it to the newest end of main.
     fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool;
@@ -120,10 +97,9 @@ pub(crate) trait Rules: PolicyState {
 }
 
 impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
-    fn insert(&mut self, residents: &mut R, id: Id, arrival: Arrival) {
-        let queue = self.enters(arrival);
-        let used = queue == Queue::Once && !arrival.ahead;
-        residents.set_uses(id, u8::from(used));
+    fn insert(&mut self, residents: &mut R, id: Id, shadow: Option<Shadow>) {
+        let queue = self.enters(shadow);
+        residents.set_uses(id, 0);
         self.queues().push_tail(residents, id, queue);
     }
 
@@ -131,7 +107,7 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
         let mut reprieves_left = self.reprieves_max();
         // Ends: each turn spends one of the sweep's effort.
         loop {
-            let Some(queue) = self.pick(residents, sweep) else {
+            let Some(queue) = self.pick(sweep) else {
                 return Err(sweep.gave_up(self.queues().why_nothing(sweep)));
             };
             if !sweep.spend() {
@@ -168,10 +144,6 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
 
     fn remove(&mut self, residents: &mut R, id: Id) {
         self.queues().take_out(residents, id);
-    }
-
-    fn demote(&mut self, residents: &mut R, id: Id) {
-        self.queues().demote(residents, id);
     }
 
     fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]) {

@@ -33,8 +33,6 @@ impl Weight {
 /// The folios and pages that a policy holds, by place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In the once queue.
-    pub once: Weight,
     /// In the small queue.
     pub small: Weight,
     /// In the main queue.
@@ -46,7 +44,7 @@ pub struct Usage {
 impl Usage {
     /// All pages the policy knows.
     pub fn pages(&self) -> u64 {
-        self.once.pages + self.small.pages + self.main.pages + self.offered.pages
+        self.small.pages + self.main.pages + self.offered.pages
     }
 }
 
@@ -96,19 +94,16 @@ impl List {
     }
 }
 
-/// The three lists and the folios on offer.
+/// The two lists and the folios on offer.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    lists: [List; 3],
+    lists: [List; Queue::ALL.len()],
     offered: Weight,
 }
 
 impl Queues {
     pub(crate) const fn new() -> Self {
-        Self {
-            lists: [List::EMPTY, List::EMPTY, List::EMPTY],
-            offered: Weight { folios: 0, pages: 0 },
-        }
+        Self { lists: [List::EMPTY, List::EMPTY], offered: Weight { folios: 0, pages: 0 } }
     }
 
     #[inline]
@@ -141,7 +136,6 @@ impl Queues {
 
     pub(crate) fn usage(&self) -> Usage {
         Usage {
-            once: self.weight(Queue::Once),
             small: self.weight(Queue::Small),
             main: self.weight(Queue::Main),
             offered: self.offered,
@@ -154,15 +148,6 @@ impl Queues {
         let list = self.list(queue);
         let tail = list.tail;
         list.link(r, tail, id, NONE);
-        r.set_place(id, Place::Queued(queue));
-    }
-
-    /// Puts a folio that is in no list at the evicting end.
-    pub(crate) fn push_head<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id, queue: Queue) {
-        debug_assert!(!matches!(r.place(id), Place::Queued(_)), "folio {id} is queued already");
-        let list = self.list(queue);
-        let head = list.head;
-        list.link(r, NONE, id, head);
         r.set_place(id, Place::Queued(queue));
     }
 
@@ -217,18 +202,6 @@ impl Queues {
         };
         r.set_place(id, Place::Out);
         Some(queue)
-    }
-
-    /// See [`crate::Policy::demote`]. A folio on offer is left to the caller that it was offered
-    /// to.
-    pub(crate) fn demote<R: Residents + ?Sized>(&mut self, r: &mut R, id: Id) {
-        if let Place::Queued(queue) = r.place(id) {
-            self.list(queue).unlink(r, id);
-            r.set_place(id, Place::Out);
-            // Marked as used, so that the once queue gives it.
-            r.set_uses(id, 1);
-            self.push_head(r, id, Queue::Once);
-        }
     }
 
     /// Why there is no candidate, if there is none.

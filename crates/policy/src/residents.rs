@@ -18,9 +18,6 @@ pub const PAGES_MAX: u32 = 512;
 /// The queues a folio can be in. Policies that need fewer leave the others empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// Expected to be used once: folios of a sequential reader, and those that are not needed any
-    /// more.
-    Once,
     /// Newcomers.
     Small,
     /// Folios that were used again.
@@ -29,7 +26,7 @@ pub enum Queue {
 
 impl Queue {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Once, Self::Small, Self::Main];
+    pub const ALL: [Self; 2] = [Self::Small, Self::Main];
 }
 
 /// Where the policy has a folio.
@@ -55,12 +52,10 @@ impl Place {
     pub const fn to_bits(self) -> u8 {
         match self {
             Self::Out => 0,
-            Self::Queued(Queue::Once) => 1,
-            Self::Queued(Queue::Small) => 2,
-            Self::Queued(Queue::Main) => 3,
-            Self::Offered(Queue::Once) => 5,
-            Self::Offered(Queue::Small) => 6,
-            Self::Offered(Queue::Main) => 7,
+            Self::Queued(Queue::Small) => 1,
+            Self::Queued(Queue::Main) => 2,
+            Self::Offered(Queue::Small) => 3,
+            Self::Offered(Queue::Main) => 4,
         }
     }
 
@@ -71,12 +66,10 @@ impl Place {
     pub const fn from_bits(bits: u8) -> Self {
         match bits {
             0 => Self::Out,
-            1 => Self::Queued(Queue::Once),
-            2 => Self::Queued(Queue::Small),
-            3 => Self::Queued(Queue::Main),
-            5 => Self::Offered(Queue::Once),
-            6 => Self::Offered(Queue::Small),
-            7 => Self::Offered(Queue::Main),
+            1 => Self::Queued(Queue::Small),
+            2 => Self::Queued(Queue::Main),
+            3 => Self::Offered(Queue::Small),
+            4 => Self::Offered(Queue::Main),
             _ => panic!("these bits are no folio's place"),
         }
     }

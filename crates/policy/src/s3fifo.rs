@@ -20,19 +20,18 @@
 //! else small would spread over the whole cache and keep it, and a loop longer than the cache would
 //! find a FIFO and never hit. (libCacheSim's later version does so until the cache is full.) The
 //! share is below what main has in a full cache, so that the pages which reclaim keeps free between
-//! its watermarks do not count as lacking. A third queue holds what is used once by declaration.
-//! Pinned folios are offered, too, and the caller answers that they are pinned.
+//! its watermarks do not count as lacking. Pinned folios are offered, too, and the caller answers
+//! that they are pinned.
 //!
 //! Which queue gives, in this order, of those that still have a folio that did not refuse this
 //! sweep (`sweep.rs`):
-//! 1. once, if its head was used (so its reader is past it), or it has more than its share;
-//! 2. small, if it has its share;
-//! 3. main;
-//! 4. small, then once, whatever they have.
+//! 1. small, if it has its share;
+//! 2. main;
+//! 3. small, whatever it has.
 //!
-//! What is busy goes back to its queue; what is pinned in small or once moves to main.
+//! What is busy goes back to its queue; what is pinned in small moves to main.
 
-use crate::policy::{Arrival, Hint, PolicyState, Rules};
+use crate::policy::{PolicyState, Rules};
 use crate::queues::{Queues, Usage};
 use crate::residents::{Queue, Residents, USES_MAX};
 use crate::shadow::{GhostClock, Shadow};
@@ -41,7 +40,7 @@ use crate::sweep::Sweep;
 /// The options of [`S3Fifo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct S3FifoOptions {
-    /// The small queue's share of the capacity, in percent, and as much for the once queue.
+    /// The small queue's share of the capacity, in percent.
     pub small_percent: u32,
     /// How far the ghosts reach, in percent of the capacity.
     pub ghost_percent: u32,
@@ -143,34 +142,22 @@ impl Rules for S3Fifo {
         &mut self.queues
     }
 
-    fn enters(&self, arrival: Arrival) -> Queue {
-        let returned = arrival.shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
-        match arrival.hint {
-            Hint::Sequential => Queue::Once,
-            Hint::Normal if returned || self.main_lacks() => Queue::Main,
-            Hint::Normal => Queue::Small,
-        }
+    fn enters(&self, shadow: Option<Shadow>) -> Queue {
+        let returned = shadow.is_some_and(|shadow| self.ghosts.is_recent(shadow));
+        if returned || self.main_lacks() { Queue::Main } else { Queue::Small }
     }
 
     /// By the order at the module's head.
     #[inline]
-    fn pick<R: Residents + ?Sized>(&self, r: &R, sweep: &Sweep) -> Option<Queue> {
+    fn pick(&self, sweep: &Sweep) -> Option<Queue> {
         let gives = |queue| self.queues.gives(queue, sweep);
-        let pages = |queue| self.queues.weight(queue).pages;
-        let once_is_due = gives(Queue::Once)
-            && (pages(Queue::Once) > self.small_target_pages
-                || r.uses(self.queues.head(Queue::Once)) > 0);
         let small_gives = gives(Queue::Small);
-        if once_is_due {
-            Some(Queue::Once)
-        } else if small_gives && pages(Queue::Small) >= self.small_target_pages {
+        if small_gives && self.queues.weight(Queue::Small).pages >= self.small_target_pages {
             Some(Queue::Small)
         } else if gives(Queue::Main) {
             Some(Queue::Main)
-        } else if small_gives {
-            Some(Queue::Small)
         } else {
-            gives(Queue::Once).then_some(Queue::Once)
+            small_gives.then_some(Queue::Small)
         }
     }
 
@@ -195,7 +182,6 @@ impl Rules for S3Fifo {
 
     fn ghost(&mut self, from: Queue, pages: u32) -> Option<Shadow> {
         let leaves_ghost = match from {
-            Queue::Once => false,
             Queue::Small => true,
             Queue::Main => self.options.main_ghosts,
         };

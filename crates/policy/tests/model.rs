@@ -1,4 +1,4 @@
-//! The policies against a naive reference: three `VecDeque`s, ghosts as a list, weights summed
+//! The policies against a naive reference: two `VecDeque`s, ghosts as a list, weights summed
 //! anew.
 //!
 //! After every operation: each folio is in the place the reference says and in the same order, each
@@ -9,8 +9,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use pinfold_policy::{
-    Answer, Arrival, Clock, GaveUp, GaveUpReason, Hint, Id, NONE, Place, Policy, Queue, Residents,
-    S3Fifo, S3FifoOptions, Shadow, Sweep, SweepCounts, Table, USES_MAX, Weight,
+    Answer, Clock, GaveUp, GaveUpReason, Id, NONE, Place, Policy, Queue, Residents, S3Fifo,
+    S3FifoOptions, Shadow, Sweep, SweepCounts, Table, USES_MAX, Weight,
 };
 use proptest::prelude::*;
 
@@ -30,12 +30,9 @@ enum Op {
     Insert {
         id: Id,
         order: u32,
-        sequential: bool,
-        ahead: bool,
     },
     Touch(Id),
     Remove(Id),
-    Demote(Id),
     /// Asks for a victim; `None`: the answer comes later.
     Victim(Option<Answer>),
     LateAnswer(usize, Answer),
@@ -50,13 +47,12 @@ fn answers() -> impl Strategy<Value = Answer> {
 }
 
 fn ops() -> impl Strategy<Value = Op> {
-    let insert = (0..IDS, prop_oneof![3 => Just(0_u32), 1 => 0..=9_u32], any::<(bool, bool)>())
-        .prop_map(|(id, order, (sequential, ahead))| Op::Insert { id, order, sequential, ahead });
+    let insert = (0..IDS, prop_oneof![3 => Just(0_u32), 1 => 0..=9_u32])
+        .prop_map(|(id, order)| Op::Insert { id, order });
     prop_oneof![
         8 => insert,
         8 => (0..IDS).prop_map(Op::Touch),
         1 => (0..IDS).prop_map(Op::Remove),
-        1 => (0..IDS).prop_map(Op::Demote),
         8 => prop_oneof![3 => answers().prop_map(Some), 1 => Just(None)].prop_map(Op::Victim),
         2 => (any::<usize>(), answers()).prop_map(|(n, a)| Op::LateAnswer(n, a)),
         1 => prop_oneof![0..8_u32, 100..200_u32].prop_map(Op::NewSweep),
@@ -70,7 +66,6 @@ fn ops() -> impl Strategy<Value = Op> {
 struct Model {
     kind: Kind,
     capacity: u64,
-    once: VecDeque<Id>,
     small: VecDeque<Id>,
     main: VecDeque<Id>,
     offered: Vec<(Id, Queue)>,
@@ -81,7 +76,7 @@ struct Model {
     counts: SweepCounts,
     effort_max: u32,
     /// By queue: how many refused this sweep in a row and went to its newest end.
-    refused: [usize; 3],
+    refused: [usize; 2],
 }
 
 impl Model {
@@ -89,7 +84,6 @@ impl Model {
         Self {
             kind,
             capacity,
-            once: VecDeque::new(),
             small: VecDeque::new(),
             main: VecDeque::new(),
             offered: Vec::new(),
@@ -98,13 +92,12 @@ impl Model {
             ghosts: Vec::new(),
             counts: SweepCounts::default(),
             effort_max: 100,
-            refused: [0; 3],
+            refused: [0; 2],
         }
     }
 
     fn queue(&mut self, queue: Queue) -> &mut VecDeque<Id> {
         match queue {
-            Queue::Once => &mut self.once,
             Queue::Small => &mut self.small,
             Queue::Main => &mut self.main,
         }
@@ -116,9 +109,7 @@ impl Model {
     }
 
     fn place(&self, id: Id) -> Place {
-        if self.once.contains(&id) {
-            Place::Queued(Queue::Once)
-        } else if self.small.contains(&id) {
+        if self.small.contains(&id) {
             Place::Queued(Queue::Small)
         } else if self.main.contains(&id) {
             Place::Queued(Queue::Main)
@@ -133,16 +124,13 @@ impl Model {
         self.kind == Kind::S3Fifo && since <= self.capacity * 90 / 100
     }
 
-    fn insert(&mut self, id: Id, hint: Hint, ahead: bool, ghost: Option<usize>) {
+    fn insert(&mut self, id: Id, ghost: Option<usize>) {
         let recent = ghost.is_some_and(|ghost| self.is_recent(ghost));
         let lacks = self.weigh(&self.small).pages >= (self.capacity / 10).max(1)
             && self.weigh(&self.main).pages < self.capacity * 75 / 100;
-        let queue = match (self.kind, hint) {
-            (_, Hint::Sequential) => Queue::Once,
-            (Kind::S3Fifo, Hint::Normal) if !recent && !lacks => Queue::Small,
-            _ => Queue::Main,
-        };
-        self.uses.insert(id, u8::from(queue == Queue::Once && !ahead));
+        let small = self.kind == Kind::S3Fifo && !recent && !lacks;
+        let queue = if small { Queue::Small } else { Queue::Main };
+        self.uses.insert(id, 0);
         self.queue(queue).push_back(id);
     }
 
@@ -160,22 +148,14 @@ impl Model {
 
     fn pick(&self) -> Option<Queue> {
         let share = (self.capacity / 10).max(1);
-        let [once_gives, small_gives, main_gives] =
-            [(Queue::Once, &self.once), (Queue::Small, &self.small), (Queue::Main, &self.main)]
-                .map(|(queue, list)| self.refused[queue as usize] < list.len());
-        if once_gives
-            && let Some(head) = self.once.front()
-            && (self.uses[head] > 0 || self.weigh(&self.once).pages > share)
-        {
-            return Some(Queue::Once);
-        }
-        let rest = [
+        let [small_gives, main_gives] = [(Queue::Small, &self.small), (Queue::Main, &self.main)]
+            .map(|(queue, list)| self.refused[queue as usize] < list.len());
+        let all = [
             (Queue::Small, small_gives && self.weigh(&self.small).pages >= share),
             (Queue::Main, main_gives),
             (Queue::Small, small_gives),
-            (Queue::Once, once_gives),
         ];
-        rest.into_iter().find(|&(_, gives)| gives).map(|(queue, _)| queue)
+        all.into_iter().find(|&(_, gives)| gives).map(|(queue, _)| queue)
     }
 
     fn spare(&mut self, queue: Queue, id: Id) -> bool {
@@ -196,7 +176,7 @@ impl Model {
         let mut spared = 0;
         loop {
             let Some(queue) = self.pick() else {
-                let empty = self.once.is_empty() && self.small.is_empty() && self.main.is_empty();
+                let empty = self.small.is_empty() && self.main.is_empty();
                 return Err(match (empty, self.counts.busy) {
                     (true, _) => GaveUpReason::Empty,
                     (false, 0) => GaveUpReason::AllPinned,
@@ -227,7 +207,7 @@ impl Model {
             Answer::Evicted => {
                 self.counts.evicted += 1;
                 self.counts.evicted_pages += u64::from(pages);
-                let leaves = matches!(self.forget(id), Some(Queue::Small | Queue::Main));
+                let leaves = self.forget(id).is_some();
                 if leaves {
                     self.ghosts.push(pages);
                 }
@@ -268,8 +248,8 @@ impl Pair {
         let options = S3FifoOptions { reprieves_max: REPRIEVES_MAX, ..S3FifoOptions::default() };
         let policy: Box<dyn Policy<Table>> = match kind {
             Kind::S3Fifo => Box::new(S3Fifo::with_options(capacity, options)),
-            Kind::Clock => Box::new(Clock::second_chance(capacity)),
-            Kind::Fifo => Box::new(Clock::fifo(capacity)),
+            Kind::Clock => Box::new(Clock::second_chance()),
+            Kind::Fifo => Box::new(Clock::fifo()),
         };
         Self {
             policy,
@@ -359,24 +339,20 @@ impl Pair {
         }
     }
 
-    fn insert(&mut self, id: Id, order: u32, hint: Hint, ahead: bool) {
+    fn insert(&mut self, id: Id, order: u32) {
         if !self.is_out(id) {
             return;
         }
         self.table.set_pages(id, 1 << order);
         self.model.pages.insert(id, 1 << order);
         let left = self.left.remove(&id);
-        let arrival = Arrival { hint, ahead, shadow: left.map(|(shadow, _)| shadow) };
-        self.policy.insert(&mut self.table, id, arrival);
-        self.model.insert(id, hint, ahead, left.map(|(_, ghost)| ghost));
+        self.policy.insert(&mut self.table, id, left.map(|(shadow, _)| shadow));
+        self.model.insert(id, left.map(|(_, ghost)| ghost));
     }
 
     fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Insert { id, order, sequential, ahead } => {
-                let hint = if sequential { Hint::Sequential } else { Hint::Normal };
-                self.insert(id, order, hint, ahead);
-            }
+            Op::Insert { id, order } => self.insert(id, order),
             Op::Touch(id) => {
                 self.table.touch(id);
                 let uses = self.model.uses.entry(id).or_default();
@@ -385,14 +361,6 @@ impl Pair {
             Op::Remove(id) => {
                 self.policy.remove(&mut self.table, id);
                 self.model.forget(id);
-            }
-            Op::Demote(id) => {
-                self.policy.demote(&mut self.table, id);
-                if matches!(self.model.place(id), Place::Queued(_)) {
-                    self.model.forget(id);
-                    self.model.uses.insert(id, 1);
-                    self.model.once.push_front(id);
-                }
             }
             Op::Victim(answer) => self.victim(answer),
             Op::LateAnswer(n, answer) => {
@@ -405,7 +373,7 @@ impl Pair {
                 self.sweep = Sweep::new(effort_max);
                 self.model.counts = SweepCounts::default();
                 self.model.effort_max = effort_max;
-                self.model.refused = [0; 3];
+                self.model.refused = [0; 2];
             }
             Op::Split(id) => self.split(id),
             Op::Replace(old, new) => self.replace(old, new),
@@ -437,11 +405,9 @@ impl Pair {
 
     fn check(&self) {
         let (model, usage) = (&self.model, self.policy.usage());
-        let lists = [(Queue::Once, &model.once), (Queue::Small, &model.small)];
-        for (queue, list) in lists.into_iter().chain([(Queue::Main, &model.main)]) {
+        for (queue, list) in [(Queue::Small, &model.small), (Queue::Main, &model.main)] {
             assert_eq!(&VecDeque::from(self.walk(queue)), list, "order of {queue:?}");
             let weight = match queue {
-                Queue::Once => usage.once,
                 Queue::Small => usage.small,
                 Queue::Main => usage.main,
             };
@@ -494,20 +460,17 @@ const POPULATION_MAX: usize = 120;
 
 #[derive(Clone, Debug)]
 struct Member {
-    arrival: Arrival,
     uses: u8,
     pages: u32,
     answer: Answer,
 }
 
 fn population() -> impl Strategy<Value = Vec<Member>> {
-    let hint = prop_oneof![2 => Just(Hint::Normal), 1 => Just(Hint::Sequential)];
-    let member = (hint, any::<bool>(), 0..=USES_MAX, 1..20_u32, answers()).prop_map(
-        |(hint, ahead, uses, pages, answer)| {
-            let arrival = Arrival { hint, ahead, shadow: None };
-            Member { arrival, uses, pages, answer }
-        },
-    );
+    let member = (0..=USES_MAX, 1..20_u32, answers()).prop_map(|(uses, pages, answer)| Member {
+        uses,
+        pages,
+        answer,
+    });
     prop::collection::vec(member, 0..POPULATION_MAX)
 }
 
@@ -522,7 +485,7 @@ fn a_sweep_finds_all_that_gives_way(
     let mut table = Table::new(POPULATION_MAX);
     for (id, member) in (0..).zip(members) {
         table.set_pages(id, member.pages);
-        policy.insert(&mut table, id, member.arrival);
+        policy.insert(&mut table, id, None);
         (0..member.uses).for_each(|_| table.touch(id));
     }
     let mut sweep = Sweep::new(100_000);
@@ -575,8 +538,8 @@ proptest! {
         let options = S3FifoOptions { main_fill_percent, ..S3FifoOptions::default() };
         let policies: [Box<dyn Policy<Table>>; 3] = [
             Box::new(S3Fifo::with_options(capacity, options)),
-            Box::new(Clock::second_chance(capacity)),
-            Box::new(Clock::fifo(capacity)),
+            Box::new(Clock::second_chance()),
+            Box::new(Clock::fifo()),
         ];
         for mut policy in policies {
             a_sweep_finds_all_that_gives_way(&mut *policy, &members, batch_max);

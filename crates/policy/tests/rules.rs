@@ -1,12 +1,9 @@
 //! What each policy promises, one sentence a test.
 
 use pinfold_policy::{
-    Answer, Arrival, Clock, GaveUp, GaveUpReason, Hint, Id, Place, Policy, PolicyState, Residents,
-    S3Fifo, S3FifoOptions, Shadow, Sweep, Table,
+    Answer, Clock, GaveUp, GaveUpReason, Id, Place, Policy, PolicyState, Residents, S3Fifo,
+    S3FifoOptions, Shadow, Sweep, Table,
 };
-
-const NORMAL: Arrival = Arrival { hint: Hint::Normal, ahead: false, shadow: None };
-const SEQUENTIAL: Arrival = Arrival { hint: Hint::Sequential, ahead: false, shadow: None };
 
 fn evict(policy: &mut impl Policy<Table>, table: &mut Table) -> (Id, Option<Shadow>) {
     let mut sweep = Sweep::new(10_000);
@@ -23,7 +20,7 @@ fn unfilled(capacity_pages: u64) -> S3Fifo {
 fn filled(ids: u32, capacity_pages: u64) -> (S3Fifo, Table) {
     let (mut policy, mut table) = (unfilled(capacity_pages), Table::new(1000));
     for id in 0..ids {
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
     }
     (policy, table)
 }
@@ -53,16 +50,16 @@ fn the_small_queue_keeps_its_share_in_pages() {
     // 900 pages in main, by ghosts; then small ones.
     for id in 0..9 {
         table.set_pages(id, 100);
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
         let (_, shadow) = evict(&mut policy, &mut table);
-        policy.insert(&mut table, id, Arrival { shadow, ..NORMAL });
+        policy.insert(&mut table, id, shadow);
     }
     assert_eq!((policy.usage().main.pages, policy.usage().small.pages), (900, 0));
     for id in 100..199 {
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
     }
     assert_eq!(evict(&mut policy, &mut table).0, 0, "99 of 100 pages: main gives");
-    policy.insert(&mut table, 199, NORMAL);
+    policy.insert(&mut table, 199, None);
     assert_eq!(evict(&mut policy, &mut table).0, 100, "100 of 100 pages: small gives");
 }
 
@@ -71,7 +68,7 @@ fn newcomers_fill_main_up_to_its_share_once_small_has_its_own() {
     let (mut policy, mut table) = (S3Fifo::new(100), Table::new(100));
     let mut small_and_main = Vec::new();
     for id in 0..100 {
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
         small_and_main.push((policy.usage().small.pages, policy.usage().main.pages));
     }
     assert_eq!(small_and_main[9], (10, 0));
@@ -93,7 +90,7 @@ fn a_loop_longer_than_the_cache_hits_as_far_as_main_reaches() {
             evict(&mut policy, &mut table);
             held -= 1;
         }
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
         held += 1;
     }
     assert_eq!(hits, 9 * 75, "75 of 200 pages in each round but the first");
@@ -105,43 +102,11 @@ fn a_ghost_beyond_its_reach_is_a_stranger() {
     let (_, shadow) = evict(&mut policy, &mut table);
     assert!(policy.is_recent(shadow.expect("newcomers leave a ghost")));
     for id in 1..=90 {
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
         evict(&mut policy, &mut table);
     }
-    policy.insert(&mut table, 0, Arrival { shadow, ..NORMAL });
+    policy.insert(&mut table, 0, shadow);
     assert_eq!((policy.usage().main.folios, policy.usage().small.folios), (0, 1));
-}
-
-#[test]
-fn a_sequential_reader_evicts_what_it_has_read_and_nobody_else() {
-    let (mut policy, mut table) = filled(90, 100);
-    policy.insert(&mut table, 500, SEQUENTIAL);
-    for id in 501..600 {
-        policy.insert(&mut table, id, SEQUENTIAL);
-        assert_eq!(evict(&mut policy, &mut table).0, id - 1);
-    }
-}
-
-#[test]
-fn what_was_read_ahead_is_not_evicted_before_it_is_used_unless_there_is_too_much() {
-    let (mut policy, mut table) = filled(90, 100);
-    for id in 500..510 {
-        policy.insert(&mut table, id, Arrival { ahead: true, ..SEQUENTIAL });
-    }
-    assert_eq!(evict(&mut policy, &mut table).0, 0);
-    table.touch(500);
-    assert_eq!(evict(&mut policy, &mut table).0, 500);
-    policy.insert(&mut table, 510, Arrival { ahead: true, ..SEQUENTIAL });
-    policy.insert(&mut table, 511, Arrival { ahead: true, ..SEQUENTIAL });
-    assert_eq!(evict(&mut policy, &mut table).0, 501, "eleven unread of at most ten");
-}
-
-#[test]
-fn what_nobody_needs_is_next_and_leaves_no_ghost() {
-    let (mut policy, mut table) = filled(50, 100);
-    table.touch(33);
-    policy.demote(&mut table, 33);
-    assert_eq!(evict(&mut policy, &mut table), (33, None));
 }
 
 #[test]
@@ -149,7 +114,7 @@ fn everything_pinned_is_told_with_its_pages() {
     for effort_max in [1000, 21] {
         let (mut policy, mut table) = filled(20, 100);
         table.set_pages(500, 512);
-        policy.insert(&mut table, 500, Arrival { ahead: true, ..SEQUENTIAL });
+        policy.insert(&mut table, 500, None);
         let mut sweep = Sweep::new(effort_max);
         let gave_up = loop {
             match policy.next_victim(&mut table, &mut sweep) {
@@ -166,13 +131,10 @@ fn everything_pinned_is_told_with_its_pages() {
 
 #[test]
 fn the_one_folio_that_is_not_pinned_is_found_wherever_it_is() {
-    for free in 0..60 {
+    for free in 0..40 {
         let (mut policy, mut table) = filled(20, 100);
         for id in 20..40 {
-            policy.insert(&mut table, id, Arrival { ahead: true, ..SEQUENTIAL });
-        }
-        for id in 40..60 {
-            policy.insert(&mut table, id, NORMAL);
+            policy.insert(&mut table, id, None);
             table.touch(id);
             table.touch(id);
         }
@@ -190,15 +152,12 @@ fn the_one_folio_that_is_not_pinned_is_found_wherever_it_is() {
 
 /// Every policy, with 100 folios; for S3-FIFO 25 of them in small, which is more than its share.
 fn full() -> [(Box<dyn Policy<Table>>, Table); 3] {
-    let policies: [Box<dyn Policy<Table>>; 3] = [
-        Box::new(S3Fifo::new(100)),
-        Box::new(Clock::second_chance(100)),
-        Box::new(Clock::fifo(100)),
-    ];
+    let policies: [Box<dyn Policy<Table>>; 3] =
+        [Box::new(S3Fifo::new(100)), Box::new(Clock::second_chance()), Box::new(Clock::fifo())];
     policies.map(|mut policy| {
         let mut table = Table::new(1000);
         for id in 0..100 {
-            policy.insert(&mut table, id, NORMAL);
+            policy.insert(&mut table, id, None);
         }
         (policy, table)
     })
@@ -274,7 +233,7 @@ fn a_call_spares_no_more_than_its_maximum() {
         S3FifoOptions { reprieves_max: 5, main_fill_percent: 0, ..S3FifoOptions::default() };
     let (mut policy, mut table) = (S3Fifo::with_options(100, options), Table::new(100));
     for id in 0..100 {
-        policy.insert(&mut table, id, NORMAL);
+        policy.insert(&mut table, id, None);
         (0..3).for_each(|_| table.touch(id));
     }
     let mut sweep = Sweep::new(1000);
@@ -291,12 +250,11 @@ fn an_empty_policy_says_so() {
 
 #[test]
 fn clock_spares_the_used_once_and_fifo_spares_nobody() {
-    for (mut policy, expected) in
-        [(Clock::second_chance(3), [1, 2, 0]), (Clock::fifo(3), [0, 1, 2])]
+    for (mut policy, expected) in [(Clock::second_chance(), [1, 2, 0]), (Clock::fifo(), [0, 1, 2])]
     {
         let mut table = Table::new(3);
         for id in 0..3 {
-            policy.insert(&mut table, id, NORMAL);
+            policy.insert(&mut table, id, None);
         }
         (0..3).for_each(|_| table.touch(0));
         let order = [0; 3].map(|_| evict(&mut policy, &mut table).0);
@@ -309,7 +267,7 @@ fn clock_spares_the_used_once_and_fifo_spares_nobody() {
 fn a_split_that_loses_pages_is_refused() {
     let (mut policy, mut table) = filled(0, 100);
     table.set_pages(0, 4);
-    policy.insert(&mut table, 0, NORMAL);
+    policy.insert(&mut table, 0, None);
     table.set_pages(0, 1);
     policy.split(&mut table, 0, 4, &[1, 2]);
 }

@@ -41,8 +41,8 @@ fn engine(name: &str, distinct: u32, capacity: u32, options: S3FifoOptions) -> B
         "pinfold" => {
             Box::new(Driver::new(S3Fifo::with_options(pages, options), distinct, capacity))
         }
-        "clock" => Box::new(Driver::new(Clock::second_chance(pages), distinct, capacity)),
-        "fifo" => Box::new(Driver::new(Clock::fifo(pages), distinct, capacity)),
+        "clock" => Box::new(Driver::new(Clock::second_chance(), distinct, capacity)),
+        "fifo" => Box::new(Driver::new(Clock::fifo(), distinct, capacity)),
         "lru" => Box::new(Lru::new(distinct, capacity)),
         "w-tinylfu" => Box::new(WTinyLfu::new(distinct, capacity)),
         _ => unreachable!("{name} is in ENGINES but not known here"),

@@ -1,6 +1,6 @@
 //! The cache's own policies, driven as the cache drives them: the code is `pinfold-policy`'s.
 
-use pinfold_policy::{Answer, Arrival, Place, Policy, Residents, Shadow, Sweep, Table};
+use pinfold_policy::{Answer, Place, Policy, Residents, Shadow, Sweep, Table};
 
 use super::engine::Engine;
 
@@ -54,7 +54,7 @@ impl<P: Policy<Table>> Engine for Driver<P> {
         }
         self.free_pages -= 1;
         let shadow = self.shadows[page as usize].take();
-        self.policy.insert(&mut self.table, page, Arrival { shadow, ..Arrival::default() });
+        self.policy.insert(&mut self.table, page, shadow);
         false
     }
 }

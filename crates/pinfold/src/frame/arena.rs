@@ -21,8 +21,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use super::units::{
     BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
 };
-use crate::mutant::Mutant;
-use crate::sync::fence_before_racing_stores;
 
 /// What the start of the arena is aligned to: one huge page, and one folio of the largest order.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
@@ -146,11 +144,9 @@ impl Arena {
         let (word, bit) = self.touched.word_and_bit(frame);
         let _touching = self.touched.touching.lock();
         if word.load(Ordering::Relaxed) & bit == 0 {
-            // SAFETY: the frame is inside the arena, and the caller's alone to write; readers left
-            // over from an earlier lifetime load from it by racing loads.
+            // SAFETY: the frame is inside the arena, and the caller's alone: no frame of a huge page
+            // is in use before the page is touched.
             let byte = unsafe { AtomicU8::from_ptr(self.address(frame)) };
-            // A frame of the unmovable runs may have had a life before it is touched.
-            fence_before_racing_stores(Mutant::StoreUnfenced);
             // Relaxed: the value means nothing.
             byte.store(0, Ordering::Relaxed);
             word.fetch_or(bit, Ordering::Relaxed);

@@ -54,13 +54,13 @@ pub(crate) struct FrameStats {
 }
 
 impl FrameStats {
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     /// Frames that are folios: neither free, nor held, nor the table's.
     pub(crate) fn used_frames(&self) -> u32 {
         self.total_frames - self.table_frames - self.free_frames - self.held_frames
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     /// Frames in free blocks of exactly `order`.
     pub(crate) fn free_frames_of(&self, order: Order) -> u32 {
         self.free_blocks[usize::from(order.get())] << order.get()

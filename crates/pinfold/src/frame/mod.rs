@@ -152,7 +152,7 @@ impl Frames {
         self.arena.address(frame)
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     /// Where the bytes of `frame` are, or nothing if the arena has no such frame. For readers that
     /// hold nothing: even for a number computed from words that were changing, the result is memory
     /// of this arena or nothing.
@@ -169,26 +169,28 @@ impl Frames {
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc(&self, order: Order) -> Option<FrameNumber> {
         let head = self.buddy.take(&self.table, order)?;
-        self.arena.first_touch(head);
-        self.frame(head).hand_out(order);
-        Some(head)
+        Some(self.hand_out(head, order))
     }
 
     /// Takes the largest folio available, of `order` or smaller; otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_at_most(&self, order: Order) -> Option<(FrameNumber, Order)> {
         let (head, order) = self.buddy.take_at_most(&self.table, order)?;
-        self.arena.first_touch(head);
-        self.frame(head).hand_out(order);
-        Some((head, order))
+        Some((self.hand_out(head, order), order))
     }
 
     /// Takes a folio of exactly `order` from a run of that kind and no other; otherwise as `alloc`.
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
         let head = self.buddy.take_of(&self.table, order, kind)?;
+        Some(self.hand_out(head, order))
+    }
+
+    /// All frames go to their first holders through here.
+    fn hand_out(&self, head: FrameNumber, order: Order) -> FrameNumber {
+        self.arena.first_touch(head);
         self.frame(head).hand_out(order);
-        Some(head)
+        head
     }
 
     /// Makes one more run unmovable: the movable one with the largest free block, if that is at
@@ -287,7 +289,7 @@ pub(crate) struct HeldRun<'a> {
 }
 
 impl<'a> HeldRun<'a> {
-    #[cfg(test)]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     /// The first frame of the run.
     pub(crate) fn run(&self) -> FrameNumber {
         self.run
@@ -311,8 +313,7 @@ impl<'a> HeldRun<'a> {
         let (frames, head) = (self.frames, self.run);
         // The hold has ended and the frames are the caller's: there is nothing to give back.
         std::mem::forget(self);
-        frames.frame(head).hand_out(Order::MAX);
-        Ok(head)
+        Ok(frames.hand_out(head, Order::MAX))
     }
 }
 

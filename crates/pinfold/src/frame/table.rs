@@ -90,14 +90,24 @@ impl Table {
 /// Entries in a page of the table.
 const PAGE_ENTRIES: u32 = (PAGE_BYTES / 64) as u32;
 
-/// Which entry of the table is that of `frame`; the other way round, the same.
+/// log2 of the frames after which entries begin elsewhere in their page: those of a folio, but no
+/// fewer than a page describes, where a model has small folios.
+const SPREAD_SHIFT: u32 = {
+    let (folio, page) = (Order::MAX.get() as u32, PAGE_ENTRIES.ilog2());
+    if folio > page { folio } else { page }
+};
+
+const _: () = assert!(1 << SPREAD_SHIFT >= PAGE_ENTRIES, "`entry_at` would not be its own inverse");
+
+/// Which entry of the table is that of `frame`; the other way round, the same: it changes the bits
+/// below `PAGE_ENTRIES` only, by those from `SPREAD_SHIFT` on.
 ///
 /// Heads of folios of 2 MiB are 512 frames apart, and were their entries 512 entries apart, they
 /// would all compete for one set of the processor's first cache, and for few of its second. So each
 /// 512 entries begin elsewhere in their page.
 #[inline(always)]
 pub(super) const fn entry_at(frame: u32) -> u32 {
-    frame ^ ((frame >> Order::MAX.get()) & (PAGE_ENTRIES - 1))
+    frame ^ ((frame >> SPREAD_SHIFT) & (PAGE_ENTRIES - 1))
 }
 
 impl Table {
@@ -151,7 +161,7 @@ mod tests {
             assert_eq!((entry_at(entry), entry / PAGE_ENTRIES), (frame, frame / PAGE_ENTRIES));
         }
         // Which line of its page each of 64 heads has: all of them.
-        let lines = (0..64).map(|run| entry_at(run * 512) % PAGE_ENTRIES);
+        let lines = (0..64).map(|run| entry_at(run << SPREAD_SHIFT) % PAGE_ENTRIES);
         assert_eq!(lines.collect::<std::collections::BTreeSet<_>>().len(), 64);
     }
 }

@@ -517,3 +517,28 @@ proptest! {
         prop_assert_eq!(frames.stats(), before, "all came together again");
     }
 }
+
+/// Two threads that are the first in a huge page would each be charged one: see `arena::Touched`.
+#[test]
+fn what_is_handed_out_of_any_run_is_touched() {
+    let frames = open(TEST_FRAMES);
+    let is_resident = |head: FrameNumber| {
+        let mut page = 0u8;
+        // SAFETY: the range is the arena's, and the call writes one byte for its one page.
+        let told = unsafe { libc::mincore(frames.address(head).cast(), PAGE_BYTES, &raw mut page) };
+        assert_eq!(told, 0);
+        page & 1 == 1
+    };
+    let run = frames.claim_run(Order::MAX).expect("all runs are free");
+    assert!(!is_resident(run));
+    let unmovable = frames.alloc_of(Order::MAX, Mobility::Unmovable).expect("it is free");
+    assert_eq!((unmovable, is_resident(unmovable)), (run, frames.huge_pages_advised()));
+    let other = frames.whole_runs().find(|&other| other != run).expect("two whole runs");
+    assert!(!is_resident(other));
+    let held = frames.take_free_in(other).expect("no run is held");
+    let folio = held.into_folio().expect("all of it is free");
+    assert_eq!((folio, is_resident(folio)), (other, frames.huge_pages_advised()));
+    for head in [unmovable, folio] {
+        put_and_free(&frames, head, Order::MAX);
+    }
+}

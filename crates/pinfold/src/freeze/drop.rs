@@ -54,14 +54,12 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
 /// First discards all folios with a page beyond the shorter of the two lengths, including those
 /// being filled; stores the length in the critical section that finds none left. So each folio
 /// knows how many of its bytes the file has, from its landing (which is under the mutex too) until
-/// it is dropped, and a thread that has seen the new length finds no byte of the old one.
+/// it is dropped, and a thread that has seen the new length finds no byte of the old one. Each
+/// critical section first asks whether all folios are clean: one may become dirty in between.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
     let old_bytes = mapping.len_bytes();
     if mutant::on(Mutant::KeepOldEnd) {
         return mapping.set_len_bytes(len_bytes);
-    }
-    if !mapping.change().writer(&core.nodes).is_all_clean() && !mutant::on(Mutant::LoseDirty) {
-        return;
     }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
     if mutant::on(Mutant::LengthFirst) {
@@ -74,7 +72,8 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
 }
 
 /// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
-/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none.
+/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none; drops
+/// nothing more once the file has a dirty folio.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,
@@ -89,6 +88,12 @@ fn drop_range(
     while from < pages.end {
         let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
+        if when_empty.is_some()
+            && !changing.writer(&core.nodes).is_all_clean()
+            && !mutant::on(Mutant::LoseDirty)
+        {
+            break;
+        }
         while gone.len() < BATCH {
             let writer = changing.writer(&core.nodes);
             let next = writer.next_present(from..pages.end);

@@ -19,10 +19,11 @@
 //!
 //! The array lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was
 //! opened. The first page that is inserted behind that end allocates a second array, of the largest
-//! size (256 KiB; the system gives memory to the parts that are used). The first one stays as long
-//! as the index, and the writer updates both: readers that only know the first may go on using it.
-//! A handle that looks behind its end finds the second. Behind the end of the second, readers walk
-//! the tree.
+//! size (256 KiB; the system gives memory to the parts that are used): once in a file's life, under
+//! the file's mutex, as the first array must not change while it is copied. The first one stays as
+//! long as the index, and the writer updates both: readers that only know the first may go on using
+//! it. A handle that looks behind its end finds the second. Behind the end of the second, readers
+//! walk the tree.
 
 use std::sync::OnceLock;
 

@@ -3,14 +3,11 @@
 //! Here: what a handle keeps of an index. Not here: the directory (`directory.rs`), the tree that
 //! alone is exact (`tree.rs`). Called by `handle.rs`.
 
-// Not from `crate::sync`: no model runs this. The pair has to fit together, as `hint` and
-// `hint_behind` see to; what the words say is a hint.
-use std::sync::atomic::{AtomicPtr, AtomicUsize};
-
 use super::entry::{Entry, FrameNumber};
 use super::memory::NodeMemory;
 use super::tree::Index;
-use crate::sync::{AtomicU32, Ordering};
+use crate::mutant::{self, Mutant};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// What a handle keeps of an index, to look pages up without a load that waits for another one.
 ///
@@ -22,6 +19,9 @@ pub(crate) struct Lookup<const BITS: u32 = { super::types::BITS }> {
     words: AtomicPtr<AtomicU32>,
     blocks: AtomicUsize,
     memory: NodeMemory<BITS>,
+    /// The address and the length of the array that was there first.
+    #[cfg(loom)]
+    first: (usize, u64),
 }
 
 impl<const BITS: u32> Lookup<BITS> {
@@ -35,6 +35,8 @@ impl<const BITS: u32> Lookup<BITS> {
             words: AtomicPtr::new(words.as_ptr().cast_mut()),
             blocks: AtomicUsize::new(words.len()),
             memory: index.node_memory(),
+            #[cfg(loom)]
+            first: (words.as_ptr().addr(), words.len() as u64),
         }
     }
 
@@ -50,7 +52,10 @@ impl<const BITS: u32> Lookup<BITS> {
             return None;
         }
         // Relaxed: see above; an older bound goes with a newer array, too, which is longer.
-        let word = self.words.load(Ordering::Relaxed).wrapping_add(block as usize);
+        let words = self.words.load(Ordering::Relaxed);
+        #[cfg(loom)]
+        assert!(words.addr() != self.first.0 || block < self.first.1, "a bound of another array");
+        let word = words.wrapping_add(block as usize);
         // SAFETY: below the bound, so in the array (see the invariants), which lives as long as the
         // index does.
         let word = unsafe { &*word };
@@ -72,8 +77,13 @@ impl<const BITS: u32> Lookup<BITS> {
         // Relaxed: the bound grows once in an index's life, so whoever else is here stores the same.
         if words.len() > self.blocks.load(Ordering::Relaxed) {
             self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
-            // Release: pairs with the acquire in `hint`.
-            self.blocks.store(words.len(), Ordering::Release);
+            let order = if mutant::on(Mutant::BoundRelaxed) {
+                Ordering::Relaxed // a deliberate mistake, tests only
+            } else {
+                // Release: pairs with the acquire in `hint`.
+                Ordering::Release
+            };
+            self.blocks.store(words.len(), order);
         }
         index.lookup_hint(page)
     }

@@ -123,7 +123,7 @@ impl<const BITS: u32> NodePool<BITS> {
     }
 
     /// Adds to the number of indexes made so far, as if they had been dropped since.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn age(&self, indexes: u64) {
         self.state.lock().indexes += indexes;
     }

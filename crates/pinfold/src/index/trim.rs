@@ -54,16 +54,20 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             } else if root.entry.kind() == Kind::Node {
                 let (node, next) = self.node_at(hand);
                 self.owner.trim_hand = next;
-                done.slots += self.trim_node(node, place);
+                let order = (node.links().level + 1) * BITS;
+                let slots = self.trim_node(node, place);
+                done.slots += slots;
+                if slots > 0 {
+                    self.enter_in_directory(hand >> order << order, order);
+                }
             } else {
                 self.set_root(Root::EMPTY); // no folio: there is a shadow
                 self.owner.shadow_slots -= 1;
                 done.slots += 1;
+                self.enter_in_directory(0, root.bits);
             }
         }
         done.nodes = nodes_before - self.owner.nodes;
-        // Blocks that lost their leaf had no folio; but what is left may have moved to the root.
-        self.enter_in_directory(0, 0);
         done
     }
 

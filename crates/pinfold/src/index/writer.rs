@@ -345,7 +345,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
     }
 
     /// What the tree says of a block.
-    fn block(&self, block: u64) -> Entry {
+    pub(super) fn block(&self, block: u64) -> Entry {
         let (root, page) = (self.root(), block << BITS);
         if !root.covers(page) {
             return Entry::EMPTY;

@@ -4,7 +4,7 @@
 //! small nodes: the fan-out is a parameter, and two or four slots make the same steps as 64. Each
 //! model runs as shipped, and with each mutant that it must catch.
 
-use crate::index::{FrameNumber, Index, IndexOwner, NodePool};
+use crate::index::{FrameNumber, Index, IndexOwner, Lookup, NodePool};
 use crate::mutant::{self, Mutant};
 use crate::sync::Mutex;
 use loom::sync::Arc;
@@ -28,7 +28,11 @@ struct File<const BITS: u32> {
 
 impl<const BITS: u32> File<BITS> {
     fn new(pool: &Arc<NodePool<BITS>>) -> Arc<Self> {
-        let (index, owner) = pool.new_index(4);
+        Self::of_pages(pool, 4)
+    }
+
+    fn of_pages(pool: &Arc<NodePool<BITS>>, pages: u64) -> Arc<Self> {
+        let (index, owner) = pool.new_index(pages);
         Arc::new(File { pool: pool.clone(), index, owner: Mutex::new(owner) })
     }
 
@@ -193,4 +197,27 @@ fn shrink_and_grow() {
 #[test]
 fn shrinking_and_growing_stays_inside_the_file() {
     holds_and_catches(&[], shrink_and_grow);
+}
+
+/// A file has grown by all that it has. Two threads look its page up through one handle, which knows
+/// nothing of the larger directory yet.
+fn larger_directory() {
+    let file = File::<1>::of_pages(&Arc::new(NodePool::model(2, GARBAGE)), 0);
+    // SAFETY: both threads have the file.
+    let lookup = Arc::new(unsafe { Lookup::of(&file.index) });
+    file.insert(0, 0, 10);
+    let look = |file: &File<1>, lookup: &Lookup<1>| {
+        let known = lookup.hint(0, 0);
+        known.unwrap_or_else(|| lookup.hint_behind(&file.index, 0))
+    };
+    let (other, shared) = (file.clone(), lookup.clone());
+    let reader = loom::thread::spawn(move || look(&other, &shared));
+    assert_eq!(look(&file, &lookup), FrameNumber(10));
+    assert_eq!(lookup.hint(0, 0), Some(FrameNumber(10)), "it looked behind the end twice");
+    assert_eq!(reader.join().unwrap(), FrameNumber(10));
+}
+
+#[test]
+fn a_handles_bound_goes_with_its_array() {
+    holds_and_catches(&[Mutant::BoundRelaxed], larger_directory);
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Model, PAGE, holds_and_catches, race, word};
 use crate::freeze;
+use crate::index::Mark;
 use crate::mutant::Mutant;
 
 /// Sets the state of the source, as another program would change it.
@@ -106,4 +107,26 @@ fn a_counted_read_of_a_file_that_grows() {
         (Mutant::LengthFirst, "less than there is"),
     ];
     holds_and_catches(grown_counted, &mutants);
+}
+
+/// The file is cut while its page becomes dirty. Once it is dirty, it stays, and so does the length.
+fn cut_and_written() {
+    let cut = |model: &Model| {
+        becomes(model, 1, 4);
+        invalidate(model, 0..1);
+    };
+    let write = |model: &Model| {
+        let mapping = &model.files[0].mapping;
+        let marked = mapping.change().writer(&model.core.nodes).set_mark(0, Mark::Dirty);
+        if marked.is_some() {
+            let left = (mapping.change().head(0).is_some(), seen(model));
+            assert_eq!(left, (true, 4 * PAGE), "a dirty page is lost");
+        }
+    };
+    race(&Model::only(), cut, write);
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_written_to() {
+    holds_and_catches(cut_and_written, &[(Mutant::LoseDirty, "a dirty page is lost")]);
 }

@@ -77,10 +77,8 @@ pub(crate) fn allocate(
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
     let mut last = evict(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
-    let (mut since, mut nap) = (Instant::now(), NAP_MIN);
-    // Ends: when memory comes, or patience is at an end. That is for what others hold: as long as a
-    // source is at work, what is on its way will be memory again. Not for whoever is in a source's
-    // call itself: all that is on its way may wait for this one.
+    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    // Ends: when memory comes, or patience is at an end.
     loop {
         let seen = core.pressure.progress_seen();
         if let Some(got) = core.frames.alloc_at_most(wish) {
@@ -89,10 +87,7 @@ pub(crate) fn allocate(
         if !needed {
             return Ok(None);
         }
-        if core.engine.is_moving() && !source::in_a_source() {
-            since = Instant::now();
-        }
-        if since.elapsed() > core.options.patience {
+        if patience.is_over(core) {
             return Err(no_memory(core, wish, &last));
         }
         last = evict(core, core.pressure.direct_pages, EFFORT_MAX);
@@ -100,6 +95,30 @@ pub(crate) fn allocate(
             core.pressure.wait_for_progress(seen, nap);
             nap = (nap * 2).min(NAP_MAX);
         }
+    }
+}
+
+/// How long a thread waits for memory. It begins anew with each read that ends, of whatever file:
+/// what the read brought can be evicted. So a slow source is waited for, and one that hangs is not.
+///
+/// A thread in a source's call has folios on their way itself, for which others wait. It waits only
+/// once.
+struct Patience {
+    ended: u64,
+    since: Instant,
+}
+
+impl Patience {
+    fn new(core: &Core) -> Self {
+        Patience { ended: core.engine.ended(), since: Instant::now() }
+    }
+
+    fn is_over(&mut self, core: &Core) -> bool {
+        let ended = core.engine.ended();
+        if ended != self.ended && !source::in_a_source() {
+            *self = Patience { ended, since: Instant::now() };
+        }
+        self.since.elapsed() > core.options.patience
     }
 }
 

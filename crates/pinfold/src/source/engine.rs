@@ -56,9 +56,9 @@ impl Engine {
         &self.clock
     }
 
-    /// Whether a source has anything to do for this cache, that memory may come of when it is done.
-    pub(crate) fn is_moving(&self) -> bool {
-        self.under_way.any()
+    /// How many requests and calls of this cache's sources have ended. Memory may come of each.
+    pub(crate) fn ended(&self) -> u64 {
+        self.under_way.ended()
     }
 
     pub(super) fn under_way(&self) -> &UnderWay {

@@ -17,7 +17,7 @@
 //! | `open.rs` | from a path to a source |
 //! | `identity.rs` | when two sources are the same object |
 //! | `meter.rs` | calls, bytes, latencies |
-//! | `under_way.rs` | whether anything is |
+//! | `under_way.rs` | how many requests and calls have ended |
 
 mod aligned;
 mod backing;

@@ -1,5 +1,5 @@
-//! What sources are at: how many requests and calls a cache's sources have, and whether the calling
-//! thread is in one of them.
+//! What sources are at: how many requests and calls of a cache's sources have ended, and whether
+//! the calling thread is in one of them.
 //!
 //! Belongs here: the two answers, for whoever waits for memory and asks whether there is any to
 //! come. Called by `backing.rs`, `request.rs` and `pool.rs`; asked by `reclaim`.
@@ -7,31 +7,30 @@
 use std::cell::Cell;
 use std::sync::Arc;
 // Not from `crate::sync`: no protocol hangs on it.
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many there are.
+/// How many have ended.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnderWay(Arc<AtomicUsize>);
+pub(super) struct UnderWay(Arc<AtomicU64>);
 
-/// One of them, until it is dropped.
+/// One that is under way, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Move(UnderWay);
 
 impl UnderWay {
-    /// One more.
+    /// One more begins.
     pub(super) fn begin(&self) -> Move {
-        self.0.fetch_add(1, Ordering::Relaxed); // a number of about now, as below
         Move(self.clone())
     }
 
-    pub(super) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
+    pub(super) fn ended(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) // a number of about now, as below
     }
 }
 
 impl Drop for Move {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -47,6 +47,7 @@ std::thread_local! {
 
 /// From here on, for this run of a model, stores are buffered or not. Nothing is left of the run
 /// before.
+#[cfg(test)]
 pub(crate) fn begin_run(buffered: bool) {
     BUFFERED.set(buffered);
     if buffered {

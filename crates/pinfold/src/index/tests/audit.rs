@@ -5,6 +5,9 @@ use crate::index::node::Node;
 use crate::index::writer::IndexWriter;
 use crate::index::{Mark, ORDER_MAX};
 
+/// As far as the directory is compared with the tree.
+const BLOCKS_MAX: u64 = 128;
+
 #[derive(Default)]
 struct Counted {
     nodes: u64,
@@ -33,6 +36,11 @@ pub(super) fn audit<const BITS: u32>(writer: &IndexWriter<'_, BITS>) {
     }
     assert_eq!(counted.nodes, writer.nodes(), "nodes");
     assert_eq!(counted.shadow_slots, writer.shadow_slots(), "shadow slots");
+    for block in 0..BLOCKS_MAX {
+        if let Some(word) = writer.index.directory.get(block) {
+            assert_eq!(word, writer.block(block), "the directory's word of block {block}");
+        }
+    }
 }
 
 fn could_shrink<const BITS: u32>(node: Node<'_, BITS>) -> bool {

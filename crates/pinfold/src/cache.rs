@@ -137,7 +137,8 @@ impl Cache {
         let path = path.as_ref();
         let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
             .map_err(Arc::new)?;
-        self.file(path.to_owned(), Some(opened.identity.into()), opened.source)
+        let backing = Backing::new(opened.source, self.core.engine.clone());
+        self.file(path.to_owned(), Some(opened.identity.into()), backing)
     }
 
     /// Reads a source of the program's own through the cache. `name` takes the place of a path in
@@ -155,19 +156,18 @@ impl Cache {
     /// is above 2^63 - 4096; [`Error::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
-        let identity = source::guarded("identity", || Ok(source.identity()));
-        let identity = identity.map_err(bad_source(&path))?.map(Into::into);
-        self.file(path, identity, source)
+        let backing = Backing::new(source, self.core.engine.clone());
+        let identity = backing.identity().map_err(bad_source(&path))?;
+        self.file(path, identity, backing)
     }
 
     fn file(
         &self,
         path: PathBuf,
         identity: Option<source::Identity>,
-        source: Arc<dyn Source>,
+        backing: Backing,
     ) -> Result<File> {
         self.core.check_owner()?;
-        let backing = Backing::new(source, self.core.engine.clone());
         backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
         let known = identity.is_some();

@@ -13,19 +13,19 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::engine::Engine;
-use super::guarded::guarded;
+use super::guarded::{SharedSource, guarded};
 use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
 use super::request::{self, Request};
 use super::under_way::Inside;
-use super::{Extent, Hint, Source, SourceStats, extent};
+use super::{Extent, Hint, Identity, Source, SourceStats, extent};
 
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
     /// May be replaced by another source of the same object.
-    source: RwLock<Arc<dyn Source>>,
+    source: RwLock<SharedSource>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
     lane: pool::Lane,
@@ -70,13 +70,21 @@ impl Truncated {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let source = RwLock::new(source);
+        let source = RwLock::new(source.into());
         Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
     }
 
     /// The source, as it is now.
-    pub(super) fn source(&self) -> Arc<dyn Source> {
-        Arc::clone(&self.source.read())
+    pub(super) fn source(&self) -> SharedSource {
+        self.source.read().clone()
+    }
+
+    /// What the source says that it is.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub(crate) fn identity(&self) -> io::Result<Option<Identity>> {
+        Ok(guarded("identity", || Ok(self.source().identity()))?.map(Into::into))
     }
 
     /// Checks a source that the program implements, before its first use.
@@ -98,7 +106,7 @@ impl Backing {
 
     /// Takes over the source of `other`, which is of the same object. Returns the old one, for the
     /// caller to drop where that may take long.
-    pub(crate) fn adopt(&self, other: &Self) -> Arc<dyn Source> {
+    pub(crate) fn adopt(&self, other: &Self) -> SharedSource {
         std::mem::replace(&mut *self.source.write(), other.source())
     }
 

@@ -50,7 +50,6 @@ pub(crate) use backing::Backing;
 pub use backing::Truncated;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
-pub(crate) use guarded::guarded;
 pub use identity::SourceIdentity;
 pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
@@ -141,7 +140,7 @@ pub enum Start {
 /// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
 ///   of kind [`io::ErrorKind::InvalidData`].
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
-///   prints it first.
+///   prints it first. A panic in the source's `Drop` is caught as well, wherever the cache drops it.
 ///
 /// # What a source may call
 ///

@@ -11,11 +11,12 @@ use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
-use crate::mapping::{Mapping, ask_len};
+use crate::index::PAGES_END;
+use crate::mapping::{Closed, Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
 #[cfg(feature = "testing")]
 use crate::reclaim;
-use crate::source::Hint;
+use crate::source::{self, Hint};
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
@@ -279,9 +280,33 @@ impl Drop for File {
         if !self.handle.core.owner.is_here() {
             return;
         }
-        if self.handle.core.mappings.drop_handle(&self.handle.mapping) {
-            freeze::drop_clean(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
+        let core = &self.handle.core;
+        if close(core, &self.handle.mapping) {
+            let keep = source::descriptors_max() / CLOSED_SHARE;
+            // Ends: each turn gives up a file that was closed.
+            while give_way(core, keep) {}
         }
-        self.handle.core.retire(&self.handle.mapping);
     }
+}
+
+/// Files without handles have at most one in this many of the process's descriptors.
+const CLOSED_SHARE: usize = 4;
+
+/// Drops one handle of the mapping; true if it was the last one.
+fn close(core: &Core, mapping: &Mapping) -> bool {
+    let Closed { last, for_good, source } = core.mappings.drop_handle(mapping);
+    if for_good {
+        freeze::drop_clean(core, mapping, 0..PAGES_END);
+    }
+    core.retire(mapping);
+    drop(source);
+    last
+}
+
+/// If more than `keep` files of the system are cached without a handle, drops the pages of the one
+/// that was closed first, and with them its descriptor. False if there are no more.
+pub(crate) fn give_way(core: &Core, keep: usize) -> bool {
+    let Some(mapping) = core.mappings.give_way(keep) else { return false };
+    close(core, &mapping);
+    true
 }

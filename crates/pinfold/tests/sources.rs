@@ -285,3 +285,62 @@ fn versions_do_not_mix() {
     }
     assert_eq!(cache.stats().files, 1, "an outdated version is left");
 }
+
+/// What another file of the same cache has, as an object of its own.
+#[derive(Debug)]
+struct View(File);
+
+impl Source for View {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(buf, offset).map_err(io::Error::other)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.len())
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "view".into()
+    }
+    fn identity(&self) -> Option<SourceIdentity> {
+        Some(SourceIdentity { key: "view".into(), version: String::new() })
+    }
+}
+
+/// The cache has the file, the file its source, and the source a handle of the cache: all of them
+/// go all the same, and until then what was read stays cached.
+#[test]
+fn a_cache_goes_with_the_last_handle_that_is_not_a_sources() {
+    in_time(|| {
+        let (cache, pattern) = (cache(), Pattern::new(8, 0));
+        let memory = Arc::new(Memory::new(pattern.to_vec((PAGES * PAGE) as usize)));
+        let lower = cache.attach("lower", memory.clone()).unwrap();
+        let mut buf = vec![0; (PAGES * PAGE) as usize];
+        // A file of the system stays open as long as it is cached, and shows when the cache goes.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 5000]).unwrap();
+        cache.open(&path).unwrap().read_at(&mut buf, 0).unwrap();
+        assert!(is_open(&path), "it is not cached");
+        for _ in 0..2 {
+            let upper = cache.attach("upper", Arc::new(View(lower.clone()))).unwrap();
+            assert_eq!(upper.read_at(&mut buf, 0).unwrap(), buf.len());
+            pattern.check(0, &buf).unwrap();
+        }
+        let stats = cache.stats();
+        let upper = stats.sources.iter().find(|(name, _)| name == "upper").unwrap();
+        assert!(upper.1.read.bytes <= PAGES * PAGE, "it was read again: {stats:?}");
+        assert_eq!(upper.1.kind, "none: the file is closed");
+        drop(lower);
+        assert_eq!(Arc::strong_count(&memory), 1, "the lower file has no handle, but a source");
+        drop(cache);
+        // Ends: the daemon may be at work, and then is the last to have the cache.
+        while is_open(&path) {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// Whether this process has a descriptor of the file.
+fn is_open(path: &std::path::Path) -> bool {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    open.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path))
+}

@@ -21,11 +21,14 @@ use super::request::{self, Request};
 use super::under_way::Inside;
 use super::{Extent, Hint, Identity, Source, SourceStats, extent};
 
+/// The kind of a source that was let go of.
+const CLOSED: &str = "none: the file is closed";
+
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    /// May be replaced by another source of the same object.
-    source: RwLock<SharedSource>,
+    /// May be replaced by another source of the same object. `None` once it was let go of.
+    source: RwLock<Option<SharedSource>>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
     lane: pool::Lane,
@@ -70,13 +73,13 @@ impl Truncated {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let source = RwLock::new(source.into());
+        let source = RwLock::new(Some(source.into()));
         Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
     }
 
-    /// The source, as it is now.
+    /// The source, as it is now. Only for whoever has a handle of the file.
     pub(super) fn source(&self) -> SharedSource {
-        self.source.read().clone()
+        self.source.read().clone().expect("a file with a handle has a source")
     }
 
     /// What the source says that it is.
@@ -106,8 +109,13 @@ impl Backing {
 
     /// Takes over the source of `other`, which is of the same object. Returns the old one, for the
     /// caller to drop where that may take long.
-    pub(crate) fn adopt(&self, other: &Self) -> SharedSource {
-        std::mem::replace(&mut *self.source.write(), other.source())
+    pub(crate) fn adopt(&self, other: &Self) -> Option<SharedSource> {
+        self.source.write().replace(other.source())
+    }
+
+    /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
+    pub(crate) fn let_go(&self) -> Option<SharedSource> {
+        self.source.write().take()
     }
 
     /// Reads into `extents` and returns the number of bytes read. A short count means that the
@@ -155,7 +163,8 @@ impl Backing {
     }
 
     fn kind(&self) -> Cow<'static, str> {
-        let kind = guarded("kind", || Ok(self.source().kind()));
+        let Some(source) = self.source.read().clone() else { return CLOSED.into() };
+        let kind = guarded("kind", || Ok(source.kind()));
         kind.unwrap_or("unknown (it panicked when it was asked)".into())
     }
 

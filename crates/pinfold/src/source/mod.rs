@@ -50,12 +50,13 @@ pub(crate) use backing::Backing;
 pub use backing::Truncated;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
+pub(crate) use guarded::SharedSource;
 pub use identity::SourceIdentity;
 pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
-pub(crate) use open::open;
 pub use open::{Access, OpenError, Preference, open_file};
+pub(crate) use open::{descriptors_max, open};
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 pub(crate) use under_way::in_a_source;
@@ -139,6 +140,8 @@ pub enum Start {
 ///   that moment, and the cache can tell the end of a file from a file that was truncated.
 /// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
 ///   of kind [`io::ErrorKind::InvalidData`].
+/// - The cache drops a source with the last handle of its file: pages that stay cached need none,
+///   and the next attach brings one. Requests that the source has taken may be under way then.
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
 ///   prints it first. A panic in the source's `Drop` is caught as well, wherever the cache drops it.
 ///
@@ -147,7 +150,8 @@ pub enum Start {
 /// [`start`](Self::start) may call nothing that waits. [`read_at`](Self::read_at) and the other
 /// calls that may block may call anything, including the cache: a source may be layered over
 /// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
-/// that called the source**. Two things are not allowed, because they would never end:
+/// that called the source**. The handles that it keeps for that end with it, and so with the last
+/// handle of its own file: they do not keep the cache alive by themselves. Two things are not allowed, because they would never end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;

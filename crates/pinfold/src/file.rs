@@ -53,7 +53,10 @@ impl File {
     }
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
-    /// the end of the file, 0 beyond it. Reads from the source what is not cached.
+    /// the end of the file, 0 beyond it. Reads from the source what is not cached, and waits for it
+    /// as long as the source takes: the cache gives a call that a thread waits for no time limit of
+    /// its own (see [`Source::deadline`](crate::source::Source::deadline)). So does every other
+    /// call of a file that reads what is not cached.
     ///
     /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
     /// count, and all of it after an error, is unspecified.

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mutant::{self, Mutant};
+use crate::pressure::OnItsWay;
 use crate::source::{Backing, Identity, Key, SharedSource, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
@@ -52,6 +53,8 @@ pub(crate) struct Mapping {
     pub(crate) resizing: Mutex<()>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
+    /// What of it is being filled.
+    pub(crate) on_its_way: OnItsWay,
     /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
@@ -266,6 +269,7 @@ impl Mappings {
             resizing: Mutex::new(()),
             change: Mutex::new(Change { owner, folios: 0 }),
             backing,
+            on_its_way: OnItsWay::default(),
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),

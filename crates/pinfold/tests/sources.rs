@@ -115,6 +115,48 @@ fn a_source_that_hangs_keeps_nobody_else() {
     });
 }
 
+/// Nor does it keep others from reading ahead: what it has on its way is no limit of theirs.
+#[test]
+fn sources_that_hang_leave_others_their_reading_ahead() {
+    in_time(|| {
+        let cache = Cache::new(Options::new(1 << 20).io_uring(false)).unwrap();
+        let gate = Arc::new(Gate::default());
+        let _open = OpenAtLast(gate.clone());
+        let on_its_way = || cache.stats().fills_in_flight;
+        let mut hung = Vec::new();
+        let mut of_the_last = u64::MAX;
+        for n in 1..=4 {
+            let before = on_its_way();
+            let file = cache.attach("hung", Arc::new(Gated(gate.clone()))).unwrap();
+            // As much as it gets.
+            ask_page_by_page(&file);
+            ask_page_by_page(&file);
+            let own = on_its_way() - before;
+            assert!(own > 0, "file {n} reads nothing ahead");
+            assert!(own <= of_the_last, "file {n} has {own} pages, the last had {of_the_last}");
+            of_the_last = own;
+            hung.push(file);
+        }
+        let budget_pages = (1 << 20) / PAGE;
+        assert!(on_its_way() <= budget_pages / 2 + 1, "{} pages are on their way", on_its_way());
+        // One that does not hang reads ahead all the same.
+        let healthy = cache.attach("healthy", Arc::new(Memory::new(vec![7; 1 << 18]))).unwrap();
+        ask_page_by_page(&healthy);
+        let ahead = || {
+            let stats = cache.stats();
+            let (_, source) = stats.sources.iter().find(|(name, _)| name == "healthy").unwrap();
+            (source.read_ahead.calls, source.read_ahead.errors)
+        };
+        // Ends: what was asked of a source that answers is answered.
+        while ahead().0 < 8 {
+            assert!(on_its_way() > 0);
+            ask_page_by_page(&healthy);
+            std::thread::yield_now();
+        }
+        assert_eq!(ahead().1, 0);
+    });
+}
+
 /// What another file of the same cache has.
 #[derive(Debug)]
 struct Layered {

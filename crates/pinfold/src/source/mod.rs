@@ -297,7 +297,8 @@ pub trait Source: Send + Sync + Debug {
     /// default, is no limit.
     ///
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
-    /// ended from outside, because its memory is in use until it returns. A source that has a
+    /// ended from outside, because its memory is in use until it returns. A read that a thread waits
+    /// for is such a call, so that the thread waits as long as the source does. A source that has a
     /// deadline must keep it in these calls, and return the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None

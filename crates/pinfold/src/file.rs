@@ -22,7 +22,7 @@ use crate::source::{self, Hint};
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
 /// keeps its own hints. When the last handle is dropped the pages stay cached until their memory is
-/// needed.
+/// needed, or their descriptor ([`Cache::open`](crate::Cache::open)).
 pub struct File {
     handle: Handle,
 }

@@ -13,11 +13,12 @@ use std::time::Instant;
 use parking_lot::RwLock;
 
 use super::engine::Engine;
-use super::guarded::{SharedSource, guarded};
+use super::guarded::guarded;
 use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
 use super::request::{self, Request};
+use super::shared::SharedSource;
 use super::under_way::Inside;
 use super::{Extent, Hint, Identity, Source, SourceStats, extent};
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::Start;
 use super::clock::Clock;
-use super::guarded::SharedSource;
 use super::pool::{Lane, Pool};
 use super::request::Request;
 use super::ring::Ring;
+use super::shared::SharedSource;
 use super::under_way::UnderWay;
 
 /// Limits on requests in flight.

@@ -5,37 +5,7 @@
 //! source is attached.
 
 use std::io;
-use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-
-use super::Source;
-
-/// A share in a source. A panic in the source's own `Drop` is caught, wherever the last share goes:
-/// that may be on a worker, on the daemon, or with the cache.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedSource(Option<Arc<dyn Source>>);
-
-impl From<Arc<dyn Source>> for SharedSource {
-    fn from(source: Arc<dyn Source>) -> Self {
-        SharedSource(Some(source))
-    }
-}
-
-impl Deref for SharedSource {
-    type Target = dyn Source;
-
-    fn deref(&self) -> &(dyn Source + 'static) {
-        self.0.as_deref().expect("only dropping takes it")
-    }
-}
-
-impl Drop for SharedSource {
-    fn drop(&mut self) {
-        let source = self.0.take();
-        quietly("a drop", || drop(source));
-    }
-}
 
 /// Calls the source and turns a panic into an error: other threads may wait for the result.
 pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {

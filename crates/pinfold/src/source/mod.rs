@@ -18,6 +18,7 @@
 //! | `identity.rs` | when two sources are the same object |
 //! | `meter.rs` | calls, bytes, latencies |
 //! | `under_way.rs` | whether anything is |
+//! | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
 
 mod aligned;
 mod backing;
@@ -34,6 +35,7 @@ mod open;
 mod pool;
 mod request;
 mod ring;
+mod shared;
 mod under_way;
 
 #[cfg(all(test, not(loom)))]
@@ -50,7 +52,6 @@ pub(crate) use backing::Backing;
 pub use backing::Truncated;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
-pub(crate) use guarded::SharedSource;
 pub use identity::SourceIdentity;
 pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
@@ -59,6 +60,7 @@ pub use open::{Access, OpenError, Preference, open_file};
 pub(crate) use open::{descriptors_max, open};
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
+pub(crate) use shared::SharedSource;
 pub(crate) use under_way::in_a_source;
 
 /// Bytes that the default vectored calls move at a time through a buffer of their own.

@@ -33,8 +33,9 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::Start;
-use super::guarded::{SharedSource, guarded, quietly};
+use super::guarded::{guarded, quietly};
 use super::request::{Direction, Request};
+use super::shared::SharedSource;
 use super::under_way::Inside;
 
 /// Worker threads and the reads that wait for one.

@@ -202,7 +202,9 @@ impl Control {
         let hooks = std::mem::replace(&mut *self.hooks.lock(), Hooks::Ended);
         if let Hooks::Set(set) = hooks {
             // One by one: two panics at once would end the process.
-            set.into_iter().for_each(|tell| quietly("a drop", || drop(tell)));
+            for tell in set {
+                quietly("a drop", || drop(tell));
+            }
         }
     }
 }

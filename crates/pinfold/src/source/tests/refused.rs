@@ -65,11 +65,10 @@ fn interrupt_the_wait() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: the same.
-        unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-            loop {
-                libc::pause();
-            }
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+        loop {
+            // SAFETY: the same.
+            unsafe { libc::pause() };
         }
     }
     assert!(child > 0, "{}", io::Error::last_os_error());
@@ -158,5 +157,7 @@ fn refused_later(beside: impl FnOnce() -> Vec<JoinHandle<()>>) {
     assert!(kind.starts_with("direct (worker threads; no io_uring: refused since: "), "{kind}");
     assert!(kind.contains("Operation not permitted"), "{kind}");
     drop((backing, ring, engine));
-    beside.into_iter().for_each(|thread| thread.join().unwrap());
+    for thread in beside {
+        thread.join().unwrap();
+    }
 }

@@ -7,7 +7,7 @@ use crate::borrow::Reader;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::file::File;
+use crate::file::{self, File};
 use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::holders::PinHolder;
 use crate::index::NodePool;
@@ -121,6 +121,12 @@ impl Cache {
     /// [`File::invalidate`]. Reads use direct I/O where the file system supports it, the kernel's
     /// page cache otherwise; [`Stats::sources`] says which.
     ///
+    /// A file whose last handle is dropped stays open for the system as long as it is cached.
+    /// Such files have at most a quarter of the descriptors that the process may have
+    /// (`RLIMIT_NOFILE`): beyond that, the one that was closed first is given up, with its pages.
+    /// The same happens where opening finds no descriptor left (`EMFILE`, `ENFILE`), until it
+    /// succeeds or no such file is left.
+    ///
     /// # Errors
     /// [`Error::Open`] if the file cannot be opened; [`Error::Length`] if its length cannot be
     /// read; [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
@@ -135,9 +141,15 @@ impl Cache {
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
-        let opened = source::open(path, Access::Read, options.preference, &self.core.engine)
-            .map_err(Arc::new)?;
-        self.file(path.to_owned(), Some(opened.identity.into()), opened.source)
+        // Ends: each turn but the last gives up a file that was closed.
+        let opened = loop {
+            match source::open(path, Access::Read, options.preference, &self.core.engine) {
+                Err(error) if error.is_shortage() && file::give_way(&self.core, 0) => {}
+                opened => break opened.map_err(Arc::new)?,
+            }
+        };
+        let backing = Backing::new(opened.source, self.core.engine.clone());
+        self.file(path.to_owned(), Some(opened.identity.into()), backing)
     }
 
     /// Reads a source of the program's own through the cache. `name` takes the place of a path in
@@ -155,19 +167,18 @@ impl Cache {
     /// is above 2^63 - 4096; [`Error::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
-        let identity = source::guarded("identity", || Ok(source.identity()));
-        let identity = identity.map_err(bad_source(&path))?.map(Into::into);
-        self.file(path, identity, source)
+        let backing = Backing::new(source, self.core.engine.clone());
+        let identity = backing.identity().map_err(bad_source(&path))?;
+        self.file(path, identity, backing)
     }
 
     fn file(
         &self,
         path: PathBuf,
         identity: Option<source::Identity>,
-        source: Arc<dyn Source>,
+        backing: Backing,
     ) -> Result<File> {
         self.core.check_owner()?;
-        let backing = Backing::new(source, self.core.engine.clone());
         backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
         let known = identity.is_some();

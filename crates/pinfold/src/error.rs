@@ -326,3 +326,115 @@ fn listed(holders: &[PinHolder]) -> String {
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Each variant with an error of it and its code. A variant that has no line does not compile.
+    macro_rules! codes {
+        ($($variant:pat = $error:expr => $code:literal,)*) => {
+            fn listed(error: &Error) -> &'static str {
+                match error {
+                    $($variant => $code,)*
+                }
+            }
+
+            fn of_each() -> Vec<(Error, &'static str)> {
+                vec![$(($error, $code),)*]
+            }
+        };
+    }
+
+    fn path() -> PathBuf {
+        PathBuf::from("file")
+    }
+
+    fn cause() -> Arc<io::Error> {
+        Arc::new(io::Error::other("cause"))
+    }
+
+    codes! {
+        Error::Budget { .. } =
+            Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget",
+        Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve",
+        Error::Open(_) =
+            Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" })) => "open",
+        Error::TooManyFiles { .. } =
+            Error::TooManyFiles { path: path(), most: 1 } => "too-many-files",
+        Error::Range { .. } = Error::Range { offset: 1, bytes: 2 } => "range",
+        Error::BeyondEnd { .. } =
+            Error::BeyondEnd { path: path(), page: 1, len_bytes: 2 } => "beyond-end",
+        Error::TooManyReferences { .. } =
+            Error::TooManyReferences { path: path(), page: 1 } => "too-many-references",
+        Error::TooManyReaders { .. } = Error::TooManyReaders { most: 1 } => "too-many-readers",
+        Error::ForeignReader { .. } = Error::ForeignReader { path: path() } => "foreign-reader",
+        Error::Forked { .. } = Error::Forked { owner: 1 } => "forked",
+        Error::Read { .. } =
+            Error::Read { path: path(), offset: 1, asked_bytes: 2, cause: cause() } => "read",
+        Error::Length { .. } = Error::Length { path: path(), cause: cause() } => "length",
+        Error::BadSource { .. } =
+            Error::BadSource { path: path(), cause: cause() } => "bad-source",
+        Error::TooLong { .. } =
+            Error::TooLong { path: path(), len_bytes: 1, most_bytes: 2 } => "too-long",
+        Error::SourceChanged { .. } = Error::SourceChanged {
+            path: path(),
+            key: "key".into(),
+            open: "1".into(),
+            attached: "2".into(),
+        } => "source-changed",
+        Error::Truncated { .. } = Error::Truncated {
+            path: path(),
+            cause: Truncated { offset: 1, asked_bytes: 2, end: 3, recorded_bytes: 4 },
+        } => "truncated",
+        Error::NoMemory { .. } = Error::NoMemory {
+            wanted_bytes: 1,
+            budget_bytes: 2,
+            pinned_bytes: 3,
+            held_bytes: 4,
+            filling_bytes: 5,
+            dirty_bytes: 6,
+            reclaimable_bytes: 7,
+            metadata_bytes: 8,
+        } => "no-memory",
+        Error::PinRange { .. } =
+            Error::PinRange { path: path(), start: 1, end: 1, cause: PinRangeCause::Empty }
+            => "pin-range",
+        Error::PinTooLarge { .. } =
+            Error::PinTooLarge { asked_bytes: 1, most_bytes: 2, budget_bytes: 3 }
+            => "pin-too-large",
+        Error::PinHeld { .. } = Error::PinHeld {
+            path: path(),
+            offset: 1,
+            bytes: 2,
+            referenced: 3,
+            pinned: 4,
+            waited_ms: 5,
+        } => "pin-held",
+        Error::TooManyPins { .. } =
+            Error::TooManyPins { offset: 1, most_pages: 2 } => "too-many-pins",
+        Error::OutsidePin { .. } = Error::OutsidePin { at: 1, start: 2, end: 3 } => "outside-pin",
+        Error::StillPinned { .. } =
+            Error::StillPinned { pinned_bytes: 1, holders: Vec::new() } => "still-pinned",
+    }
+
+    /// The variant's name in lower case with hyphens.
+    fn hyphened(error: &Error) -> String {
+        let debug = format!("{error:?}");
+        let name = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap();
+        let words = name.char_indices().map(|(at, letter)| {
+            let hyphen = if at > 0 && letter.is_uppercase() { "-" } else { "" };
+            format!("{hyphen}{}", letter.to_lowercase())
+        });
+        words.collect()
+    }
+
+    #[test]
+    fn each_error_has_a_code_that_stays() {
+        for (error, code) in of_each() {
+            assert_eq!(error.code(), code, "{error:?}");
+            assert_eq!(listed(&error), code, "the line of {code} has an error of another variant");
+            assert_eq!(hyphened(&error), code);
+        }
+    }
+}

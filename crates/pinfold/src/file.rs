@@ -11,17 +11,18 @@ use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
-use crate::mapping::{Mapping, ask_len};
+use crate::index::PAGES_END;
+use crate::mapping::{Closed, Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
 #[cfg(feature = "testing")]
 use crate::reclaim;
-use crate::source::Hint;
+use crate::source::{self, Hint};
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
 /// keeps its own hints. When the last handle is dropped the pages stay cached until their memory is
-/// needed.
+/// needed, or their descriptor ([`Cache::open`](crate::Cache::open)).
 pub struct File {
     handle: Handle,
 }
@@ -52,7 +53,10 @@ impl File {
     }
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
-    /// the end of the file, 0 beyond it. Reads from the source what is not cached.
+    /// the end of the file, 0 beyond it. Reads from the source what is not cached, and waits for it
+    /// as long as the source takes: the cache gives a call that a thread waits for no time limit of
+    /// its own (see [`Source::deadline`](crate::source::Source::deadline)). So does every other
+    /// call of a file that reads what is not cached.
     ///
     /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
     /// count, and all of it after an error, is unspecified.
@@ -279,9 +283,33 @@ impl Drop for File {
         if !self.handle.core.owner.is_here() {
             return;
         }
-        if self.handle.core.mappings.drop_handle(&self.handle.mapping) {
-            freeze::drop_clean(&self.handle.core, &self.handle.mapping, 0..crate::index::PAGES_END);
+        let core = &self.handle.core;
+        if close(core, &self.handle.mapping) {
+            let keep = source::descriptors_max() / CLOSED_SHARE;
+            // Ends: each turn gives up a file that was closed.
+            while give_way(core, keep) {}
         }
-        self.handle.core.retire(&self.handle.mapping);
     }
+}
+
+/// Files without handles have at most one in this many of the process's descriptors.
+const CLOSED_SHARE: usize = 4;
+
+/// Drops one handle of the mapping; true if it was the last one.
+fn close(core: &Core, mapping: &Mapping) -> bool {
+    let Closed { last, for_good, source } = core.mappings.drop_handle(mapping);
+    if for_good {
+        freeze::drop_clean(core, mapping, 0..PAGES_END);
+    }
+    core.retire(mapping);
+    drop(source);
+    last
+}
+
+/// If more than `keep` files of the system are cached without a handle, drops the pages of the one
+/// that was closed first, and with them its descriptor. False if there are no more.
+pub(crate) fn give_way(core: &Core, keep: usize) -> bool {
+    let Some(mapping) = core.mappings.give_way(keep) else { return false };
+    close(core, &mapping);
+    true
 }

@@ -315,7 +315,7 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&
     while at < end && batch.folios.len() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
         let needed = urgent && batch.folios.is_empty();
-        if !needed && core.pressure.enough_on_its_way() {
+        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way) {
             break;
         }
         let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
@@ -398,7 +398,7 @@ fn insert(
         frame.change_end();
     }
     core.counters.count(Event::FillStarted);
-    core.pressure.fill_begins(order);
+    core.pressure.fill_begins(&mapping.on_its_way, order);
     Ok(Filling { head, page, order, shadow })
 }
 
@@ -456,7 +456,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let failed = wanted && frame.is_changing();
     drop(changing);
     core.counters.count(Event::FillEnded);
-    core.pressure.fill_ends(filling.order);
+    core.pressure.fill_ends(&mapping.on_its_way, filling.order);
     if !mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
     }

@@ -14,7 +14,7 @@
 //! error of a fill). A thread that freezes a folio holds the mutex from before the freeze until the
 //! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mutant::{self, Mutant};
-use crate::source::{Backing, Identity, Key, Truncated};
+use crate::pressure::OnItsWay;
+use crate::source::{Backing, Identity, Key, SharedSource, Truncated};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
@@ -53,15 +54,20 @@ pub(crate) struct Mapping {
     pub(crate) resizing: Mutex<()>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
+    /// What of it is being filled.
+    pub(crate) on_its_way: OnItsWay,
     /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
     handles: AtomicU64,
     /// Two opens with equal identities are one file. Sources of the program's own may have none.
     identity: Option<Identity>,
-    /// It cannot be opened any more, because its key names another version now. Changes under the
-    /// table's mutex, which orders it: hence not from `crate::sync`.
+    /// It cannot be opened any more, because its key names another version now, or because it gave
+    /// way to other files. Changes under the table's mutex, which orders it: hence not from
+    /// `crate::sync`.
     outdated: std::sync::atomic::AtomicBool,
+    /// Its number in [`Table::closed`], if it is there; as above.
+    closing: std::sync::atomic::AtomicU64,
 }
 
 /// The state that the `change` mutex guards.
@@ -152,12 +158,37 @@ struct Table {
     by_key: HashMap<Key, u32>,
     /// All numbers are below it.
     ids_end: u32,
+    /// Files of the system without handles, in the order in which they were closed. Each has a
+    /// descriptor.
+    closed: BTreeMap<u64, u32>,
+    /// How often one was put there.
+    closings: u64,
+}
+
+/// What is left to do when a handle was dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Closed {
+    /// It was the last handle.
+    pub(crate) last: bool,
+    /// It was the last one, and the file can never be opened again: it has no identity, or is
+    /// outdated.
+    pub(crate) for_good: bool,
+    /// The source, if it is of no more use. Dropping it may take long, and may close other files.
+    pub(crate) source: Option<SharedSource>,
 }
 
 impl Mappings {
     pub(crate) fn new() -> Self {
-        let (by_id, free_ids, by_key) = (Vec::new(), Vec::new(), HashMap::new());
-        Mappings { table: Mutex::new(Table { by_id, free_ids, by_key, ids_end: MAPPING_NONE }) }
+        let table = Table {
+            by_id: Vec::new(),
+            free_ids: Vec::new(),
+            by_key: HashMap::new(),
+            ids_end: MAPPING_NONE,
+            closed: BTreeMap::new(),
+            closings: 0,
+        };
+        Mappings { table: Mutex::new(table) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -204,6 +235,7 @@ impl Mappings {
             let mapping = mapping.expect("a file that is listed has a mapping");
             // Relaxed, here and below: ordered by the table's mutex.
             let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
+            table.no_longer_closed(&mapping);
             let changed = changed(&mapping, identity.as_ref(), &path);
             match changed {
                 Some(error) if !nobodys => return Err(error),
@@ -238,10 +270,12 @@ impl Mappings {
             resizing: Mutex::new(()),
             change: Mutex::new(Change { owner, folios: 0 }),
             backing,
+            on_its_way: OnItsWay::default(),
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),
             outdated: false.into(),
+            closing: 0.into(),
         });
         table.by_id[id as usize] = Some(mapping.clone());
         if let Some(identity) = identity {
@@ -257,13 +291,42 @@ impl Mappings {
         assert!(before > 0, "a handle was cloned that was not there");
     }
 
-    /// Removes a handle. True if it was the last one and the source can never be opened again: it
-    /// has no identity, or is outdated.
-    pub(crate) fn drop_handle(&self, mapping: &Mapping) -> bool {
-        let _table = self.table();
+    /// Removes a handle.
+    ///
+    /// Without handles a mapping has no source: whoever opens the file brings one. So a source may
+    /// have handles of the cache that has it. A file of the system keeps its descriptor, without
+    /// which its inode number could become another file's. (Dirty folios will need the source until
+    /// they are written.)
+    pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
+        let mut table = self.table();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
         assert!(before > 0, "a handle was dropped that was not there");
-        before == 1 && (mapping.identity.is_none() || mapping.outdated.load(Ordering::Relaxed))
+        let last = before == 1;
+        let outdated = mapping.outdated.load(Ordering::Relaxed);
+        let for_good = last && (mapping.identity.is_none() || outdated);
+        let of_system = matches!(mapping.identity, Some(Identity { key: Key::File(_), .. }));
+        let source = if last && !of_system { mapping.backing.let_go() } else { None };
+        if last && of_system && !outdated {
+            table.closings += 1;
+            let closing = table.closings;
+            mapping.closing.store(closing, Ordering::Relaxed);
+            table.closed.insert(closing, mapping.id);
+        }
+        Closed { last, for_good, source }
+    }
+
+    /// If more than `keep` files of the system are listed without handles: the one that was closed
+    /// first, outdated from now on, with a handle that the caller drops.
+    pub(crate) fn give_way(&self, keep: usize) -> Option<Arc<Mapping>> {
+        let mut table = self.table();
+        if table.closed.len() <= keep {
+            return None;
+        }
+        let (_, id) = table.closed.pop_first()?;
+        let mapping = table.by_id[id as usize].clone().expect("a closed file is listed");
+        mapping.outdated.store(true, Ordering::Relaxed);
+        mapping.handles.fetch_add(1, Ordering::Relaxed);
+        Some(mapping)
     }
 
     /// Removes the mapping if it has neither handles nor folios. Calls `clear` first, to empty the
@@ -294,8 +357,15 @@ impl Mappings {
         {
             table.by_key.remove(&identity.key);
         }
+        table.no_longer_closed(mapping);
         table.by_id[id] = None;
         table.free_ids.push(mapping.id);
+    }
+}
+
+impl Table {
+    fn no_longer_closed(&mut self, mapping: &Mapping) {
+        self.closed.remove(&mapping.closing.load(Ordering::Relaxed));
     }
 }
 

@@ -17,6 +17,10 @@ use crate::sync::{Condvar, Mutex, Ordering};
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 
+/// Frames of folios that are being filled.
+#[derive(Debug, Default)]
+pub(crate) struct OnItsWay(AtomicU32);
+
 /// The state of a cache's memory use.
 #[derive(Debug)]
 pub(crate) struct Pressure {
@@ -32,10 +36,10 @@ pub(crate) struct Pressure {
     /// Incremented when memory is freed or a fill ends.
     moved: Mutex<u64>,
     moved_wake: Condvar,
-    /// Frames of folios being filled.
-    filling_frames: AtomicU32,
-    /// A quarter of the cache.
-    filling_max: u32,
+    /// Of all files.
+    on_its_way: OnItsWay,
+    /// Half of the cache.
+    on_its_way_max: u32,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
 }
@@ -55,8 +59,8 @@ impl Pressure {
             bell: Bell::new(),
             moved: Mutex::new(0),
             moved_wake: Condvar::new(),
-            filling_frames: AtomicU32::new(0),
-            filling_max: frames / 4,
+            on_its_way: OnItsWay::default(),
+            on_its_way_max: frames / 2,
             unmovable_hand: AtomicU32::new(0),
         }
     }
@@ -73,21 +77,28 @@ impl Pressure {
         Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
     }
 
-    /// Notes that a fill of a folio of `order` begins.
-    pub(crate) fn fill_begins(&self, order: Order) {
-        // Relaxed, here and below: a level, compared with a limit.
-        self.filling_frames.fetch_add(order.frames(), Ordering::Relaxed);
+    /// Notes that a fill of a folio of `order` begins, in a file that has so much on its way.
+    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
+        for level in [&self.on_its_way, of_file] {
+            // Relaxed, here and below: a level, compared with a limit.
+            level.0.fetch_add(order.frames(), Ordering::Relaxed);
+        }
     }
 
     /// Notes that the fill has ended, successfully or not.
-    pub(crate) fn fill_ends(&self, order: Order) {
-        self.filling_frames.fetch_sub(order.frames(), Ordering::Relaxed);
+    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, order: Order) {
+        for level in [&self.on_its_way, of_file] {
+            level.0.fetch_sub(order.frames(), Ordering::Relaxed);
+        }
     }
 
-    /// Whether a quarter of the cache is being filled. Then readahead stops: a source that hangs
-    /// must not take the memory of all others.
-    pub(crate) fn enough_on_its_way(&self) -> bool {
-        self.filling_frames.load(Ordering::Relaxed) > self.filling_max
+    /// Whether a file has more on its way than half of the cache has left for that. Then it reads
+    /// nothing ahead: a source that hangs must neither take the memory of all others nor keep them
+    /// from reading ahead. So one file alone has at most a quarter of the cache on its way. If the
+    /// sources of `n` files hang, each has an `n + 1`th of the half, and as much is left for others.
+    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
+        let [all, own] = [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed));
+        own > self.on_its_way_max.saturating_sub(all)
     }
 
     /// Notes that something was freed or became evictable.

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use pinfold::source::{Memory, Request, Source, Start};
+use pinfold::source::{Memory, Request, Source, SourceIdentity, Start};
 use pinfold::{Cache, Hint, Options};
 
 const PAGE: u64 = 4096;
@@ -76,7 +76,7 @@ fn a_source_that_panics_leaves_nobody_waiting() {
 }
 
 /// Sevens; whatever is named panics.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct PanicsIn {
     what: &'static str,
     len_bytes: u64,
@@ -122,6 +122,44 @@ impl Source for PanicsIn {
         self.may_panic("start");
         Start::Unsupported
     }
+    fn identity(&self) -> Option<SourceIdentity> {
+        let object = |key: &str| SourceIdentity { key: key.into(), version: String::new() };
+        (self.what == "drop").then(|| object("panics"))
+    }
+}
+
+impl Drop for PanicsIn {
+    fn drop(&mut self) {
+        self.may_panic("drop");
+    }
+}
+
+/// Whoever drops the last reference to it: a thread that closes, opens or evicts, or the cache.
+#[test]
+fn a_source_that_panics_when_it_is_dropped_harms_nobody() {
+    let mut buf = [0; 8];
+    let other = {
+        let cache = cache();
+        for _ in 0..3 {
+            let file = cache.attach("panics", PanicsIn::new("drop", true)).unwrap();
+            assert_eq!(file.read_at(&mut buf, 4096).unwrap(), 8);
+        }
+        let open = cache.attach("panics", PanicsIn::new("drop", true)).unwrap();
+        let again = cache.attach("panics", PanicsIn::new("drop", true)).unwrap();
+        let too_long =
+            PanicsIn { what: "drop", len_bytes: u64::MAX, alignment: 1, now: true.into() };
+        cache.attach("too long", Arc::new(too_long)).unwrap_err();
+        drop((open, again));
+        // Its pages are evicted.
+        let other = cache.attach("other", Arc::new(Memory::new(vec![3; 16 << 20]))).unwrap();
+        for page in 0..4096 {
+            assert_eq!(other.read_at(&mut buf, page * PAGE).unwrap(), 8);
+        }
+        let _one = cache.attach("panics", PanicsIn::new("drop", true)).unwrap();
+        assert_eq!(cache.stats().files, 2, "its pages are cached still");
+        other
+    };
+    assert_eq!(other.read_at(&mut buf, 0).unwrap(), 8);
 }
 
 /// The reader that starts reading ahead gets its own bytes; a reader of pages that were not read
@@ -182,7 +220,7 @@ fn a_panic_of_a_source_is_an_error_that_names_it() {
 #[test]
 fn an_alignment_that_the_cache_cannot_keep_is_an_error_that_names_the_source() {
     for alignment in [0, 3, 8192, usize::MAX] {
-        let source = PanicsIn { len_bytes: 5000, alignment, ..PanicsIn::default() };
+        let source = PanicsIn { what: "", len_bytes: 5000, alignment, now: false.into() };
         assert_eq!(
             cache().attach("odd", Arc::new(source)).unwrap_err().to_string(),
             format!(

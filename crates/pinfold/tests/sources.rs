@@ -115,6 +115,48 @@ fn a_source_that_hangs_keeps_nobody_else() {
     });
 }
 
+/// Nor does it keep others from reading ahead: what it has on its way is no limit of theirs.
+#[test]
+fn sources_that_hang_leave_others_their_reading_ahead() {
+    in_time(|| {
+        let cache = Cache::new(Options::new(1 << 20).io_uring(false)).unwrap();
+        let gate = Arc::new(Gate::default());
+        let _open = OpenAtLast(gate.clone());
+        let on_its_way = || cache.stats().fills_in_flight;
+        let mut hung = Vec::new();
+        let mut of_the_last = u64::MAX;
+        for n in 1..=4 {
+            let before = on_its_way();
+            let file = cache.attach("hung", Arc::new(Gated(gate.clone()))).unwrap();
+            // As much as it gets.
+            ask_page_by_page(&file);
+            ask_page_by_page(&file);
+            let own = on_its_way() - before;
+            assert!(own > 0, "file {n} reads nothing ahead");
+            assert!(own <= of_the_last, "file {n} has {own} pages, the last had {of_the_last}");
+            of_the_last = own;
+            hung.push(file);
+        }
+        let budget_pages = (1 << 20) / PAGE;
+        assert!(on_its_way() <= budget_pages / 2 + 1, "{} pages are on their way", on_its_way());
+        // One that does not hang reads ahead all the same.
+        let healthy = cache.attach("healthy", Arc::new(Memory::new(vec![7; 1 << 18]))).unwrap();
+        ask_page_by_page(&healthy);
+        let ahead = || {
+            let stats = cache.stats();
+            let (_, source) = stats.sources.iter().find(|(name, _)| name == "healthy").unwrap();
+            (source.read_ahead.calls, source.read_ahead.errors)
+        };
+        // Ends: what was asked of a source that answers is answered.
+        while ahead().0 < 8 {
+            assert!(on_its_way() > 0);
+            ask_page_by_page(&healthy);
+            std::thread::yield_now();
+        }
+        assert_eq!(ahead().1, 0);
+    });
+}
+
 /// What another file of the same cache has.
 #[derive(Debug)]
 struct Layered {
@@ -284,4 +326,63 @@ fn versions_do_not_mix() {
         std::thread::yield_now();
     }
     assert_eq!(cache.stats().files, 1, "an outdated version is left");
+}
+
+/// What another file of the same cache has, as an object of its own.
+#[derive(Debug)]
+struct View(File);
+
+impl Source for View {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(buf, offset).map_err(io::Error::other)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.len())
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "view".into()
+    }
+    fn identity(&self) -> Option<SourceIdentity> {
+        Some(SourceIdentity { key: "view".into(), version: String::new() })
+    }
+}
+
+/// The cache has the file, the file its source, and the source a handle of the cache: all of them
+/// go all the same, and until then what was read stays cached.
+#[test]
+fn a_cache_goes_with_the_last_handle_that_is_not_a_sources() {
+    in_time(|| {
+        let (cache, pattern) = (cache(), Pattern::new(8, 0));
+        let memory = Arc::new(Memory::new(pattern.to_vec((PAGES * PAGE) as usize)));
+        let lower = cache.attach("lower", memory.clone()).unwrap();
+        let mut buf = vec![0; (PAGES * PAGE) as usize];
+        // A file of the system stays open as long as it is cached, and shows when the cache goes.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 5000]).unwrap();
+        cache.open(&path).unwrap().read_at(&mut buf, 0).unwrap();
+        assert!(is_open(&path), "it is not cached");
+        for _ in 0..2 {
+            let upper = cache.attach("upper", Arc::new(View(lower.clone()))).unwrap();
+            assert_eq!(upper.read_at(&mut buf, 0).unwrap(), buf.len());
+            pattern.check(0, &buf).unwrap();
+        }
+        let stats = cache.stats();
+        let upper = stats.sources.iter().find(|(name, _)| name == "upper").unwrap();
+        assert!(upper.1.read.bytes <= PAGES * PAGE, "it was read again: {stats:?}");
+        assert_eq!(upper.1.kind, "none: the file is closed");
+        drop(lower);
+        assert_eq!(Arc::strong_count(&memory), 1, "the lower file has no handle, but a source");
+        drop(cache);
+        // Ends: the daemon may be at work, and then is the last to have the cache.
+        while is_open(&path) {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// Whether this process has a descriptor of the file.
+fn is_open(path: &std::path::Path) -> bool {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    open.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path))
 }

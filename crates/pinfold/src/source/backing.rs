@@ -18,14 +18,18 @@ use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
 use super::request::{self, Request};
+use super::shared::SharedSource;
 use super::under_way::Inside;
-use super::{Extent, Hint, Source, SourceStats, extent};
+use super::{Extent, Hint, Identity, Source, SourceStats, extent};
+
+/// The kind of a source that was let go of.
+const CLOSED: &str = "none: the file is closed";
 
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    /// May be replaced by another source of the same object.
-    source: RwLock<Arc<dyn Source>>,
+    /// May be replaced by another source of the same object. `None` once it was let go of.
+    source: RwLock<Option<SharedSource>>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
     lane: pool::Lane,
@@ -70,13 +74,21 @@ impl Truncated {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let source = RwLock::new(source);
+        let source = RwLock::new(Some(source.into()));
         Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
     }
 
-    /// The source, as it is now.
-    pub(super) fn source(&self) -> Arc<dyn Source> {
-        Arc::clone(&self.source.read())
+    /// The source, as it is now. Only for whoever has a handle of the file.
+    pub(super) fn source(&self) -> SharedSource {
+        self.source.read().clone().expect("a file with a handle has a source")
+    }
+
+    /// What the source says that it is.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub(crate) fn identity(&self) -> io::Result<Option<Identity>> {
+        Ok(guarded("identity", || Ok(self.source().identity()))?.map(Into::into))
     }
 
     /// Checks a source that the program implements, before its first use.
@@ -98,8 +110,13 @@ impl Backing {
 
     /// Takes over the source of `other`, which is of the same object. Returns the old one, for the
     /// caller to drop where that may take long.
-    pub(crate) fn adopt(&self, other: &Self) -> Arc<dyn Source> {
-        std::mem::replace(&mut *self.source.write(), other.source())
+    pub(crate) fn adopt(&self, other: &Self) -> Option<SharedSource> {
+        self.source.write().replace(other.source())
+    }
+
+    /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
+    pub(crate) fn let_go(&self) -> Option<SharedSource> {
+        self.source.write().take()
     }
 
     /// Reads into `extents` and returns the number of bytes read. A short count means that the
@@ -147,7 +164,8 @@ impl Backing {
     }
 
     fn kind(&self) -> Cow<'static, str> {
-        let kind = guarded("kind", || Ok(self.source().kind()));
+        let Some(source) = self.source.read().clone() else { return CLOSED.into() };
+        let kind = guarded("kind", || Ok(source.kind()));
         kind.unwrap_or("unknown (it panicked when it was asked)".into())
     }
 

@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
+use super::Start;
 use super::clock::Clock;
 use super::pool::{Lane, Pool};
 use super::request::Request;
 use super::ring::Ring;
+use super::shared::SharedSource;
 use super::under_way::UnderWay;
-use super::{Source, Start};
 
 /// Limits on requests in flight.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +76,7 @@ impl Engine {
     pub(super) fn start(
         &self,
         lane: &Lane,
-        source: &Arc<dyn Source>,
+        source: &SharedSource,
         batch: &mut Vec<Request>,
     ) -> Start {
         self.clock.watch(batch.iter());

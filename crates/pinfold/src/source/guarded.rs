@@ -1,6 +1,8 @@
-//! Calls of a source that may panic: a panic of a source is an error of the source.
+//! Calls of the program's code that may panic: a panic of a source is an error of the source, and
+//! one of a completion or of a function of `Request::on_stop` concerns no other request.
 //!
-//! Called by whatever calls a source: `backing.rs`, `pool.rs`, and the cache when one is attached.
+//! Called by whatever makes such a call: `backing.rs`, `pool.rs`, `request.rs`, and the cache when a
+//! source is attached.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,6 +17,19 @@ pub(crate) fn guarded<T>(what: &str, call: impl FnOnce() -> io::Result<T>) -> io
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let text = text.unwrap_or("it did not say why");
-        Err(io::Error::other(format!("the source panicked in {what}: {text}")))
+        let error = io::Error::other(format!("the source panicked in {what}: {text}"));
+        // A value that is thrown may itself panic when it is dropped; the next one is kept.
+        if let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(next);
+        }
+        Err(error)
     })
+}
+
+/// Makes a call that returns nothing, and whose panic concerns nobody but the panic hook.
+pub(crate) fn quietly(what: &str, call: impl FnOnce()) {
+    let _ = guarded(what, || {
+        call();
+        Ok(())
+    });
 }

@@ -58,7 +58,8 @@ pub struct LaneStats {
 /// What was counted for one source since it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStats {
-    /// The kind of source: [`Source::kind`](super::Source::kind).
+    /// The kind of source: [`Source::kind`](super::Source::kind). `"none: the file is closed"` for
+    /// pages that are cached while no handle, and so no source, of their file is left.
     pub kind: String,
     /// Synchronous reads: a caller waited for them.
     pub read: LaneStats,

@@ -18,6 +18,7 @@
 //! | `identity.rs` | when two sources are the same object |
 //! | `meter.rs` | calls, bytes, latencies |
 //! | `under_way.rs` | how many requests and calls have ended |
+//! | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
 
 mod aligned;
 mod backing;
@@ -34,6 +35,7 @@ mod open;
 mod pool;
 mod request;
 mod ring;
+mod shared;
 mod under_way;
 
 #[cfg(all(test, not(loom)))]
@@ -50,15 +52,15 @@ pub(crate) use backing::Backing;
 pub use backing::Truncated;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
-pub(crate) use guarded::guarded;
 pub use identity::SourceIdentity;
 pub(crate) use identity::{Identity, Key};
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
-pub(crate) use open::open;
 pub use open::{Access, OpenError, Preference, open_file};
+pub(crate) use open::{descriptors_max, open};
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
+pub(crate) use shared::SharedSource;
 pub(crate) use under_way::in_a_source;
 
 /// Bytes that the default vectored calls move at a time through a buffer of their own.
@@ -140,15 +142,18 @@ pub enum Start {
 ///   that moment, and the cache can tell the end of a file from a file that was truncated.
 /// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
 ///   of kind [`io::ErrorKind::InvalidData`].
+/// - The cache drops a source with the last handle of its file: pages that stay cached need none,
+///   and the next attach brings one. Requests that the source has taken may be under way then.
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
-///   prints it first.
+///   prints it first. A panic in the source's `Drop` is caught as well, wherever the cache drops it.
 ///
 /// # What a source may call
 ///
 /// [`start`](Self::start) may call nothing that waits. [`read_at`](Self::read_at) and the other
 /// calls that may block may call anything, including the cache: a source may be layered over
 /// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
-/// that called the source**. Two things are not allowed, because they would never end:
+/// that called the source**. The handles that it keeps for that end with it, and so with the last
+/// handle of its own file: they do not keep the cache alive by themselves. Two things are not allowed, because they would never end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;
@@ -294,7 +299,8 @@ pub trait Source: Send + Sync + Debug {
     /// default, is no limit.
     ///
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
-    /// ended from outside, because its memory is in use until it returns. A source that has a
+    /// ended from outside, because its memory is in use until it returns. A read that a thread waits
+    /// for is such a call, so that the thread waits as long as the source does. A source that has a
     /// deadline must keep it in these calls, and return the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None

@@ -32,6 +32,8 @@ pub(super) const ALIGNMENT_MAX: usize = 4096;
 /// Alignments tried for a file when the kernel does not report one.
 const ALIGNMENTS: [usize; 2] = [512, ALIGNMENT_MAX];
 
+const DESCRIPTORS_MAX: libc::rlim_t = 1024;
+
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
@@ -85,6 +87,23 @@ pub enum OpenError {
         /// The reason.
         why: String,
     },
+}
+
+impl OpenError {
+    /// Whether the process or the system has no descriptor left.
+    pub(crate) fn is_shortage(&self) -> bool {
+        let OpenError::System { cause, .. } = self else { return false };
+        matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    }
+}
+
+/// How many descriptors the process may have at once, as of now.
+pub(crate) fn descriptors_max() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: DESCRIPTORS_MAX, rlim_max: DESCRIPTORS_MAX };
+    // If the system does not say, the limit that most processes have.
+    // SAFETY: stores to `limit` alone.
+    let _ = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
 /// An open file.

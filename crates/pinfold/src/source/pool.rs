@@ -32,10 +32,11 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::guarded::guarded;
+use super::Start;
+use super::guarded::{guarded, quietly};
 use super::request::{Direction, Request};
+use super::shared::SharedSource;
 use super::under_way::Inside;
-use super::{Source, Start};
 
 /// Worker threads and the reads that wait for one.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ struct Shared {
     work: Condvar,
 }
 
-type Job = (Arc<dyn Source>, Request);
+type Job = (SharedSource, Request);
 
 #[derive(Default)]
 struct State {
@@ -109,7 +110,7 @@ impl Pool {
     pub(super) fn start(
         &self,
         lane: &Lane,
-        source: &Arc<dyn Source>,
+        source: &SharedSource,
         batch: &mut Vec<Request>,
     ) -> Start {
         let mut state = self.shared.state.lock();
@@ -127,7 +128,7 @@ impl Pool {
             }
             stoppable.extend(request.stoppable());
             let served = state.lanes.entry(lane.0).or_default();
-            served.queue.push_back((Arc::clone(source), request));
+            served.queue.push_back((source.clone(), request));
             if begins {
                 state.begin(lane.0);
                 begun += 1;
@@ -255,7 +256,8 @@ impl Shared {
             loop {
                 drop(state);
                 let (source, request) = job;
-                carry_out(source, request);
+                // Whatever panics, the lane keeps its worker: a file's queue must not be nobody's.
+                quietly("a request", || carry_out(source, request));
                 state = self.state.lock();
                 let served = state.lanes.get_mut(&lane).expect("it has this worker");
                 let Some(next) = served.queue.pop_front() else { break };
@@ -271,7 +273,7 @@ impl Shared {
     }
 }
 
-fn carry_out(source: Arc<dyn Source>, request: Request) {
+fn carry_out(source: SharedSource, request: Request) {
     let carry_out = || {
         let _inside = Inside::enter();
         source.carry_out(&request)
@@ -283,7 +285,6 @@ fn carry_out(source: Arc<dyn Source>, request: Request) {
                 Direction::Read => "read",
                 Direction::Write => "write",
             };
-            // Guarded as well: a worker that dies leaves its file's queue to nobody.
             let kind = guarded("kind", || Ok(source.kind()));
             let kind = kind.unwrap_or("unknown (it panicked when it was asked)".into());
             let text = format!("the source of kind {kind} panicked in a {what}");

@@ -27,7 +27,6 @@
 
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 // Not from `crate::sync`: no protocol of the cache depends on it.
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -36,6 +35,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::extent::{self, Extent};
+use super::guarded::quietly;
 use super::meter::Meter;
 use super::under_way::{Move, UnderWay};
 
@@ -110,8 +110,7 @@ pub struct Canceller(Arc<Control>);
 pub(super) struct Control {
     /// [`LIVE`], or why the request is to stop.
     stop: AtomicU8,
-    /// The function to call; `None` inside once it was called, or the request has ended.
-    hook: Mutex<Hook>,
+    hooks: Mutex<Hooks>,
 }
 
 const LIVE: u8 = 0;
@@ -120,10 +119,15 @@ const TIMED_OUT: u8 = 2;
 
 type Tell = Box<dyn FnOnce() + Send>;
 
-enum Hook {
-    None,
-    Tell(Tell),
-    Told,
+/// The functions to call when the request is asked to stop. Each layer that it passes through may
+/// set one: sources, and then the workers or the ring.
+enum Hooks {
+    /// Nobody has asked yet. In the order in which they were set.
+    Set(Vec<Tell>),
+    /// It was asked: they were taken to be called, and a later one is called at once.
+    Asked,
+    /// The request has ended: none is called any more.
+    Ended,
 }
 
 impl fmt::Debug for Control {
@@ -143,7 +147,7 @@ impl Canceller {
 
 impl Control {
     fn new() -> Self {
-        Control { stop: AtomicU8::new(LIVE), hook: Mutex::new(Hook::None) }
+        Control { stop: AtomicU8::new(LIVE), hooks: Mutex::new(Hooks::Set(Vec::new())) }
     }
 
     /// The deadline has passed.
@@ -158,9 +162,12 @@ impl Control {
         if first.is_err() {
             return;
         }
-        let hook = std::mem::replace(&mut *self.hook.lock(), Hook::Told);
-        if let Hook::Tell(tell) = hook {
-            tell();
+        let mut hooks = self.hooks.lock();
+        if let Hooks::Set(set) = &mut *hooks {
+            let set = std::mem::take(set);
+            *hooks = Hooks::Asked;
+            drop(hooks);
+            set.into_iter().for_each(call);
         }
     }
 
@@ -175,17 +182,36 @@ impl Control {
 
     /// As [`Request::on_stop`]. The caller must not hold a lock that `tell` takes.
     pub(super) fn on_stop(&self, tell: Tell) {
-        let mut hook = self.hook.lock();
-        match &*hook {
-            // `ask` stored the reason, but may have looked for `tell` before it was set: call it
-            // here.
-            Hook::Told => {
-                drop(hook);
-                tell();
+        let mut hooks = self.hooks.lock();
+        match &mut *hooks {
+            Hooks::Set(set) => set.push(tell),
+            // `ask` stored the reason, but looked for functions before this one was set.
+            Hooks::Asked => {
+                drop(hooks);
+                call(tell);
             }
-            _ => *hook = Hook::Tell(tell),
+            Hooks::Ended => {
+                drop(hooks);
+                quietly("a drop", || drop(tell));
+            }
         }
     }
+
+    /// The request has ended: nothing is called any more.
+    fn end(&self) {
+        let hooks = std::mem::replace(&mut *self.hooks.lock(), Hooks::Ended);
+        if let Hooks::Set(set) = hooks {
+            // One by one: two panics at once would end the process.
+            for tell in set {
+                quietly("a drop", || drop(tell));
+            }
+        }
+    }
+}
+
+/// The calling thread has more to do than this request: the clock, a worker, the ring.
+fn call(tell: Tell) {
+    quietly("on_stop", tell);
 }
 
 impl Stop {
@@ -316,9 +342,14 @@ impl Request {
         self.control.as_ref()?.stop()
     }
 
-    /// Calls `tell` once when the request is asked to stop: on the thread that asks, or in this
-    /// call if that was before. It is not called after the request has ended. Replaces an earlier
-    /// `tell`. It must be short, and must not finish the request itself.
+    /// Calls `tell` once when the request is asked to stop: on the thread that asks (often the
+    /// cache's clock, which serves all deadlines), or in this call if that was before. It is not
+    /// called if the request ends first; if it ends at that moment, `tell` may run a little after
+    /// the end. A request can have any number of these, for instance one of each source that it is
+    /// passed through; they are called in the order in which they were set. `tell` must be short,
+    /// and must not finish the request itself. A panic in it is caught, after the panic hook has
+    /// printed it. The call does nothing for a request that cannot be stopped, because it has
+    /// neither a deadline nor a [`Canceller`].
     pub fn on_stop(&self, tell: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
             control.on_stop(Box::new(tell));
@@ -359,7 +390,7 @@ impl Request {
             Direction::Write => settle_write(self.bytes, result),
         };
         if let Some(control) = &self.control {
-            *control.hook.lock() = Hook::None;
+            control.end();
             if let (Err(_), Some(why)) = (&result, control.stop()) {
                 result = Err(why.error());
             }
@@ -373,8 +404,8 @@ impl Request {
             };
             lane.count(since.elapsed(), self.bytes, &result);
         }
-        // The panic hook has printed it. This thread also carries other requests, so it goes on.
-        let _ = catch_unwind(AssertUnwindSafe(|| completion.complete(result)));
+        // This thread also carries other requests, so it goes on.
+        quietly("a completion", || completion.complete(result));
     }
 }
 

@@ -337,6 +337,8 @@ impl Driver {
         let Self { ring, mut gone, flights, wake_armed, wake_count, .. } = self;
         drop(ring);
         let in_hand: Vec<_> = flights.into_iter().flatten().collect();
+        // After `in_hand`, so that an unwinding ends here before it drops the requests.
+        let guard = AbortOnUnwind;
         if wake_armed || !in_hand.is_empty() {
             // Ends: nothing is written to the pipe, so this returns when the kernel has released
             // the ring.
@@ -348,6 +350,7 @@ impl Driver {
             };
             assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
         }
+        drop(guard);
         drop(wake_count);
         readers.extend(read_plainly(in_hand.into_iter().map(Into::into).collect()));
         readers.into_iter().for_each(pool::join_unless_self);

@@ -249,6 +249,111 @@ fn a_panic_harms_its_own_request_alone() {
     }
 }
 
+/// A pattern; whatever is named panics.
+#[derive(Debug)]
+struct PanicsIn(&'static [&'static str]);
+
+impl PanicsIn {
+    fn may_panic(&self, what: &str) {
+        assert!(!self.0.contains(&what), "as the test wants it");
+    }
+}
+
+impl Source for PanicsIn {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.may_panic("read_at");
+        (offset..).zip(&mut *buf).for_each(|(n, byte)| *byte = byte_at(n));
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(1 << 20)
+    }
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        self.may_panic("kind");
+        "panics".into()
+    }
+    fn deadline(&self) -> Option<Duration> {
+        self.may_panic("deadline");
+        None
+    }
+}
+
+impl Drop for PanicsIn {
+    fn drop(&mut self) {
+        self.may_panic("drop");
+    }
+}
+
+/// Submits a read of another source, which the engine has to serve as before.
+fn is_served(engine: &Arc<Engine>) {
+    let memory = Backing::new(Arc::new(Memory::new(pattern(PAGE))), Arc::clone(engine));
+    let (tell, told) = channel();
+    let mut batch = vec![request(0, PAGE, 1, &tell)];
+    let since = std::time::Instant::now();
+    // A worker that has finished a request is free a moment later.
+    while !batch.is_empty() {
+        assert!(since.elapsed() < WAIT, "the workers are lost");
+        memory.submit(&mut batch);
+        std::thread::yield_now();
+    }
+    let (_, result, lent) = told.recv_timeout(WAIT).expect("a worker is left");
+    check(0, result.unwrap(), lent.bytes(), PAGE as u64);
+}
+
+fn one_worker() -> Arc<Engine> {
+    Arc::new(Engine::new(EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 128 }))
+}
+
+#[test]
+fn a_source_that_panics_when_a_worker_asks_for_its_kind_keeps_no_worker() {
+    let (engine, (tell, told)) = (one_worker(), channel());
+    let panics = Backing::new(Arc::new(PanicsIn(&["read_at", "kind"])), Arc::clone(&engine));
+    submit_all(&panics, (0..3).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect());
+    for _ in 0..3 {
+        let cause = told.recv_timeout(WAIT).expect("it ends").1.unwrap_err();
+        assert_eq!(
+            cause.to_string(),
+            "the source of kind unknown (it panicked when it was asked) panicked in a read"
+        );
+    }
+    is_served(&engine);
+}
+
+#[test]
+fn a_source_that_panics_when_it_is_asked_for_its_deadline_has_none() {
+    let (engine, (tell, told)) = (one_worker(), channel());
+    let panics = Backing::new(Arc::new(PanicsIn(&["deadline"])), Arc::clone(&engine));
+    submit_all(&panics, (0..3).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect());
+    for _ in 0..3 {
+        let (offset, result, lent) = told.recv_timeout(WAIT).expect("it ends");
+        check(offset, result.unwrap(), lent.bytes(), 1 << 20);
+    }
+    is_served(&engine);
+}
+
+/// The worker has the last reference to it.
+#[test]
+fn a_source_that_panics_when_a_worker_drops_it_keeps_no_worker() {
+    let (engine, (tell, told)) = (one_worker(), channel());
+    let gate = Arc::new(std::sync::Barrier::new(2));
+    let at_gate = Arc::clone(&gate);
+    let spoiled = Spoiled::new(Arc::new(PanicsIn(&["drop"])), move |call, _, got| {
+        if call == 1 {
+            at_gate.wait();
+        }
+        got
+    });
+    let panics = Backing::new(Arc::new(spoiled), Arc::clone(&engine));
+    submit_all(&panics, (0..3).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect());
+    drop(panics);
+    gate.wait();
+    for _ in 0..3 {
+        let (offset, result, lent) = told.recv_timeout(WAIT).expect("it ends");
+        check(offset, result.unwrap(), lent.bytes(), 1 << 20);
+    }
+    is_served(&engine);
+}
+
 #[test]
 fn requests_that_are_not_aligned_end_in_an_error_and_do_not_hang_the_end() {
     let directory = tempfile::tempdir().unwrap();

@@ -204,6 +204,165 @@ fn a_source_with_a_queue_is_told() {
     assert_eq!((offset, why(result)), (0, Stop::Cancelled));
 }
 
+/// Asks to be told when a request is to stop, and leaves it to the workers.
+#[derive(Debug)]
+struct Watching {
+    inner: Arc<Gated>,
+    say: Sender<u64>,
+}
+
+impl Source for Watching {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.inner.read_at(offset, buf)
+    }
+    fn carry_out(&self, request: &Request) -> io::Result<usize> {
+        self.inner.carry_out(request)
+    }
+    fn deadline(&self) -> Option<Duration> {
+        self.inner.deadline()
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "watching".into()
+    }
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
+        for request in &*batch {
+            let (say, offset) = (self.say.clone(), request.offset());
+            request.on_stop(move || say.send(offset).unwrap());
+        }
+        Start::Unsupported
+    }
+}
+
+/// The workers ask for the same, for requests in their queues.
+#[test]
+fn a_source_that_leaves_its_requests_to_the_workers_is_told() {
+    let (say, said) = channel();
+    let inner = Arc::new(Gated::default());
+    let options = EngineOptions { workers_max: 2, ..EngineOptions::default() };
+    let source = Watching { inner: inner.clone(), say };
+    let backing = Backing::new(Arc::new(source), Arc::new(Engine::new(options)));
+    let (tell, told) = channel();
+    backing.submit(&mut (0..5).map(|n| request(n * PAGE as u64, PAGE, 1, &tell)).collect());
+    let next = || said.recv_timeout(WAIT).map(|offset| offset / PAGE as u64);
+    let mut asked: Vec<_> = (0..5).map(|_| next().expect("all are told of")).collect();
+    asked.sort_unstable();
+    assert_eq!(asked, [0, 1, 2, 3, 4]);
+    // And the queue is still cleared: all but the one that the source has.
+    for _ in 0..4 {
+        assert_eq!(why(ended(&told).1), Stop::TimedOut);
+    }
+    *inner.open.lock() = true;
+    inner.changed.notify_all();
+    assert_eq!(ended(&told).1.unwrap(), PAGE);
+}
+
+/// The same of the ring, and of the order: whoever passed a request on hears before it ends.
+#[test]
+fn all_who_ask_are_told_in_their_order() {
+    let engine = ring_engine();
+    let Ok(ring) = engine.ring() else { return };
+    let (empty, _writer) = io::pipe().unwrap();
+    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    let (tell, told) = channel();
+    let (say, said) = channel();
+    let mut passed_on = request(1, PAGE, 1, &tell);
+    let canceller = passed_on.canceller();
+    for n in 0..3 {
+        let say = say.clone();
+        passed_on.on_stop(move || say.send(n).unwrap());
+    }
+    drop(say);
+    assert_eq!(ring.start(&Arc::new(file), &mut vec![passed_on]), Start::Started);
+    canceller.cancel();
+    assert!(said.iter().eq(0..3));
+    assert_eq!(why(ended(&told).1), Stop::Cancelled);
+}
+
+#[test]
+fn who_asks_too_late_is_told_at_once_and_who_asked_for_one_that_ended_never() {
+    let (tell, told) = channel();
+    let (say, said) = channel();
+    let mut stopped = request(1, PAGE, 1, &tell);
+    let mut whole = request(2, PAGE, 1, &tell);
+    let cancellers = [stopped.canceller(), whole.canceller()];
+    let of_whole = say.clone();
+    whole.on_stop(move || of_whole.send(2).unwrap());
+    whole.finish(Ok(PAGE));
+    assert_eq!(ended(&told).1.unwrap(), PAGE);
+    cancellers.iter().for_each(crate::source::Canceller::cancel);
+    stopped.on_stop(move || say.send(1).unwrap());
+    assert!(said.iter().eq([1]), "the one that ended said something");
+    stopped.finish(Err(io::Error::other("aborted")));
+    assert_eq!(why(ended(&told).1), Stop::Cancelled);
+}
+
+#[test]
+fn a_panic_of_who_is_told_harms_nobody_else() {
+    let (tell, told) = channel();
+    let client = Arc::new(Client::default());
+    let backing = Backing::new(client, pool_engine());
+    let panics = |request: &Request| request.on_stop(|| panic!("as the test wants it"));
+    let mut first = request(0, PAGE, 1, &tell).with_deadline(Instant::now() + SOON);
+    panics(&first);
+    let canceller = first.canceller();
+    let second = request(PAGE as u64, PAGE, 1, &tell).with_deadline(Instant::now() + 2 * SOON);
+    backing.submit(&mut vec![first, second]);
+    // The client's function, after the one that panics, ends the first; the clock goes on.
+    for offset in [0, PAGE as u64] {
+        let (of, result, _) = ended(&told);
+        assert_eq!((of, why(result)), (offset, Stop::TimedOut));
+    }
+    canceller.cancel();
+    // On the thread that cancels, and on the one that asks too late.
+    let mut third = request(0, PAGE, 1, &tell);
+    panics(&third);
+    let canceller = third.canceller();
+    panics(&third);
+    canceller.cancel();
+    panics(&third);
+    third.finish(Err(io::Error::other("aborted")));
+    assert_eq!(why(ended(&told).1), Stop::Cancelled);
+}
+
+/// What a closure has may panic when it is dropped: a worker, the ring and the clock go on.
+#[test]
+fn a_panic_of_what_is_dropped_harms_nobody_else() {
+    struct Heavy;
+    impl Drop for Heavy {
+        fn drop(&mut self) {
+            panic!("as the test wants it");
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), 100_000);
+    let (ring, pool) = (ring_engine(), pool_engine());
+    let memory: Arc<dyn Source> = Arc::new(Memory::new(pattern(100_000)));
+    let mut all = vec![Backing::new(memory, pool.clone())];
+    all.extend(direct(&path, &ring));
+    for backing in all {
+        let (tell, told) = channel();
+        for n in 0..40 {
+            let mut odd = request(0, PAGE, 1, &tell);
+            let _canceller = odd.canceller();
+            let heavy = Heavy;
+            odd.on_stop(move || drop(heavy));
+            let next = request(PAGE as u64, PAGE, 1, &tell);
+            let mut batch = vec![odd, next];
+            // Ends: requests are taken when earlier ones have ended.
+            while !batch.is_empty() {
+                backing.submit(&mut batch);
+                std::thread::yield_now();
+            }
+            for _ in 0..2 {
+                assert_eq!(ended(&told).1.unwrap(), PAGE, "round {n}");
+            }
+        }
+    }
+}
+
 /// Each ends once, with all of its bytes or with the reason, and its memory is not touched then.
 #[test]
 fn cancelling_races_with_completing() {

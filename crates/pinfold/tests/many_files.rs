@@ -1,0 +1,153 @@
+//! Many more files than descriptors: files that were closed stay cached, and give way.
+//!
+//! The limit is the whole process's, so each test is a process by itself.
+
+#![cfg(not(loom))] // the model checker has no front door
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pinfold::{Cache, Error, File, Options};
+use pinfold_testing::pattern::Pattern;
+
+/// Descriptors that the process may have.
+const LIMIT: usize = 96;
+/// Those of files that were closed.
+const CLOSED_MAX: usize = LIMIT / 4;
+const BYTES: usize = 10_000;
+
+/// Runs `body`, of the test `name`, in a process that may have `LIMIT` descriptors.
+fn with_few_descriptors(name: &str, body: impl FnOnce()) {
+    const CHILD: &str = "PINFOLD_TEST_FEW_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_some() {
+        let limit = libc::rlimit { rlim_cur: LIMIT as u64, rlim_max: LIMIT as u64 };
+        // SAFETY: only reads the limit.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        return body();
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let ended = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{}: {said}", ended.status);
+}
+
+/// Files, each with a pattern of its own.
+struct Files {
+    dir: tempfile::TempDir,
+}
+
+impl Files {
+    fn new(files: usize) -> Self {
+        let all = Files { dir: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() };
+        (0..files).for_each(|n| std::fs::write(all.path(n), pattern(n).to_vec(BYTES)).unwrap());
+        all
+    }
+
+    fn path(&self, n: usize) -> PathBuf {
+        self.dir.path().join(n.to_string())
+    }
+
+    /// How many of them the process has descriptors of.
+    fn descriptors(&self) -> usize {
+        let here = |fd: &Path| std::fs::read_link(fd).is_ok_and(|to| to.starts_with(&self.dir));
+        std::fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter(|fd| here(&fd.as_ref().unwrap().path()))
+            .count()
+    }
+}
+
+fn pattern(n: usize) -> Pattern {
+    Pattern::new(31, n as u16)
+}
+
+fn check(file: &File, n: usize) {
+    let mut buf = vec![0; BYTES];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), BYTES);
+    pattern(n).check(0, &buf).unwrap_or_else(|wrong| panic!("file {n}: {wrong}"));
+}
+
+fn cache() -> Cache {
+    Cache::new(Options::new(32 << 20)).unwrap()
+}
+
+#[test]
+fn files_that_are_opened_one_after_another_need_few_descriptors() {
+    with_few_descriptors("files_that_are_opened_one_after_another_need_few_descriptors", || {
+        let (cache, files) = (cache(), Files::new(300));
+        for n in 0..300 {
+            check(&cache.open(files.path(n)).unwrap(), n);
+            assert!(files.descriptors() <= CLOSED_MAX, "{} after {n}", files.descriptors());
+        }
+        assert_eq!((files.descriptors(), cache.stats().files as usize), (CLOSED_MAX, CLOSED_MAX));
+        // Those that were closed last are cached, in whatever order they are opened again.
+        let misses = cache.stats().misses;
+        for n in 300 - CLOSED_MAX..300 {
+            check(&cache.open(files.path(n)).unwrap(), n);
+        }
+        assert_eq!(cache.stats().misses, misses);
+        // One that had to go, and has changed since.
+        std::fs::write(files.path(7), pattern(8).to_vec(BYTES)).unwrap();
+        check(&cache.open(files.path(7)).unwrap(), 8);
+        // What is open does not count, and is not given up.
+        let open: Vec<_> = (0..40).map(|n| cache.open(files.path(n + 100)).unwrap()).collect();
+        open.iter().enumerate().for_each(|(n, file)| check(file, n + 100));
+        assert!(files.descriptors() >= 40);
+        drop(open);
+        assert_eq!(files.descriptors(), CLOSED_MAX);
+    });
+}
+
+#[test]
+fn a_closed_file_gives_way_when_the_process_has_no_descriptor_left() {
+    with_few_descriptors("a_closed_file_gives_way_when_the_process_has_no_descriptor_left", || {
+        let (cache, files) = (cache(), Files::new(200));
+        (0..CLOSED_MAX).for_each(|n| check(&cache.open(files.path(n)).unwrap(), n));
+        let mut own = Vec::new();
+        // Ends: at the limit.
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            own.push(file);
+        }
+        // Each takes the descriptor of a closed one. (What looks at descriptors needs one, too.)
+        let mut open = Vec::new();
+        for n in 100..100 + CLOSED_MAX {
+            open.push(cache.open(files.path(n)).unwrap());
+            check(open.last().unwrap(), n);
+        }
+        let error = cache.open(files.path(1)).unwrap_err();
+        assert!(matches!(error, Error::Open(_)), "{error:?}");
+        assert!(error.to_string().contains("Too many open files"), "{error}");
+        open.iter().enumerate().for_each(|(n, file)| check(file, n + 100));
+        assert_eq!(cache.stats().files as usize, CLOSED_MAX);
+        drop(own);
+        check(&cache.open(files.path(1)).unwrap(), 1);
+    });
+}
+
+#[test]
+fn files_that_threads_open_and_close_give_way_to_each_other() {
+    with_few_descriptors("files_that_threads_open_and_close_give_way_to_each_other", || {
+        let (cache, files) = (cache(), Files::new(2 * CLOSED_MAX));
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let (cache, files) = (&cache, &files);
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    for _ in 0..2000 {
+                        let n = rng.usize(0..2 * CLOSED_MAX);
+                        let file = cache.open(files.path(n)).unwrap();
+                        let kept = file.get(1).unwrap().into_owned();
+                        check(&file, n);
+                        drop(file);
+                        pattern(n).check(4096, &kept).unwrap_or_else(|wrong| panic!("{wrong}"));
+                    }
+                });
+            }
+        });
+        assert_eq!(files.descriptors(), CLOSED_MAX);
+        let stats = cache.stats();
+        assert_eq!(stats.files as usize, CLOSED_MAX);
+        assert_eq!(stats.resident_bytes, (CLOSED_MAX * BYTES.next_multiple_of(4096)) as u64);
+    });
+}

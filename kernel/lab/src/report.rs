@@ -67,7 +67,7 @@ fn on_cores(file: &Path) -> Result<String> {
     let found: Cores = serde_json::from_str(&text)
         .with_context(|| format!("{} is not the JSON of `pinfold bench ref`", file.display()))?;
     let mut table = format!(
-        "Get and put of one shared count, operations per second of all threads together \
+        "Get and put of one shared count, operations per second of all threads together\n\
          (`pinfold bench ref`, {}, {} cores; medians, and the spread of the runs):\n\n\
          | threads | compare-and-swap | frozen bit | ratio |\n|---:|---:|---:|---:|\n",
         found.machine.cpu, found.machine.cores

@@ -60,7 +60,7 @@ pub fn run() -> anyhow::Result<()> {
         #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "bench")]
-        Command::Sim(args) => Ok(sim::run(&args)?),
+        Command::Sim(args) => sim::run(&args),
         #[cfg(feature = "bench")]
         Command::Stress(args) => stress::run(&args),
         #[cfg(not(feature = "bench"))]
@@ -74,7 +74,9 @@ fn not_here(words: &[OsString]) -> anyhow::Error {
     let word = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
     match &*word {
         "bench" | "sim" | "stress" => {
-            anyhow::anyhow!("this build can only try: `cargo pinfold {word}` makes one with {word}")
+            anyhow::anyhow!(
+                "this build has only `try`: `cargo pinfold {word}` makes one that has `{word}`"
+            )
         }
         _ => anyhow::anyhow!("no such command: {word}; there are try, bench, sim and stress"),
     }

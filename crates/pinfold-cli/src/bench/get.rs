@@ -58,11 +58,11 @@ Engines:
                   program built with --features peers, which on Debian 12 needs librocksdb-dev
 
 Every engine holds the whole file, and every page of it is compared with the file before anything is
-measured. A page that is missing later makes the benchmark fail. Each sample is preceded by a
-quarter of its length that is not measured. Workers are bound to one CPU each; more workers than
-CPUs share them. Ratios are medians of those of neighbouring samples; the best of the peers is the
-one with the highest median in that column. Memory: the file's length once, and once more for each
-engine.";
+measured. A page that is missing later makes the benchmark fail. Before each sample, the engine runs
+unmeasured for a quarter of the sample's length. Workers are bound to one CPU each; more workers
+than CPUs share them. A ratio is the median of the ratios of neighbouring samples; the best of the
+peers is the one with the highest median in that column. The benchmark needs memory of the file's
+length once, and once more for each engine.";
 
 /// Options of `pinfold bench get`.
 #[derive(Debug, Args)]

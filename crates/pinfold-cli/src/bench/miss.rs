@@ -55,10 +55,11 @@ Engines:
 Every sample is taken by a process of its own, which begins with nothing of the file in memory and
 warms up first. All of them run in one memory control group (version 2 or 1), whose limit is the
 budget and 16 MiB for the process itself; page cache counts. Where no group can be made (that takes
-root, or a group that was delegated) the kernel's engines are not limited, and the rows say so.
-Hit ratios are the part of the bytes asked for that was not read from storage; of the kernel's
-engines, where the kernel counts that, and not of scans. All engines get a hint of the order,
-unless --no-hints. By default: 1, 2, 4, 8, 16 and 32 threads, which takes about ten minutes.";
+root, or a group that was delegated) pread and mmap are not limited, and the rows say so. A hit
+ratio is the part of the bytes asked for that was not read from storage; pread and mmap have one
+where the kernel counts that, but not for scans. All engines get a hint of the order in which the
+file will be read, unless --no-hints is given. By default, the benchmark measures 1, 2, 4, 8, 16 and
+32 threads, which takes about ten minutes.";
 
 /// Options of `pinfold bench miss`.
 #[derive(Debug, Args)]
@@ -211,7 +212,7 @@ pub fn run(args: &MissArgs) -> Result<()> {
             args.budget,
             Size(ALLOWANCE_BYTES)
         ),
-        Err(why) => format!("The kernel's engines were NOT LIMITED: no control group ({why})"),
+        Err(why) => format!("pread and mmap were NOT LIMITED: no control group ({why})"),
     };
     let rows = rows(args, &cells, &outcomes, limit);
     let figures = outcomes.iter().flatten().filter_map(|outcome| outcome.cache.as_ref());

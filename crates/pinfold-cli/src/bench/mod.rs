@@ -31,7 +31,7 @@ mod pin;
 pub mod place;
 #[cfg(feature = "bench")]
 mod processes;
-mod publish;
+pub mod publish;
 #[cfg(feature = "bench")]
 mod ranks;
 #[cfg(feature = "bench")]

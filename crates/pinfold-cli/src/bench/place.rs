@@ -40,7 +40,7 @@ const FILE_SYSTEMS: [(u64, &str); 11] = [
 /// The kind of file system that `path` is on.
 pub fn file_system(path: &Path) -> Result<String> {
     let told = rustix::fs::statfs(path)
-        .with_context(|| format!("cannot find the file system of {}", path.display()))?;
+        .with_context(|| format!("cannot use the directory {}", path.display()))?;
     let number = told.f_type.cast_unsigned();
     let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == number);
     Ok(known.map_or_else(|| format!("{number:#x}"), |(_, name)| (*name).to_owned()))
@@ -117,8 +117,8 @@ pub fn open_direct(path: &Path) -> Result<File> {
 /// Makes sure that files in `dir` can be read past the kernel's cache.
 pub fn ensure_direct(dir: &Path) -> Result<()> {
     let system = file_system(dir)?;
-    let other = "choose a place on a disk with --dir";
-    let refuses = format!("{} ({system}) does not do direct I/O; {other}", dir.display());
+    let other = "choose a directory on a disk with --dir";
+    let refuses = format!("{} ({system}) does not support direct I/O; {other}", dir.display());
     ensure!(!in_memory(dir), "{refuses}");
     let probe = Scratch::write(dir, DIRECT_ALIGNMENT_BYTES as u64, 0, |_| {})?;
     let file = open_direct(&probe.path()).context(refuses.clone())?;

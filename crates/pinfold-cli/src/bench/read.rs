@@ -43,9 +43,9 @@ Engines:
 By default: 64 bytes of the same file of 4 KiB, and at random, with 1 and 2 threads. Everything is
 read once before it is measured; a read that had to go to the file makes the benchmark fail. With
 --processes every worker opens a cache of its own, as processes do not share a cache.
-Workers are bound to one CPU each; more workers than CPUs share them. Ratios are medians of those
-of neighbouring samples. The random case needs memory of the size of its file for the file itself,
-if that is in memory, and for memcpy and every engine of the cache.";
+Workers are bound to one CPU each; more workers than CPUs share them. A ratio is the median of the
+ratios of neighbouring samples. The random case needs memory of the size of its file for memcpy, for
+every engine of the cache, and for the file itself if that is in memory.";
 
 /// Options of `pinfold bench read`.
 #[derive(Debug, Args)]

@@ -21,9 +21,15 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
+/// What a build without the feature `bench` says of the other commands.
+#[cfg(not(feature = "bench"))]
+const MORE: &str = "This build has only `try`. `cargo pinfold` builds and runs the whole program, \
+                    which also has bench, sim and stress.";
+
 /// Tests and measures Pinfold, a page cache that a program links.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100, arg_required_else_help = true)]
+#[cfg_attr(not(feature = "bench"), command(after_help = MORE))]
 struct Cli {
     #[command(subcommand)]
     command: Command,

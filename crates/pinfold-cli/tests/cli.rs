@@ -296,7 +296,10 @@ fn bench_miss_refuses_what_makes_no_sense() {
     refused(&["--processes", "2"], "has threads only");
     refused(&["--skew", "NaN"], "--skew NaN");
     refused(&["--dir", "/proc"], "cannot write a file of 4 KiB in /proc");
-    refused(&["--dir", "/dev/shm"], "/dev/shm (tmpfs) does not support direct I/O; choose a directory");
+    refused(
+        &["--dir", "/dev/shm"],
+        "/dev/shm (tmpfs) does not support direct I/O; choose a directory",
+    );
     refused(
         &["--budget", "64K", "--file-bytes", "2M", "--only", "pinfold", "--dir", on_disk()],
         "a budget of 65536 bytes: it must be from",

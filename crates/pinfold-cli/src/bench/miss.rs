@@ -14,10 +14,10 @@ use super::by_engine::{ByEngine, distinct};
 use super::cgroup::Group;
 use super::common::{Common, chosen};
 use super::miss_child::{Job, Order, Outcome};
-use super::place::{self, Scratch};
 use super::processes;
 use super::ranks::check_skew;
 use super::report::{self, Object, Row};
+use super::scratch::{self, Scratch};
 use super::workers::Crew;
 use crate::size::Size;
 
@@ -194,10 +194,10 @@ pub fn run(args: &MissArgs) -> Result<()> {
     args.check()?;
     common.sample()?;
     let cells = args.cells()?;
-    let dir = args.dir.clone().unwrap_or_else(place::disk_dir);
-    place::ensure_direct(&dir)?;
+    let dir = args.dir.clone().unwrap_or_else(scratch::disk_dir);
+    scratch::ensure_direct(&dir)?;
     let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |_| {})?;
-    let (path, plain) = (scratch.path(), place::open_plain(&scratch.path())?);
+    let (path, plain) = (scratch.path(), scratch::open_plain(&scratch.path())?);
     let group = Group::make(args.budget.0 + ALLOWANCE_BYTES);
     let outcomes = common.interleave(&cells, |&cell| {
         let group = group.as_ref().ok();
@@ -218,7 +218,7 @@ pub fn run(args: &MissArgs) -> Result<()> {
     let figures = outcomes.iter().flatten().filter_map(|outcome| outcome.cache.as_ref());
     let metadata_percent = figures.clone().map(|figures| figures.metadata_percent).reduce(f64::max);
     let source = figures.map(|figures| figures.source.clone()).next();
-    let file_system = place::file_system(&dir)?;
+    let file_system = scratch::file_system(&dir)?;
     let told =
         metadata_percent.zip(source.as_ref()).map_or_else(String::new, |(percent, source)| {
             format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.")
@@ -251,7 +251,7 @@ pub fn run(args: &MissArgs) -> Result<()> {
 
 /// Has a process take one sample.
 fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
-    place::forget(plain)?;
+    scratch::forget(plain)?;
     if let Some(group) = group {
         group.settle(ALLOWANCE_BYTES / 4);
     }

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::common::{Common, chosen};
 use super::engines::{self, Blocks, Opened};
-use super::place::{self, Scratch};
 use super::processes;
 use super::read_tables::{self, Cell};
 use super::report::{self, Object, Row};
+use super::scratch::{self, Scratch};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
 use crate::size::Size;
@@ -245,8 +245,8 @@ fn paths(files: &[Scratch]) -> Vec<PathBuf> {
 pub fn run(args: &ReadArgs) -> Result<()> {
     let common = &args.common;
     let (cells, length) = (args.cells()?, common.sample()?);
-    let dir = args.dir.clone().unwrap_or_else(place::memory_dir);
-    let file_system = place::file_system(&dir)?;
+    let dir = args.dir.clone().unwrap_or_else(scratch::memory_dir);
+    let file_system = scratch::file_system(&dir)?;
     let files = write_files(&cells, &dir)?;
     let engines = open(&cells, &files)?;
     let board = SharedBoard::new()?;

@@ -16,8 +16,8 @@ use clap::Args;
 use pinfold::{Cache, Options};
 
 use self::subject::{Subject, bytes_bar};
-use crate::bench::place::{self, Scratch};
 use crate::bench::publish::{self, publish};
+use crate::bench::scratch::{self, Scratch};
 use crate::size::Size;
 
 /// What happens, for people.
@@ -102,7 +102,7 @@ pub fn run(args: &TryArgs) -> Result<()> {
 }
 
 fn write(args: &TryArgs) -> Result<(Scratch, PathBuf)> {
-    let dir = args.dir.clone().unwrap_or_else(place::disk_dir);
+    let dir = args.dir.clone().unwrap_or_else(scratch::disk_dir);
     let bar = bytes_bar("writing a file", args.file_bytes.0);
     let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();

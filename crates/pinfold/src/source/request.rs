@@ -118,12 +118,12 @@ const LIVE: u8 = 0;
 const CANCELLED: u8 = 1;
 const TIMED_OUT: u8 = 2;
 
-type Tell = Box<dyn FnOnce() + Send>;
+type Callback = Box<dyn FnOnce() + Send>;
 
 enum Hook {
     None,
-    Tell(Tell),
-    Told,
+    Callback(Callback),
+    Called,
 }
 
 impl fmt::Debug for Control {
@@ -158,9 +158,9 @@ impl Control {
         if first.is_err() {
             return;
         }
-        let hook = std::mem::replace(&mut *self.hook.lock(), Hook::Told);
-        if let Hook::Tell(tell) = hook {
-            tell();
+        let hook = std::mem::replace(&mut *self.hook.lock(), Hook::Called);
+        if let Hook::Callback(callback) = hook {
+            callback();
         }
     }
 
@@ -173,17 +173,17 @@ impl Control {
         }
     }
 
-    /// As [`Request::on_stop`]. The caller must not hold a lock that `tell` takes.
-    pub(super) fn on_stop(&self, tell: Tell) {
+    /// As [`Request::on_stop`]. The caller must not hold a lock that `callback` takes.
+    pub(super) fn on_stop(&self, callback: Callback) {
         let mut hook = self.hook.lock();
         match &*hook {
-            // `ask` stored the reason, but may have looked for `tell` before it was set: call it
-            // here.
-            Hook::Told => {
+            // `ask` stored the reason, but may have looked for `callback` before it was set: call
+            // it here.
+            Hook::Called => {
                 drop(hook);
-                tell();
+                callback();
             }
-            _ => *hook = Hook::Tell(tell),
+            _ => *hook = Hook::Callback(callback),
         }
     }
 }
@@ -316,12 +316,12 @@ impl Request {
         self.control.as_ref()?.stop()
     }
 
-    /// Calls `tell` once when the request is asked to stop: on the thread that asks, or in this
+    /// Calls `callback` once when the request is asked to stop: on the thread that asks, or in this
     /// call if that was before. It is not called after the request has ended. Replaces an earlier
-    /// `tell`. It must be short, and must not finish the request itself.
-    pub fn on_stop(&self, tell: impl FnOnce() + Send + 'static) {
+    /// `callback`. It must be short, and must not finish the request itself.
+    pub fn on_stop(&self, callback: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
-            control.on_stop(Box::new(tell));
+            control.on_stop(Box::new(callback));
         }
     }
 

@@ -1,8 +1,9 @@
 #!/bin/busybox sh
 # SPDX-License-Identifier: GPL-2.0-only
-# The guest's /init: mounts what programs expect, runs /lab/cmd with its output
-# on the second serial port, and leaves. The kernel has the first port alone,
-# so that neither cuts the other's lines.
+# The guest's /init: mounts the file systems that programs expect, runs /lab/cmd
+# with its output on the second serial port, and restarts the machine, which ends
+# QEMU. Only the kernel's log goes to the first port, so that neither output
+# breaks the other's lines.
 /bin/busybox mkdir -p /bin /sbin /usr/bin /proc /sys /dev /tmp /mnt
 /bin/busybox --install -s /bin
 export PATH=/bin:/sbin:/lab
@@ -13,9 +14,9 @@ leave() {
 	reboot -f
 }
 
-# What is not mounted would be read and written all the same, in the root.
+# If a mount failed, programs would use the folder in the initramfs instead.
 mounted() {
-	mount -t "$@" || { echo "init: no $*" >/dev/ttyS1; leave 1; }
+	mount -t "$@" || { echo "init: cannot mount $*" >/dev/ttyS1; leave 1; }
 }
 
 mounted devtmpfs dev /dev
@@ -26,7 +27,7 @@ mounted debugfs debug /sys/kernel/debug
 mounted tmpfs tmpfs /tmp
 mounted tmpfs tmpfs /dev/shm
 mounted hugetlbfs huge /dev/hugepages
-# A kernel without ext4 is one without disks.
+# A kernel without ext4 has no disks either.
 if grep -qw ext4 /proc/filesystems; then mounted ext4 /dev/vda /mnt; fi
 ulimit -l unlimited
 stty -F /dev/ttyS1 -onlcr 2>/dev/null

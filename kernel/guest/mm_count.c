@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What page faults and fork cost, in nanoseconds of the guest's clock: under an
- * emulator whose clock counts instructions these are instructions.
+ * Measures page faults and fork in nanoseconds of the guest's clock. Under an
+ * emulator whose clock counts instructions, these are instructions.
  *
- *   mm_count FILE      (FILE on the file system whose faults are wanted)
+ *   mm_count FILE      (on the file system whose faults are to be measured)
  *
- * Prints one line for each case: its name, and the cost of one page or fork.
+ * Prints a line for each case: its name, and the cost of one page or one fork.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,7 +20,10 @@
 
 #define PAGES 2048
 #define ROUNDS 31
-/* By as much longer each round waits than the one before: they drift through the time between two ticks. */
+/*
+ * Each round waits by this much longer than the one before, so that rounds begin
+ * at different times between two ticks.
+ */
 #define SHIFT_NS 131000
 
 static void die(const char *what)
@@ -43,7 +46,7 @@ static char *map(int fd, int flags)
 
 	if (p == MAP_FAILED)
 		die("mmap");
-	/* Every page its own fault; the guest turns fault-around off. */
+	/* One fault for each page; the guest turns fault-around off. */
 	if (madvise(p, PAGES * 4096L, MADV_RANDOM) ||
 	    madvise(p, PAGES * 4096L, MADV_NOHUGEPAGE))
 		die("madvise");
@@ -119,7 +122,7 @@ static double file_cow(int fd)
 	return ns;
 }
 
-/* A child that has to copy every page table, and gives it all back. */
+/* A fork that copies every page table, and a child that exits at once. */
 static double fork_exit(int fd)
 {
 	char *p = map(-1, MAP_PRIVATE | MAP_ANONYMOUS);
@@ -203,9 +206,9 @@ int main(int argc, char **argv)
 		double best = 0;
 
 		/*
-		 * The least of them: the first rounds fill the allocator's lists, and
-		 * a tick inside of a round is counted with it. Rounds all alike could
-		 * keep in step with the ticks.
+		 * The least of all rounds counts: the first ones fill the allocator's
+		 * lists, and in some a tick comes and is counted with them. Without
+		 * the wait, every round might meet a tick.
 		 */
 		for (round = 0; round < ROUNDS; round++) {
 			double ns;

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Workers that take and drop page references in every way user space can bring
- * about, against each other, for a given time:
+ * Workers that take and drop page references in every way that user space can
+ * cause, at the same time, for SECONDS:
  *
  *   mm_stress [-w KIND] SECONDS FILE...
  *
- * For each FILE two readers, a writer that truncates and punches holes, and a
- * mapper that pages its range out. Besides, anonymous workers: huge pages that
- * are split, forked over and swapped; direct I/O, which pins; vmsplice and tee,
- * which take references through a pipe; soft offlining; hugetlb.
+ * For each FILE there are two readers, a writer that truncates and punches holes,
+ * a mapper that pages its range out, and, on /mnt, direct I/O, which pins. The
+ * other workers have anonymous memory: huge pages that are split, forked and
+ * swapped; vmsplice and tee, which take references through a pipe; soft
+ * offlining; hugetlb.
  *
- * Prints how often each has done its work; what could not be done does not count.
- * Any worker that sees wrong data makes the whole fail; the kernel's complaints are
- * in its own log. With -w, only workers of this kind look, and what they look at is
- * written wrong: a run that does not fail then sees nothing.
+ * Prints how often each worker has done its work. A turn that had nothing to do
+ * is not counted. If a worker sees wrong data, the program fails; the kernel's
+ * complaints are in the kernel's log. With -w, only the workers of this kind run,
+ * beside the writers, and what they check is written wrong: if the program does
+ * not fail then, the worker cannot notice wrong data.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -48,7 +50,7 @@ struct worker {
 	const char *name;
 	const char *path;
 	unsigned int path_hash;
-	/* Whether there was something to do. */
+	/* One turn; returns whether it did the work. */
 	bool (*once)(struct worker *w);
 	int fd;
 	unsigned int seed;
@@ -58,7 +60,7 @@ struct worker {
 
 static atomic_ulong *counters;
 static atomic_int *over;
-static const char *lie;
+static const char *wrong_kind;
 static struct worker workers[MAX_WORKERS];
 static int nr_workers;
 
@@ -83,10 +85,10 @@ static void wrong_data(struct worker *w, const char *what)
 	give_up(w, "wrong data: ", what);
 }
 
-/* By how much what this worker writes is wrong. */
-static int off(struct worker *w)
+/* What a worker adds to its data: 1 if it has to be wrong, else 0. */
+static int error_of(struct worker *w)
 {
-	return lie && !strcmp(lie, w->name);
+	return wrong_kind && !strcmp(wrong_kind, w->name);
 }
 
 static long pick(struct worker *w, long n)
@@ -96,8 +98,9 @@ static long pick(struct worker *w, long n)
 }
 
 /*
- * What every word of a page of a file holds: whose it is. Multiplied by an odd
- * number, two page numbers differ in more than a byte.
+ * Every word of a page of a file holds the file's hash and the page's number. The
+ * number is multiplied by an odd constant, so that the words of two pages differ
+ * in more than one byte.
  */
 static unsigned long owner(struct worker *w, long index)
 {
@@ -105,8 +108,8 @@ static unsigned long owner(struct worker *w, long index)
 }
 
 /*
- * Every byte is the owner's, or of a hole, 0. Bytes and not words: who reads while
- * another writes may find a word that is half written.
+ * Every byte must be the page's own, or 0 if it is in a hole. Bytes are compared
+ * and not words, because a reader beside a writer may see half of a word written.
  */
 static void check(struct worker *w, const unsigned long *page, long index)
 {
@@ -171,12 +174,12 @@ static bool file_change(struct worker *w)
 			fail(w, "punch");
 		break;
 	case 2:
-		/* Not on every file system, and not of pages in use. */
+		/* Has no effect on some file systems, and on pages in use. */
 		posix_fadvise(w->fd, 0, 0, POSIX_FADV_DONTNEED);
 		break;
 	default:
 		for (i = 0; i < 32 && index + i < FILE_PAGES; i++) {
-			fill(w, page, index + i + !!lie);
+			fill(w, page, index + i + !!wrong_kind);
 			n = pwrite(w->fd, page, PAGE, (index + i) * PAGE);
 			if (n < 0 && errno != ENOSPC && errno != ENOMEM)
 				fail(w, "pwrite");
@@ -193,7 +196,7 @@ static void on_sigbus(int signal)
 	siglongjmp(no_page, 1);
 }
 
-/* Copies a page of a mapping; not one beyond the end of a file that shrinks. */
+/* Copies a page of a mapping; fails beyond the end of a file that has shrunk. */
 static bool copy_mapped(unsigned long *to, const void *from)
 {
 	if (sigsetjmp(no_page, 1))
@@ -241,7 +244,7 @@ static bool anon_huge(struct worker *w)
 	at = (char *)(((unsigned long)p + HUGE - 1) & ~(HUGE - 1));
 	madvise(at, HUGE, MADV_HUGEPAGE);
 	for (i = 0; i < 512; i++)
-		*(long *)(at + i * PAGE) = i + 1 + off(w);
+		*(long *)(at + i * PAGE) = i + 1 + error_of(w);
 	pid = fork();
 	if (!pid) {
 		for (i = 0; i < 512; i += 7)
@@ -254,7 +257,7 @@ static bool anon_huge(struct worker *w)
 		_exit(0);
 	}
 	madvise(at + HUGE / 4, HUGE / 4, MADV_PAGEOUT);
-	/* Unmapping a part makes the rest one to split. */
+	/* Unmapping a part queues the huge page for splitting. */
 	munmap(at, 3 * PAGE);
 	for (i = 3; i < 512; i++) {
 		if (*(long *)(at + i * PAGE) != i + 1)
@@ -267,7 +270,7 @@ static bool anon_huge(struct worker *w)
 	return pid > 0 && !status;
 }
 
-/* Memory of a worker's own, the same for all its life. */
+/* Maps memory of the worker's own, once. */
 static void own_memory(struct worker *w, size_t bytes)
 {
 	if (w->mem)
@@ -289,9 +292,9 @@ static bool direct_io(struct worker *w)
 	fd = open(w->path, O_RDWR | O_DIRECT);
 	if (fd < 0)
 		fail(w, "O_DIRECT");
-	/* What no page of a file holds: a page that is not read into is seen. */
+	/* No page of a file has these bytes, so a page that is not read is noticed. */
 	memset(w->mem, 0xa5, 64 * PAGE);
-	/* The pins of the read against the copy-on-write of the fork. */
+	/* The read pins pages while the fork makes them copy-on-write. */
 	pid = fork();
 	if (!pid)
 		_exit(0);
@@ -306,14 +309,14 @@ static bool direct_io(struct worker *w)
 	return pid > 0 && n >= PAGE;
 }
 
-/* Reads a pipe that nobody writes to any more, in which every byte is one. */
+/* Reads a pipe, closed for writing, in which every byte must be this one. */
 static void drain(struct worker *w, int fd, unsigned char byte)
 {
 	unsigned char buf[PAGE];
 	ssize_t n;
 
 	while ((n = read(fd, buf, sizeof(buf))) > 0) {
-		/* The first is, and each is as the next. */
+		/* The first byte is right, and each equals the next. */
 		if (buf[0] != byte || memcmp(buf, buf + 1, n - 1))
 			wrong_data(w, "a page in a pipe");
 	}
@@ -331,12 +334,12 @@ static bool pipes(struct worker *w)
 	own_memory(w, 8 * PAGE);
 	if (pipe(a) || pipe(b))
 		fail(w, "pipe");
-	memset(w->mem, byte + off(w), 8 * PAGE);
+	memset(w->mem, byte + error_of(w), 8 * PAGE);
 	iov.iov_base = w->mem;
 	iov.iov_len = 8 * PAGE;
 	teed = vmsplice(a[1], &iov, 1, SPLICE_F_NONBLOCK) > 0 &&
 	       tee(a[0], b[1], 4 * PAGE, SPLICE_F_NONBLOCK) > 0;
-	/* The pipes' references alone keep the pages now. */
+	/* From here on, only the pipes' references keep the pages. */
 	madvise(w->mem, 8 * PAGE, MADV_DONTNEED);
 	close(a[1]);
 	close(b[1]);
@@ -347,7 +350,7 @@ static bool pipes(struct worker *w)
 	return teed;
 }
 
-/* Takes pages out of use for good, so only some. */
+/* Takes pages out of use for good, so only OFFLINE_MAX of them. */
 static bool soft_offline(struct worker *w)
 {
 	static int taken;
@@ -362,7 +365,7 @@ static bool soft_offline(struct worker *w)
 		 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		fail(w, "mmap");
-	*p = 7 + off(w);
+	*p = 7 + error_of(w);
 	took = !madvise(p, PAGE, MADV_SOFT_OFFLINE);
 	taken += took;
 	if (*p != 7)
@@ -384,11 +387,11 @@ static bool hugetlb(struct worker *w)
 		usleep(1000);
 		return false;
 	}
-	/* The pool may be emptied under us: SIGBUS ends only the child. */
+	/* The pool may be emptied meanwhile: then SIGBUS ends only the child. */
 	pid = fork();
 	if (!pid) {
 		for (i = 0; i < HUGE / PAGE; i++)
-			*(long *)(p + i * PAGE) = i + 1 + off(w);
+			*(long *)(p + i * PAGE) = i + 1 + error_of(w);
 		for (i = 0; i < HUGE / PAGE; i++) {
 			if (*(long *)(p + i * PAGE) != i + 1)
 				wrong_data(w, "a huge page");
@@ -406,7 +409,7 @@ static void add(const char *name, const char *path, bool (*once)(struct worker *
 {
 	struct worker *w;
 
-	if (lie && strcmp(lie, name) && once != file_change)
+	if (wrong_kind && strcmp(wrong_kind, name) && once != file_change)
 		return;
 	if (nr_workers == MAX_WORKERS) {
 		fprintf(stderr, "mm_stress: too many files\n");
@@ -445,7 +448,7 @@ int main(int argc, char **argv)
 	long seconds;
 
 	if (argc > 2 && !strcmp(argv[1], "-w")) {
-		lie = argv[2];
+		wrong_kind = argv[2];
 		argv += 2;
 		argc -= 2;
 	}

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Many readers of one file: N pinned threads, or N pinned processes, each in a
- * loop of a short pread at offset 0 of the same file. Runs in the lab's guest
- * and on any host; the file system is the one that the file lies on.
+ * Many readers of one file: threads or processes, each bound to a CPU, call pread
+ * at offset 0 of the same file in a loop. Runs in the lab's guest and on any
+ * host. It measures the file system that FILE is on.
  *
  *   pread_bench [-t THREADS | -p PROCESSES] [-b BYTES] [-s SECONDS]
  *               [-f FILE_BYTES] [-d] FILE
  *   pread_bench -n COUNT [-b BYTES] [-f FILE_BYTES] FILE
  *
- * The first form prints operations per second, summed over the workers. The
+ * The first form prints operations per second of all workers together. The
  * second makes COUNT reads and prints nanoseconds per read, which are
- * instructions where the clock counts instructions. -d gives each worker a
- * file of its own.
+ * instructions if the clock counts instructions. -d gives each worker a file of
+ * its own.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -111,7 +111,7 @@ static void pin_to(int worker)
 
 	CPU_ZERO(&set);
 	CPU_SET(worker % cpus, &set);
-	/* A container may not let us; unpinned readers are still readers. */
+	/* May fail in a container; readers that are not bound still read. */
 	sched_setaffinity(0, sizeof(set), &set);
 }
 
@@ -169,7 +169,7 @@ static void run(int workers, int processes, double seconds)
 		}
 	}
 	while (atomic_load(&shared->ready) < workers) {
-		/* One that ends now has said why, and will never be ready. */
+		/* A process that ends now has failed, and has said why. */
 		if (processes && waitpid(-1, &status, WNOHANG) > 0)
 			exit(1);
 		sched_yield();
@@ -198,7 +198,7 @@ static void run(int workers, int processes, double seconds)
 	       total * 1e9 / spent);
 }
 
-/* Rounds of equal length, of which the least disturbed one is reported. */
+/* Rounds of equal length; the shortest one is printed. */
 static void count(long reads)
 {
 	int fd = open_file(0), round;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What KCSAN has to report and the lab has to fail for: a page's count that is
- * changed by the accessors on one CPU and by plain stores on another. Loading
- * the module does so for a second.
+ * A race that KCSAN must report, and that must fail the lab's run: one thread
+ * changes a page's count by the accessors, another by plain stores. Loading the
+ * module makes it race for a second.
  */
 #include <linux/delay.h>
 #include <linux/kthread.h>
@@ -25,7 +25,7 @@ static int by_stores(void *data)
 	int count = 100;
 
 	while (!kthread_should_stop()) {
-		/* Never the value that is there, and never near 0. */
+		/* Alternates between two values, both far from 0. */
 		count = 300 - count;
 		page->_refcount.counter = count;
 		barrier();
@@ -48,7 +48,7 @@ static int __init racy_count_init(void)
 		kthread_stop(accessors);
 	if (!IS_ERR(stores))
 		kthread_stop(stores);
-	/* The page stays with the module: nobody knows its count any more. */
+	/* The page is not freed: its count is wrong now. */
 	return IS_ERR(accessors) || IS_ERR(stores) ? -ENOMEM : 0;
 }
 module_init(racy_count_init);

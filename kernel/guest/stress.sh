@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# What the debug kernels are put through, sourced as the guest's command: the
-# workers of mm_stress, and around them everything an administrator can do to
-# their pages. STRESS_S seconds in all, 180 unless set: two thirds with huge
-# pages being split and memory taken out and put back, one third with hugetlb's
-# vmemmap optimised and restored. With STRESS_IDLE=1 nobody uses the memory, and
-# the administrator's loops take no rest: races between them are met sooner.
+# The stress, run as the guest's command: the workers of mm_stress, and beside
+# them loops that do to their pages all that an administrator can do. It takes
+# STRESS_S seconds, 180 by default. For two thirds of the time, huge pages are
+# split, and memory goes offline and online again. For one third, hugetlb's
+# vmemmap is optimised and restored. With STRESS_IDLE=1 there are no workers,
+# and the loops do not pause, so that races between them come up sooner.
 S=${STRESS_S:-180}
 nap=0.2
 [ "$STRESS_IDLE" = 1 ] && nap=0
@@ -17,13 +17,13 @@ echo 128M > /cg/stress/memory.high || exit 1
 # Pages of a device under a file system.
 mkdir -p /dax && mke2fs -b 4096 /dev/pmem0 >/dev/null && mount -t ext4 -o dax /dev/pmem0 /dax || exit 1
 
-# before TIME: whether it is yet to come
+# before TIME: whether it is still before TIME, in seconds since the epoch
 before() {
 	[ "$(date +%s)" -lt $1 ]
 }
 
-# pools END HVO: compaction, and hugetlb's pool, grown and shrunk; with HVO
-# set each second growth is of folios whose vmemmap is optimised
+# pools END HVO: until END, compacts memory, and grows and shrinks hugetlb's
+# pool. If HVO is 1, every second growth adds folios whose vmemmap is optimised.
 pools() {
 	n=0
 	while before $1; do
@@ -37,7 +37,8 @@ pools() {
 	echo "pools $n"
 }
 
-# Splitting everything there is takes long, so it goes beside the rest.
+# splits END: splits all huge pages, again and again. One pass takes long, so
+# this is a loop of its own.
 splits() {
 	n=0
 	while before $1; do
@@ -46,8 +47,9 @@ splits() {
 	echo "splits $n"
 }
 
-# Taking a block of memory out migrates every page in it; putting it back gives
-# its pages to the allocator as at boot. One that does not get empty is let be.
+# blocks END: takes blocks of memory offline, which migrates every page in them,
+# and online again, which gives their pages to the allocator as at boot. A block
+# that cannot be emptied within 10 seconds is left alone.
 blocks() {
 	n=0
 	movable=$(cd /sys/devices/system/memory && grep -l Movable memory*/valid_zones)
@@ -65,12 +67,12 @@ blocks() {
 	echo "blocks $n"
 }
 
-# The pages that struct pages take
+# How many pages the struct pages take
 memmap() {
 	awk '/^nr_memmap/ { n += $2 } END { print n }' /proc/vmstat
 }
 
-# phase SECONDS HVO FILE...
+# phase SECONDS HVO FILE...: runs the loops, and the workers on these files
 phase() {
 	end=$(($(date +%s) + $1))
 	seconds=$1
@@ -88,12 +90,12 @@ phase() {
 	[ $status = 0 ] || exit 1
 }
 
-# Nobody is believed who has not seen wrong data.
+# Each kind of worker must notice wrong data before its result counts.
 echo 8 > /proc/sys/vm/nr_hugepages
 for kind in read map direct huge pipe offline hugetlb; do
 	mm_stress -w $kind 20 /mnt/wrong >/tmp/log 2>&1
 	grep -q "^mm_stress: $kind .*: wrong data: " /tmp/log ||
-		{ echo "mm_stress: $kind sees no wrong data"; cat /tmp/log; exit 1; }
+		{ echo "mm_stress: $kind does not notice wrong data"; cat /tmp/log; exit 1; }
 	echo "noticed by $kind"
 done
 echo 0 > /proc/sys/vm/nr_hugepages
@@ -103,8 +105,8 @@ echo "phase: THP, splits, swap, migration, soft offline"
 phase $((S * 2 / 3)) 0 /tmp/a /tmp/huge/b /mnt/c /dax/d
 rm -f /tmp/huge/b
 echo "phase: hugetlb with and without its vmemmap"
-# One page stays optimised for good, so that the static key is not flipped under
-# load: QEMU's CPUs may run into the breakpoint of a flip that is over.
+# One page stays optimised, so that the static key is not flipped under load:
+# QEMU's CPUs may execute the breakpoint of a flip that has ended.
 echo 1 > /proc/sys/vm/hugetlb_optimize_vmemmap
 echo 0 > /proc/sys/vm/nr_hugepages
 had=$(memmap)
@@ -113,7 +115,7 @@ echo "vmemmap_pages_freed $((had - $(memmap)))"
 fallocate -l 2M /dev/hugepages/kept || exit 1
 phase $((S / 3)) 1 /tmp/a /mnt/c /dax/d
 swapoff /dev/zram0 || exit 1
-# What the lab's coverage.rs wants to see moved, and what is only good to know.
+# The counters that the lab's coverage.rs checks, and some for information.
 grep -E "^(pswp|thp_split_page |pgmigrate_success |compact_migrate_scanned |drop_pagecache |htlb_buddy_alloc_success )" /proc/vmstat
 grep -E "^(thp_migration_success|compact_success) " /proc/vmstat
 grep HardwareCorrupted /proc/meminfo

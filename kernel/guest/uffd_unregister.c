@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A page fault that comes while its range is being unregistered from a
- * userfaultfd must not wait for a page: nobody will bring it.
+ * A page fault in a range that is being unregistered from a userfaultfd must not
+ * wait for the page: nobody will provide it.
  *
  * A fault under the VMA's own lock can begin to wait until unregistering locks the
- * VMA for writing. How long that takes is made long: the range is write-protected
- * and unregistering walks it first. Each round, a thread touches the range's only
- * missing page in the first half of that time. Ends with 1 once one is not woken.
+ * VMA for writing. This test makes the time until then long: the range is
+ * write-protected, and unregistering walks it first. In each round, a thread
+ * touches the range's only missing page in the first half of that time. The test
+ * exits with 1 if a thread is not woken.
  *
  *	uffd_unregister [MIB [ROUNDS]]
  */
@@ -55,7 +56,7 @@ static void *touch(void *arg)
 	return NULL;
 }
 
-/* A range of which every page but the first is there, and write-protected. */
+/* Registers a range in which every page but the first is present, write-protected. */
 static int register_range(struct uffdio_range *range)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -80,7 +81,7 @@ static int register_range(struct uffdio_range *range)
 	return fd;
 }
 
-/* One round; how long unregistering took, or -1 if the toucher hung. */
+/* One round. Returns how long unregistering took, or -1 if the toucher hung. */
 static long run(size_t bytes, long delay_us, int touches)
 {
 	char *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -120,7 +121,7 @@ static long run(size_t bytes, long delay_us, int touches)
 		if (!atomic_load(&toucher.ended))
 			took = -1;
 	}
-	/* The end of the userfaultfd wakes whoever still waits. */
+	/* Closing the userfaultfd wakes the thread if it still waits. */
 	close(fd);
 	if (touches)
 		pthread_join(thread, NULL);
@@ -147,7 +148,7 @@ int main(int argc, char **argv)
 		long delay_us = shortest * (i + 1) / (2 * (rounds + 1));
 
 		if (run(mib << 20, delay_us, 1) < 0) {
-			printf("a fault %ld us after it began hangs\n", delay_us);
+			printf("a fault %ld us after unregistering began hangs\n", delay_us);
 			return 1;
 		}
 	}

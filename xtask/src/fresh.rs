@@ -58,13 +58,13 @@ pub(crate) fn run(sh: &Shell, args: &FreshArgs) -> Result<()> {
         return Ok(());
     }
     let commands = commands(&sh.read_file("README.md")?, args.only.as_deref())?;
-    let place = Place::take(&sh.current_dir().canonicalize()?)?;
+    let folder = RootFolder::take(&sh.current_dir().canonicalize()?)?;
     let mut report = String::new();
-    let ended = in_root(sh, args, &commands, &place.root, &interrupted, &mut report);
+    let ended = in_root(sh, args, &commands, &folder.root, &interrupted, &mut report);
     if args.keep {
-        println!("fresh: the root stays in {}", place.root.display());
+        println!("fresh: the root stays in {}", folder.root.display());
     } else {
-        place.clear()?;
+        folder.clear()?;
     }
     print!("{report}");
     ended
@@ -79,22 +79,22 @@ fn ready(sh: &Shell, interrupted: &Interrupted) -> Result<()> {
 }
 
 /// The folder of the root; one run at a time has it.
-struct Place {
+struct RootFolder {
     root: PathBuf,
     _lock: File,
 }
 
-impl Place {
+impl RootFolder {
     fn take(repository: &Path) -> Result<Self> {
         let folder = repository.join("target/fresh");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let lock = File::create(folder.join("lock"))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .with_context(|| format!("another `fresh` is at work in {}", folder.display()))?;
-        let place = Place { root: folder.join("root"), _lock: lock };
+        let folder = RootFolder { root: folder.join("root"), _lock: lock };
         // The root of an earlier run that was killed, or that was to keep it.
-        place.clear()?;
-        Ok(place)
+        folder.clear()?;
+        Ok(folder)
     }
 
     fn clear(&self) -> Result<()> {
@@ -266,12 +266,12 @@ mod tests {
     fn a_root_is_cleared_and_one_run_at_a_time_has_it() {
         let sh = Shell::new().unwrap();
         let repository = sh.create_temp_dir().unwrap();
-        let first = Place::take(repository.path()).unwrap();
+        let first = RootFolder::take(repository.path()).unwrap();
         fs::create_dir_all(first.root.join("usr/bin")).unwrap();
-        let error = Place::take(repository.path()).err().unwrap().to_string();
+        let error = RootFolder::take(repository.path()).err().unwrap().to_string();
         assert!(error.contains("another `fresh`"), "{error}");
         drop(first);
-        let second = Place::take(repository.path()).unwrap();
+        let second = RootFolder::take(repository.path()).unwrap();
         assert!(!second.root.exists());
     }
 }

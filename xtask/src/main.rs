@@ -35,7 +35,7 @@ enum Command {
     /// for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
-    /// Check the kernel's races against its memory model; needs herd7 for the verdicts
+    /// Check the litmus tests of the kernel patches; needs herd7 to run them
     #[command(disable_help_flag = true)]
     Litmus(LabArgs),
     /// Lint and test the other caches that `bench get` compares with, one of them RocksDB's
@@ -44,7 +44,7 @@ enum Command {
     Aarch64,
     /// Build the reference count with tracepoints, and check in a debugger that each one fires
     Probes,
-    /// Count instructions and cache lines of a pin, batched and page by page; installs valgrind
+    /// Count instructions and cache lines of a pin, by folio and page by page; needs valgrind
     PinCounts,
 }
 

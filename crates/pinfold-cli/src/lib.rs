@@ -21,9 +21,15 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
+/// What a build without the feature `bench` says of the other commands.
+#[cfg(not(feature = "bench"))]
+const MORE: &str = "This build has only `try`. `cargo pinfold` builds and runs the whole program, \
+                    which also has bench, sim and stress.";
+
 /// Tests and measures Pinfold, a page cache that a program links.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100, arg_required_else_help = true)]
+#[cfg_attr(not(feature = "bench"), command(after_help = MORE))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -60,7 +66,7 @@ pub fn run() -> anyhow::Result<()> {
         #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "bench")]
-        Command::Sim(args) => Ok(sim::run(&args)?),
+        Command::Sim(args) => sim::run(&args),
         #[cfg(feature = "bench")]
         Command::Stress(args) => stress::run(&args),
         #[cfg(not(feature = "bench"))]
@@ -74,7 +80,9 @@ fn not_here(words: &[OsString]) -> anyhow::Error {
     let word = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
     match &*word {
         "bench" | "sim" | "stress" => {
-            anyhow::anyhow!("this build can only try: `cargo pinfold {word}` makes one with {word}")
+            anyhow::anyhow!(
+                "this build has only `try`: `cargo pinfold {word}` makes one that has `{word}`"
+            )
         }
         _ => anyhow::anyhow!("no such command: {word}; there are try, bench, sim and stress"),
     }

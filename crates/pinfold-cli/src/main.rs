@@ -1,5 +1,14 @@
 //! The `pinfold` command.
 
-fn main() -> anyhow::Result<()> {
-    pinfold_cli::run()
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match pinfold_cli::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        // One line, whatever RUST_BACKTRACE says: most errors are of the command line or of a file.
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

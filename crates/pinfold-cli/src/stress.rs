@@ -17,19 +17,19 @@ use crate::size::Size;
 
 pub const HELP: &str = "\
 Every 64 bytes of every file say which file and offset they are and carry a check sum, so each read
-is right or wrong by itself. Some files are real, read directly or through the kernel's cache, some
-are in memory; one source fails now and then, one file is written anew, one is cut short and
-restored; other threads invalidate, split, move, advise and reopen what is being read. Three more
-schedules have little else but one race, so that it is met more often.
+can be checked by itself. Some files are real, read directly or through the kernel's cache, and some
+are in memory. One source fails now and then, one file is rewritten, and one is cut short and
+restored. Other threads invalidate, split, move, advise and reopen the files that are being read.
+Each of the other three schedules (--schedule) repeats one race, so that it is met more often.
 
-Exit code 0 if every byte was right; 1 otherwise, with an account of the first that was not: which
-file, offset, what was expected, what was read, and where that really belongs.";
+The exit code is 0 if every byte was right, and 1 otherwise. Then the program prints the first wrong
+bytes: the file, the offset, what was expected, what was read, and where that really belongs.";
 
 /// `pinfold stress ...`
 #[derive(Debug, Args)]
 pub struct StressArgs {
     /// How long to run; 10 by default, or as long as --reads takes
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
     seconds: Option<f64>,
 
     /// Run until this many reads were checked: 1000000000, 1e9
@@ -70,7 +70,7 @@ pub struct StressArgs {
     dir: Option<PathBuf>,
 
     /// Give up when a thread has made no progress for this long
-    #[arg(long, value_name = "S", default_value_t = 30.0)]
+    #[arg(long, value_name = "S", default_value_t = 30.0, allow_negative_numbers = true)]
     hang_seconds: f64,
 }
 

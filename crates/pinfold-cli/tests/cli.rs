@@ -145,7 +145,7 @@ fn bench_read_refuses_what_makes_no_sense() {
     refused(&["--cases", "some"], "--cases some: no such case; there are same-file");
     refused(&["--blocks", "0"], "must be above 0");
     refused(&["--blocks", "8K", "--cases", "same-file"], "every block is longer than its file");
-    refused(&["--dir", "/no/such/dir"], "cannot find the file system of /no/such/dir");
+    refused(&["--dir", "/no/such/dir"], "cannot use the directory /no/such/dir");
     refused(&["--random-file-bytes", "8000G"], "and their copies need");
 }
 
@@ -223,7 +223,7 @@ fn bench_get_refuses_what_makes_no_sense() {
     refused(&["--skew", "NaN"], "--skew NaN: must be a number from 0 up");
     refused(&["--cases", "scan"], "--cases scan: no such case; there are same-page, zipf");
     refused(&["--processes", "2"], "--processes: this benchmark has threads only");
-    refused(&["--dir", "/no/such/dir"], "cannot find the file system of /no/such/dir");
+    refused(&["--dir", "/no/such/dir"], "cannot use the directory /no/such/dir");
     refused(
         &["--only", "lru"],
         "--only lru: no such engine; there are empty, memcpy, pinfold-borrow",
@@ -296,7 +296,10 @@ fn bench_miss_refuses_what_makes_no_sense() {
     refused(&["--processes", "2"], "has threads only");
     refused(&["--skew", "NaN"], "--skew NaN");
     refused(&["--dir", "/proc"], "cannot write a file of 4 KiB in /proc");
-    refused(&["--dir", "/dev/shm"], "/dev/shm (tmpfs) does not do direct I/O; choose a place");
+    refused(
+        &["--dir", "/dev/shm"],
+        "/dev/shm (tmpfs) does not support direct I/O; choose a directory",
+    );
     refused(
         &["--budget", "64K", "--file-bytes", "2M", "--only", "pinfold", "--dir", on_disk()],
         "a budget of 65536 bytes: it must be from",
@@ -358,7 +361,7 @@ fn try_names_what_is_wrong() {
     let refused = |args: &[&str], why: &str| {
         pinfold(&["try"]).args(args).assert().failure().stderr(contains(why.to_owned()));
     };
-    refused(&["/no/such/file"], "cannot open /no/such/file: No such file");
+    refused(&["/no/such/file"], "error: cannot open /no/such/file: No such file");
     refused(&["/proc"], "cannot open /proc: it is a directory");
     refused(&["/dev/null"], "cannot open /dev/null: it is");
     let (_dir, empty) = file_of(0);
@@ -367,6 +370,43 @@ fn try_names_what_is_wrong() {
     refused(&[&path, "--budget", "64K"], "a budget of 65536 bytes: it must be from 1048576 to");
     refused(&[&path, "--budget", "lots"], "a size is a number of bytes");
     refused(&[&path, "--seconds", "0"], "--seconds 0: must be above 0");
+    refused(&[&path, "--seconds", "-1"], "--seconds -1: must be above 0");
+}
+
+/// Users set `RUST_BACKTRACE` for their own programs; the stack says nothing about a missing file.
+#[test]
+fn an_error_is_one_line() {
+    let of = |args: &[&str]| {
+        let failed = pinfold(args).env("RUST_BACKTRACE", "1").assert().code(1);
+        String::from_utf8(failed.get_output().stderr.clone()).unwrap()
+    };
+    let missing = "No such file or directory (os error 2)";
+    let tried = of(&["try", "/no/such/file"]);
+    assert_eq!(tried, format!("error: cannot open /no/such/file: {missing}\n"));
+    let replayed = of(&["sim", "/no/such/trace"]);
+    let generators = "the generators are zipf, zipf-scan, loop, oltp";
+    let said = format!("error: cannot read trace /no/such/trace: {missing} ({generators})\n");
+    assert_eq!(replayed, said);
+}
+
+#[test]
+fn a_json_file_that_cannot_be_written_is_refused_before_measuring() {
+    let (_dir, path) = file_of(10_000);
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    for (json, why) in [("/no/such/dir/x", "No such file"), (dir, "Is a directory")] {
+        for args in [&["try", &path][..], &["bench", "ref", "--seconds", "0.01"], &["sim", "loop"]]
+        {
+            let refused = pinfold(args).args(["--json", json]).assert().code(1).stdout("");
+            refused.stderr(contains(format!("error: cannot write {json}: {why}")));
+        }
+    }
+    let json = format!("{dir}/new.json");
+    let quick = ["bench", "ref", "--threads", "1", "--seconds", "0.01", "--runs", "1", "--json"];
+    pinfold(&quick).arg(&json).assert().success();
+    pinfold(&quick).arg(&json).assert().success();
+    let written: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert!(written["rows"].is_array(), "{written}");
 }
 
 #[test]

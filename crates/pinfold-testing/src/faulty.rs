@@ -145,8 +145,8 @@ impl Faulty {
     }
 
     /// Counts the call and waits out its delays; returns the fault that decides, if any.
-    fn judge(&self, operation: Operation, range: &Range<u64>) -> Option<Fault> {
-        let (fault, delay) = self.state.lock().judge(operation, range);
+    fn next_fault(&self, operation: Operation, range: &Range<u64>) -> Option<Fault> {
+        let (fault, delay) = self.state.lock().next_fault(operation, range);
         if !delay.is_zero() {
             std::thread::sleep(delay);
         }
@@ -154,8 +154,8 @@ impl Faulty {
     }
 
     /// For calls that cannot be cut short.
-    fn judge_whole(&self, operation: Operation) -> io::Result<()> {
-        match self.judge(operation, &(0..0)) {
+    fn fault_of_whole(&self, operation: Operation) -> io::Result<()> {
+        match self.next_fault(operation, &(0..0)) {
             None => Ok(()),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
             Some(_) => Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -164,7 +164,11 @@ impl Faulty {
 }
 
 impl State {
-    fn judge(&mut self, operation: Operation, range: &Range<u64>) -> (Option<Fault>, Duration) {
+    fn next_fault(
+        &mut self,
+        operation: Operation,
+        range: &Range<u64>,
+    ) -> (Option<Fault>, Duration) {
         let counts = &mut self.counts;
         match operation {
             Operation::Read => counts.reads += 1,
@@ -244,7 +248,7 @@ impl Source for Faulty {
 
     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         let bytes = total_bytes(extents);
-        match self.judge(Operation::Read, &range_of(offset, bytes)) {
+        match self.next_fault(Operation::Read, &range_of(offset, bytes)) {
             None | Some(Fault::Delay(_)) => self.inner.read_extents_at(offset, extents),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
             // Reads all and returns less: the source inside may need whole blocks.
@@ -254,7 +258,7 @@ impl Source for Faulty {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        match self.judge(Operation::Write, &range_of(offset, buf.len())) {
+        match self.next_fault(Operation::Write, &range_of(offset, buf.len())) {
             None | Some(Fault::Delay(_)) => self.inner.write_at(offset, buf),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
             Some(Fault::Short(most) | Fault::Overlong(most)) => {
@@ -265,7 +269,7 @@ impl Source for Faulty {
     }
 
     fn write_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        match self.judge(Operation::Write, &range_of(offset, total_bytes(extents))) {
+        match self.next_fault(Operation::Write, &range_of(offset, total_bytes(extents))) {
             None | Some(Fault::Delay(_)) => self.inner.write_extents_at(offset, extents),
             Some(Fault::Error(number)) => Err(io::Error::from_raw_os_error(number)),
             Some(Fault::Short(most) | Fault::Overlong(most)) => {
@@ -280,12 +284,12 @@ impl Source for Faulty {
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.judge_whole(Operation::SetLen)?;
+        self.fault_of_whole(Operation::SetLen)?;
         self.inner.set_len(bytes)
     }
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
-        self.judge_whole(Operation::Sync)?;
+        self.fault_of_whole(Operation::Sync)?;
         self.inner.sync(data_only)
     }
 

@@ -1,4 +1,4 @@
-//! One thread makes a given number of hits through one of the doors, and nothing else: for counting
+//! One thread makes a given number of hits by one of the ways in, and nothing else: for counting
 //! instructions.
 //!
 //! ```sh
@@ -22,30 +22,30 @@ const BLOCK_BYTES: usize = 64;
 type Block = [u8; BLOCK_BYTES];
 
 /// Something of two pages to choose from, each in a folio of its own.
-struct Doors {
+struct Ways {
     file: File,
     reader: Reader,
 }
 
-impl Doors {
+impl Ways {
     #[inline(always)]
-    fn hit(&self, door: Door, page: u64, block: &mut Block) -> pinfold::Result<()> {
-        match door {
-            Door::Empty => {}
-            Door::Read => {
+    fn hit(&self, way: Way, page: u64, block: &mut Block) -> pinfold::Result<()> {
+        match way {
+            Way::Empty => {}
+            Way::Read => {
                 let got = self.file.read_at(block, page * PAGE_BYTES)?;
                 assert_eq!(got, BLOCK_BYTES);
             }
-            Door::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
-            Door::Borrow => {
+            Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
+            Way::Borrow => {
                 block.copy_from_slice(&self.file.borrow(page, &self.reader)?[..BLOCK_BYTES]);
             }
-            Door::Optimistic => {
+            Way::Optimistic => {
                 let page = self.file.optimistic(page)?;
                 page.read(0, block);
                 assert!(page.validate());
             }
-            Door::Pin => {
+            Way::Pin => {
                 let at = page * PAGE_BYTES;
                 drop(self.file.pin(at..at + PAGE_BYTES)?);
             }
@@ -55,7 +55,7 @@ impl Doors {
 }
 
 #[derive(Clone, Copy)]
-enum Door {
+enum Way {
     Empty,
     Read,
     Get,
@@ -64,13 +64,13 @@ enum Door {
     Pin,
 }
 
-/// A loop for each door, with the choice made by the compiler. Every other hit is of another page
+/// A loop for each way, with the choice made by the compiler. Every other hit is of another page
 /// if they are `two`.
 macro_rules! loops {
-    ($doors:expr, $name:expr, $number:expr, $two:expr, $($text:literal => $door:expr),*) => {
+    ($ways:expr, $name:expr, $number:expr, $two:expr, $($text:literal => $way:expr),*) => {
         match $name {
-            $($text => run($number, $two, |page, block| $doors.hit($door, page, block)),)*
-            other => panic!("no door {other}; there are {}", [$($text),*].join(", ")),
+            $($text => run($number, $two, |page, block| $ways.hit($way, page, block)),)*
+            other => panic!("no way {other}; there are {}", [$($text),*].join(", ")),
         }
     };
 }
@@ -87,28 +87,28 @@ fn run(number: u64, two: u64, hit: impl Fn(u64, &mut Block) -> pinfold::Result<(
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [door, number] = arguments.as_slice() else {
+    let [way, number] = arguments.as_slice() else {
         panic!(
-            "two arguments are needed: a door (with -2: two pages in turns), and a number of hits"
+            "two arguments are needed: a way in (with -2: two pages in turns), and a number of hits"
         )
     };
     let number = number.parse().expect("the second argument is a number of hits");
-    let (door, two) = door.strip_suffix("-2").map_or((door.as_str(), 0), |door| (door, 1));
+    let (way, two) = way.strip_suffix("-2").map_or((way.as_str(), 0), |way| (way, 1));
     let options = Options::new(32 << 20).io_uring(false).pin_in_place(true);
     let cache = Cache::new(options).expect("there is memory");
     let bytes = vec![7; (PAGES * PAGE_BYTES) as usize];
     let file = cache.attach("bytes", Arc::new(Memory::new(bytes))).expect("it can be attached");
     file.advise(0..1, Hint::Random).expect("a legal range");
-    let doors = Doors { file, reader: cache.reader().expect("the first of its readers") };
+    let ways = Ways { file, reader: cache.reader().expect("the first of its readers") };
     // Until they count as used a lot.
     for n in 0..10 * PAGES {
-        drop(doors.file.get(n % PAGES).expect("the source does not fail"));
+        drop(ways.file.get(n % PAGES).expect("the source does not fail"));
     }
-    loops!(doors, door, number, two,
-        "empty" => Door::Empty,
-        "read" => Door::Read,
-        "get" => Door::Get,
-        "borrow" => Door::Borrow,
-        "optimistic" => Door::Optimistic,
-        "pin" => Door::Pin);
+    loops!(ways, way, number, two,
+        "empty" => Way::Empty,
+        "read" => Way::Read,
+        "get" => Way::Get,
+        "borrow" => Way::Borrow,
+        "optimistic" => Way::Optimistic,
+        "pin" => Way::Pin);
 }

@@ -46,7 +46,7 @@ impl File {
         File { handle: Handle::new(core, mapping, window_max) }
     }
 
-    /// What its doors use.
+    /// What the ways in use.
     #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle

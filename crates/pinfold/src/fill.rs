@@ -1,7 +1,7 @@
 //! A miss: which thread fills, which threads wait.
 //!
 //! Gets a folio that is up to date, from the index or the source, and reads ahead. `stream` decides
-//! how far to read ahead, `source` reads, `reclaim` evicts. Called by the doors.
+//! how far to read ahead, `source` reads, `reclaim` evicts. Called by the ways in.
 //!
 //! # A fill, step by step
 //!
@@ -115,11 +115,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         while let Some(filling) = self.folios.pop_front() {
             let at = (filling.page << PAGE_SHIFT) - offset;
             let path = || self.mapping.path.clone();
-            let judged = match &read {
+            let checked = match &read {
                 Ok(got) => {
                     let got = got.saturating_sub(at as usize).min(filling.order.bytes());
                     self.mapping
-                        .judge(offset + at, filling.order.bytes(), got)
+                        .check_read(offset + at, filling.order.bytes(), got)
                         .map_err(|cause| Error::Truncated { path: path(), cause })
                 }
                 Err(cause) => Err(Error::Read {
@@ -129,7 +129,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                     cause: cause.clone(),
                 }),
             };
-            land(&self.core, &self.mapping, &filling, judged, self.awaited);
+            land(&self.core, &self.mapping, &filling, checked, self.awaited);
             if !std::mem::take(&mut keep) {
                 self.core.put(filling.head);
             }
@@ -418,7 +418,7 @@ fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
 }
 
 /// Step 4 for one folio, and the wake-up.
-fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, tell: bool) {
+fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, tell: bool) {
     let frame = core.frames.frame(filling.head);
     if mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
@@ -426,7 +426,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, judged: Result<()>, t
     let mut changing = mapping.change();
     // Otherwise it was dropped meanwhile and cannot be found any more.
     let wanted = frame.identity().mapping == mapping.id || mutant::on(Mutant::LandBlindly);
-    match judged {
+    match checked {
         Ok(()) if wanted => {
             if !mutant::on(Mutant::EvenBeforeRead) {
                 // Under the mutex, as the length changes under it too: see `freeze::resize`.

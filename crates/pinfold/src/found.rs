@@ -1,11 +1,11 @@
-//! Finding a cached page: the two lookups that all doors share.
+//! Finding a cached page: the two lookups that all ways in share.
 //!
 //! | lookup | what the caller gets | called by |
 //! |---|---|---|
-//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated | each door's hit |
-//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | each door's slow path |
+//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
+//! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | the slow path of each way in |
 //!
-//! What follows is the door's own: copy, announce, count or pin, then validate the version.
+//! What follows is each way's own: copy, announce, count or pin, then validate the version.
 //!
 //! # The optimistic lookup, step by step
 //!
@@ -40,7 +40,7 @@ pub(crate) struct Found<'a> {
     pub(crate) span: u64,
 }
 
-/// What a door wants of a folio, and how a failure is counted.
+/// What a way in needs of a folio, and how a failure is counted.
 pub(crate) trait Want: Copy {
     /// The mapping, the offset in the file at which the folio begins, and the folio's length.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! One open of a file, as the four doors (copy, borrow, pin, map) use it.
+//! One open of a file, as the four ways in (copy, borrow, pin, map) use it.
 //!
 //! The handle has the cache, the file and its access pattern. It also copies what a hit needs of
 //! the cache and the file into one cache line, which saves three dependent loads before the first

@@ -109,7 +109,12 @@ impl Mapping {
     }
 
     /// Checks the result of a read of the source.
-    pub(crate) fn judge(&self, offset: u64, asked: usize, got: usize) -> Result<(), Truncated> {
+    pub(crate) fn check_read(
+        &self,
+        offset: u64,
+        asked: usize,
+        got: usize,
+    ) -> Result<(), Truncated> {
         Truncated::check(offset, asked as u64, got as u64, self.len_bytes())
     }
 }
@@ -341,7 +346,7 @@ impl Mappings {
         let id = mapping.id as usize;
         let listed = table.by_id[id].as_deref().is_some_and(|listed| std::ptr::eq(listed, mapping));
         let opened =
-            mapping.handles.load(Ordering::Relaxed) > 0 && !mutant::on(Mutant::RetireByGuess);
+            mapping.handles.load(Ordering::Relaxed) > 0 && !mutant::on(Mutant::RetireUnchecked);
         if !listed || opened {
             return;
         }

@@ -143,7 +143,7 @@ mutants! {
     /// Folios of an abandoned batch stay in flight.
     BatchForgotten,
     /// A file without folios is removed after an unlocked check of its handles.
-    RetireByGuess,
+    RetireUnchecked,
 
     // ---- of waiting ----
     /// A filler wakes the waiters before it changes the state.
@@ -151,7 +151,7 @@ mutants! {
     /// Waking does not synchronise with threads between their check and their sleep.
     WakeUnlocked,
     /// A thread that waits for memory does not check again by itself.
-    SleepUntilTold,
+    SleepUntilWoken,
     /// Reads that the source does not take are forgotten.
     ForgetUnsubmitted,
     /// A batch takes the mutexes in the order of its folios.

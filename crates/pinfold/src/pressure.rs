@@ -116,7 +116,7 @@ impl Pressure {
     pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
         let moved = self.moved.lock();
         if *moved == seen {
-            drop(if mutant::on(Mutant::SleepUntilTold) {
+            drop(if mutant::on(Mutant::SleepUntilWoken) {
                 self.moved_wake.wait(moved)
             } else {
                 self.moved_wake.wait_timeout(&self.moved, moved, nap)

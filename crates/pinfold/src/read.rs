@@ -1,4 +1,4 @@
-//! The first door: copying.
+//! The first way in: copying.
 //!
 //! `read_at`, with its three paths. Misses are `fill`'s. Called by `file`.
 //!
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::fill;
 use crate::found::{Found, Mark, Want};
 use crate::frame::{
-    Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, guessed,
+    Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, copy_racing, copy_still, predicted,
 };
 use crate::handle::Handle;
 
@@ -78,7 +78,7 @@ impl Handle {
         }
         let found = self.found_at(offset, Bytes(buf.len() as u64));
         let Some(Found { frame, head, from, stamp, at, .. }) = found else { return false };
-        let from = guessed(from, at as usize, offset as usize & (PAGE_BYTES - 1));
+        let from = predicted(from, at as usize, offset as usize & (PAGE_BYTES - 1));
         // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
         // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
         // alone.

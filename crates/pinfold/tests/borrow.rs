@@ -322,7 +322,7 @@ fn a_budget_full_of_borrows_is_an_error_and_no_hang() {
 // ---- optimistic ----
 
 #[test]
-fn an_optimistic_page_is_copied_and_judged() {
+fn an_optimistic_page_is_copied_and_validated() {
     let subject = subject();
     let last = (BYTES / PAGE) as u64;
     for page in [0, 7, last] {

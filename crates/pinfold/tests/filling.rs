@@ -1,6 +1,6 @@
 //! Fills that fail or are disturbed, seen through the public interface.
 
-#![cfg(not(loom))] // the model checker has no front door
+#![cfg(not(loom))] // the model checker builds without the public types
 
 use std::borrow::Cow;
 use std::io;

@@ -1,7 +1,7 @@
 //! A forked child with its parent's cache: it reads what was cached, gets an error for the rest,
 //! drops all of it, and never hangs, whatever the parent's threads were doing at the fork.
 
-#![cfg(not(loom))] // the model checker has no front door
+#![cfg(not(loom))] // the model checker builds without the public types
 
 use std::borrow::Cow;
 use std::io;

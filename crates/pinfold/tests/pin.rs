@@ -1,7 +1,7 @@
 //! Pins, through the public interface: what they pin, what they promise, what they refuse, and how
 //! long pins affect other memory.
 
-#![cfg(not(loom))] // the model checker has no front door
+#![cfg(not(loom))] // the model checker builds without the public types
 
 use std::ops::Range;
 use std::sync::Arc;

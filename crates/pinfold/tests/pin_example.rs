@@ -1,6 +1,6 @@
 //! Runs the example that sends pinned pages to a socket, and checks that the receiver got them.
 
-#![cfg(not(loom))] // the model checker has no front door
+#![cfg(not(loom))] // the model checker builds without the public types
 
 #[path = "../examples/pin_to_socket.rs"]
 #[allow(dead_code, reason = "its `main` is called by the tests")]

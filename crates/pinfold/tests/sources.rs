@@ -1,6 +1,6 @@
 //! Sources that hang, are slow, or are layered over other files: which readers they block.
 
-#![cfg(not(loom))] // the model checker has no front door
+#![cfg(not(loom))] // the model checker builds without the public types
 
 use std::borrow::Cow;
 use std::io;

@@ -221,15 +221,15 @@ fn destroyed_from_memory<P: Protocol, A: AtomicWord<u64> + 'static>() {
 }
 
 /// One puts and may stall; the other gets, puts, and if it was the last makes the folio something
-/// new and puts that too. `judge` gets what the winner remembers and what the folio says.
-fn reuse<P: Protocol, A: AtomicWord<u64> + 'static>(judge: fn(u32, u32)) {
+/// new and puts that too. `verify` gets what the winner remembers and what the folio says.
+fn reuse<P: Protocol, A: AtomicWord<u64> + 'static>(verify: fn(u32, u32)) {
     check(move || {
         let folio = Folio::<P, A>::with(1);
         let staller = {
             let folio = folio.clone();
             thread::spawn(move || {
                 let remembered = folio.read();
-                folio.put().inspect(|&ended| judge(remembered, ended))
+                folio.put().inspect(|&ended| verify(remembered, ended))
             })
         };
         let mut ended = Vec::new();
@@ -239,7 +239,7 @@ fn reuse<P: Protocol, A: AtomicWord<u64> + 'static>(judge: fn(u32, u32)) {
             // Back from the allocator as another folio.
             folio.write(2);
             folio.count.set(1);
-            ended.extend(folio.put().inspect(|&ended| judge(2, ended)));
+            ended.extend(folio.put().inspect(|&ended| verify(2, ended)));
         }
         ended.extend(staller.join().unwrap());
         ended.sort_unstable();

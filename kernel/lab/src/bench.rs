@@ -1,6 +1,7 @@
-//! `kernel bench`: instructions, plain against patched. The guest's clock counts
-//! one nanosecond for each instruction, so what its programs print as a time is
-//! a count, and all but the same in every boot. Where KVM works, also the thread table.
+//! `kernel bench` counts the instructions of the plain and of the patched kernel. The guest's
+//! clock advances by one nanosecond for each instruction, so a time that its programs print is
+//! a count, which differs little from boot to boot. Where KVM works, `kernel bench` also
+//! measures the table of threads.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -25,16 +26,16 @@ impl Row {
     }
 }
 
-/// What the tables are kept as.
+/// The names under which the tables are kept.
 pub(crate) const COUNTS: &str = "counts";
 pub(crate) const THREADS: &str = "threads";
 
-/// By how much a count may grow: the series' own promise.
+/// By how much a count may grow. The series promises it.
 pub(crate) const ALLOWED_PERCENT: f64 = 1.0;
 
 const PREAD_BYTES: [u32; 2] = [64, 4096];
 const FILE_SYSTEMS: [&str; 2] = ["tmpfs", "ext4"];
-/// What `mm_count` prints a line of.
+/// The cases of `mm_count`, which prints a line for each.
 const MM_CASES: [&str; 6] = [
     "fault-anon",
     "unmap-anon",
@@ -43,11 +44,11 @@ const MM_CASES: [&str; 6] = [
     "fork-2048-pages",
     "fault-fork-cow",
 ];
-/// `gup_test`'s ways, and the MiB it takes. It tells whole microseconds, and a huge page costs
-/// few instructions: of those it takes more.
+/// The arguments of `gup_test`, and how many MiB it pins. It prints whole microseconds, and a
+/// huge page costs few instructions, so it pins more of them.
 const GUP_CASES: [(&str, u32); 4] = [("-a", 32), ("-L", 32), ("-aH", 256), ("-LH", 256)];
 
-/// Every count that both kernels have to give, in the order in which the guest prints them.
+/// Every case that must be counted on both kernels, in the order in which the guest prints them.
 fn cases() -> Vec<String> {
     let preads =
         PREAD_BYTES.iter().flat_map(|b| FILE_SYSTEMS.iter().map(move |f| format!("pread-{b}-{f}")));
@@ -63,8 +64,9 @@ echo 4096 > /sys/kernel/debug/fault_around_bytes
 echo 128 > /proc/sys/vm/nr_hugepages
 ";
 
-/// Each program's output goes through a file or a variable: a pipe would hide how it ended.
-/// Of `gup_test`'s rounds the least disturbed one is told, as the other programs do.
+/// The guest's script. Each program's output goes through a file or a variable, because a pipe
+/// would hide its exit status. Of the rounds of `gup_test` the script prints the smallest one,
+/// as the other programs do of theirs.
 fn command() -> String {
     let mut text = String::from("set -e\n");
     for bytes in PREAD_BYTES {
@@ -95,12 +97,12 @@ fn command() -> String {
     text
 }
 
-/// A microsecond, spread over the pages of so many MiB: what a count of them is a multiple of.
+/// The resolution of a `gup_test` count: a microsecond, divided by the pages of `mib` MiB.
 fn gup_step(mib: u32) -> f64 {
     1000.0 / f64::from(mib * 256)
 }
 
-/// The least difference that a case can show.
+/// The resolution of a case: the least difference that it can show.
 fn step(case: &str) -> f64 {
     GUP_CASES
         .iter()
@@ -122,25 +124,27 @@ fn parse(line: &str) -> Option<(String, f64)> {
 /// The counts in a guest's output.
 ///
 /// # Errors
-/// If one is missing or too many, by name.
+/// If a case is missing, printed twice, or not known. The error names it.
 fn counts(output: &str) -> Result<Vec<(String, f64)>> {
     let found: Vec<_> = output.lines().filter_map(parse).collect();
     let cases = cases();
     if let Some((other, _)) = found.iter().find(|(case, _)| !cases.contains(case)) {
-        bail!("{other} is no case that is known:\n{output}");
+        bail!("the guest printed an unknown case, {other}:\n{output}");
     }
     let one = |case: String| {
         let of: Vec<_> = found.iter().filter(|f| f.0 == case).collect();
         match of[..] {
             [&(_, value)] if value.is_normal() && value > 0.0 => Ok((case, value)),
-            _ => bail!("{case} has {} counts:\n{output}", of.len()),
+            [&(_, value)] => bail!("{case} has the count {value}:\n{output}"),
+            _ => bail!("{case} has {} counts, not one:\n{output}", of.len()),
         }
     };
     cases.into_iter().map(one).collect()
 }
 
-/// What got dearer than promised. A clock that tells whole microseconds may be off by one.
-fn dear(rows: &[Row]) -> Vec<String> {
+/// The cases whose count grew by more than is allowed. Where the clock prints whole
+/// microseconds, it may be off by one, so a difference of one is allowed besides.
+fn regressions(rows: &[Row]) -> Vec<String> {
     rows.iter()
         .filter(|r| r.series > r.plain * (1.0 + ALLOWED_PERCENT / 100.0) + step(&r.case) * 1.001)
         .map(|r| format!("{} ({:+.2} %)", r.case, r.percent()))
@@ -158,7 +162,7 @@ fn count(paths: &Paths, tree: Tree) -> Result<Vec<(String, f64)>> {
             image: &image,
             root: &root,
             command: &format!("{PREPARE}{}", command()),
-            // Where a program's mappings lie decides how many page tables a fork copies.
+            // A fork copies more or fewer page tables, depending on where the mappings lie.
             append: "kunit.enable=0 norandmaps",
             accel: Accel::Icount,
             limit: Duration::from_secs(600),
@@ -175,7 +179,7 @@ fn count(paths: &Paths, tree: Tree) -> Result<Vec<(String, f64)>> {
 /// Counts on both kernels and keeps the table.
 ///
 /// # Errors
-/// A kernel that does not boot, a count that is missing, or one that got dearer than promised.
+/// If a kernel does not boot, a count is missing, or a count grew by more than is allowed.
 pub(crate) fn bench(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     for tree in [Tree::Plain, Tree::Series] {
@@ -200,9 +204,12 @@ pub(crate) fn bench(paths: &Paths) -> Result<()> {
     }
     kept::keep(paths, COUNTS, &rows)?;
     kept::keep(paths, THREADS, threads::table(paths)?)?;
-    let dear = dear(&rows);
-    if !dear.is_empty() {
-        bail!("more than {ALLOWED_PERCENT} % more instructions than plain: {}", dear.join(", "));
+    let regressions = regressions(&rows);
+    if !regressions.is_empty() {
+        bail!(
+            "the patched kernel executes over {ALLOWED_PERCENT} % more instructions than plain: {}",
+            regressions.join(", ")
+        );
     }
     Ok(())
 }
@@ -251,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_is_counted_and_the_least_round_told() {
+    fn every_case_is_counted_and_the_smallest_round_printed() {
         let output =
             counted(&[("pread_bench", PREAD), ("mm_count", &mm()), ("gup_test", GUP)]).unwrap();
         let found = counts(&output).unwrap();
@@ -262,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_or_says_too_little_is_noticed() {
+    fn a_program_that_fails_or_prints_too_little_is_noticed() {
         let good =
             [("pread_bench", PREAD.to_string()), ("mm_count", mm()), ("gup_test", GUP.into())];
         for at in 0..good.len() {
@@ -289,20 +296,20 @@ mod tests {
     }
 
     #[test]
-    fn what_got_dearer_is_named() {
+    fn a_count_that_grew_is_named() {
         let row = |case: &str, plain, series| Row { case: case.into(), plain, series };
-        let dear = |case, plain, series| !dear(&[row(case, plain, series)]).is_empty();
-        assert!(dear("pread-64-tmpfs", 1000.0, 1010.1));
-        assert!(!dear("pread-64-tmpfs", 1000.0, 1009.9));
-        assert!(dear("gup_test-LH-put", 11.11, 16.7));
-        // One microsecond more, and two more, than 1 %.
-        assert!(!dear("gup_test-aH-get", 11.11, 11.11 * 1.01 + 1000.0 / 65536.0));
-        assert!(dear("gup_test-aH-get", 11.11, 11.11 * 1.01 + 2000.0 / 65536.0));
-        assert!(dear("gup_test-a-get", 210.8, 213.3));
+        let grew = |case, plain, series| !regressions(&[row(case, plain, series)]).is_empty();
+        assert!(grew("pread-64-tmpfs", 1000.0, 1010.1));
+        assert!(!grew("pread-64-tmpfs", 1000.0, 1009.9));
+        assert!(grew("gup_test-LH-put", 11.11, 16.7));
+        // 1 % and one microsecond more; 1 % and two microseconds more.
+        assert!(!grew("gup_test-aH-get", 11.11, 11.11 * 1.01 + 1000.0 / 65536.0));
+        assert!(grew("gup_test-aH-get", 11.11, 11.11 * 1.01 + 2000.0 / 65536.0));
+        assert!(grew("gup_test-a-get", 210.8, 213.3));
     }
 
     #[test]
-    fn the_difference_is_of_plain() {
+    fn the_difference_is_in_percent_of_plain() {
         let row = Row { case: "c".into(), plain: 200.0, series: 201.0 };
         assert!((row.percent() - 0.5).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! Configuring and building one kernel out of tree.
+//! Configures and builds one kernel, with its objects outside of the source tree.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -25,18 +25,19 @@ fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
     names.iter().map(|name| dir.join(name)).collect()
 }
 
-/// What a fragment asks for: symbol and value, `n` for "is not set".
-fn wishes(text: &str) -> Vec<(String, String)> {
+/// The options that fragments ask for: name and value, `n` for "is not set".
+fn requested(text: &str) -> Vec<(String, String)> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("CONFIG_")?.split_once('='))
         .map(|(name, value)| (name.to_string(), value.to_string()))
         .collect()
 }
 
-/// The wishes that a finished `.config` does not grant.
-fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
+/// The requested options that a finished `.config` lacks. Of an option that was requested twice,
+/// the last request counts.
+fn lacking(config: &str, requested: &[(String, String)]) -> Vec<String> {
     let mut last = std::collections::BTreeMap::new();
-    for (name, value) in wishes {
+    for (name, value) in requested {
         last.insert(name, value);
     }
     last.into_iter()
@@ -50,27 +51,27 @@ fn ungranted(config: &str, wishes: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// The series' `KUnit` suites, without what tells source from object.
+/// The series' `KUnit` suites: their files, without the extension.
 const SUITES: [&str; 2] = ["mm/page_ref_kunit", "mm/page_ref_race_kunit"];
 
-/// Where a tree has them.
+/// The sources of the suites in a tree.
 pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 2] {
     SUITES.map(|suite| paths.source(tree).join(suite).with_extension("c"))
 }
 
-/// Whether a tree has them, which a part of the series has not.
+/// Whether a tree has the suites. Only the series' last patch brings them.
 pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
     tests(paths, tree).iter().all(|file| file.is_file())
 }
 
-/// What a kernel's configuration is asked for.
-fn wanted(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
+/// All fragments of a kernel's configuration, as one text.
+fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
     let mut all = String::new();
     for fragment in fragments(paths, config) {
         all += &fs::read_to_string(&fragment)
             .with_context(|| format!("cannot read {}", fragment.display()))?;
     }
-    // A tree that has no KUnit tests yet cannot be asked for them.
+    // A tree without the KUnit tests does not have their option either.
     if !has_tests(paths, tree) {
         all = all.replace("CONFIG_PAGE_REF_KUNIT_TEST=y\n", "");
     }
@@ -82,25 +83,26 @@ fn holds(file: &Path, text: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|found| found == text)
 }
 
-/// Writes the `.config` that these wishes make, unless it is there.
-fn configure(paths: &Paths, tree: Tree, config: Config, wanted: &str) -> Result<()> {
+/// Writes the `.config` that these fragments make, unless it is there.
+fn configure(paths: &Paths, tree: Tree, config: Config, fragments: &str) -> Result<()> {
     let objects = paths.objects(tree, config);
     let (stamp, dot_config) = (objects.join("lab-fragments"), objects.join(".config"));
-    if !holds(&stamp, wanted) {
+    if !holds(&stamp, fragments) {
         fs::create_dir_all(&objects)?;
-        // The stamp goes first, so that a failure half-way is not taken for done.
+        // The stamp is removed first, so that a failure half-way does not look finished.
         prepare::remove_file(&stamp)?;
         let log = paths.log("configure");
         proc::run("configuring", make(paths, tree, config).arg("tinyconfig"), &log)?;
         let tiny = read(&dot_config)?;
-        fs::write(&dot_config, tiny + wanted)?;
+        fs::write(&dot_config, tiny + fragments)?;
         proc::run("configuring", make(paths, tree, config).arg("olddefconfig"), &log)?;
-        fs::write(&stamp, wanted).context("cannot record the configuration")?;
+        fs::write(&stamp, fragments).context("cannot record the configuration")?;
     }
-    // A wish that Kconfig drops without a word would make the tests test less.
-    let missing = ungranted(&read(&dot_config)?, &wishes(wanted));
-    if !missing.is_empty() {
-        bail!("this kernel does not grant: {}", missing.join(", "));
+    // Kconfig drops an option silently if its dependencies are off; then the tests would test
+    // less than they seem to.
+    let lacking = lacking(&read(&dot_config)?, &requested(fragments));
+    if !lacking.is_empty() {
+        bail!("{} lacks requested options: {}", dot_config.display(), lacking.join(", "));
     }
     Ok(())
 }
@@ -109,11 +111,11 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// `make` in a source tree, with the objects in their folder.
+/// `make` in a source tree, with the objects in a folder of their own.
 pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
-    // The kernel's version has in it what git says of the source.
+    // The kernel's build asks git for the source's version.
     git::without_variables(&mut make);
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])
         .arg("-C")
@@ -125,47 +127,48 @@ pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     make
 }
 
-/// What a kernel is made of: the source by git's name of it, the compiler, the configuration.
+/// What a kernel is built from: the hash of the source, the hash of the configuration, and the
+/// compiler's version.
 ///
 /// # Errors
 /// If one of them is not there.
-pub(crate) fn made_of(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
-    let source = git::content(&paths.source(tree))?;
-    let wanted = cc::short(&wanted(paths, tree, config)?);
-    Ok(format!("source {source}, configuration {wanted}, {}", cc::version()?))
+pub(crate) fn inputs(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
+    let source = git::tree_hash(&paths.source(tree))?;
+    let configuration = cc::hash(&fragments_text(paths, tree, config)?);
+    Ok(format!("source {source}, configuration {configuration}, {}", cc::version()?))
 }
 
-fn made_of_file(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
-    paths.objects(tree, config).join("lab-made-of")
+fn inputs_file(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
+    paths.objects(tree, config).join("lab-inputs")
 }
 
 /// Builds a kernel, or brings it up to date, and returns its image.
 ///
 /// # Errors
-/// The compiler's, with the end of its log.
+/// If the build fails; the error shows the end of its log.
 pub(crate) fn build(paths: &Paths, tree: Tree, config: Config) -> Result<PathBuf> {
-    let made_of = made_of(paths, tree, config)?;
-    let note = made_of_file(paths, tree, config);
-    prepare::remove_file(&note)?;
-    configure(paths, tree, config, &wanted(paths, tree, config)?)?;
+    let inputs = inputs(paths, tree, config)?;
+    let record = inputs_file(paths, tree, config);
+    prepare::remove_file(&record)?;
+    configure(paths, tree, config, &fragments_text(paths, tree, config)?)?;
     let what = format!("building {} {}", tree.name(), config.name());
     let log = paths.log(&format!("build-{}-{}", tree.name(), config.name()));
     proc::run_for(&what, make(paths, tree, config).arg("bzImage"), &log, LONGEST)?;
-    fs::write(note, made_of).context("cannot record what a kernel was made of")?;
+    fs::write(record, inputs).context("cannot record what a kernel was built from")?;
     Ok(image(paths, tree, config))
 }
 
-/// Where the image of a build lies.
+/// The path of a build's image.
 pub(crate) fn image(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
     paths.objects(tree, config).join("arch/x86/boot/bzImage")
 }
 
-/// Whether a kernel was built of what it would be made of now.
+/// Whether a kernel was built from the source, configuration and compiler that are there now.
 pub(crate) fn is_current(paths: &Paths, tree: Tree, config: Config) -> bool {
-    made_of(paths, tree, config).is_ok_and(|now| holds(&made_of_file(paths, tree, config), &now))
+    inputs(paths, tree, config).is_ok_and(|now| holds(&inputs_file(paths, tree, config), &now))
 }
 
-/// Puts the kernel's exported headers where the selftests look for them.
+/// Exports the kernel's headers to the folder in which the selftests look for them.
 ///
 /// # Errors
 /// As `build`.
@@ -178,7 +181,7 @@ pub(crate) fn headers(paths: &Paths) -> Result<PathBuf> {
     Ok(paths.objects(Tree::Plain, Config::Fast).join("usr/include"))
 }
 
-/// `bloat-o-meter`, plain against patched, without the tests' own symbols.
+/// `bloat-o-meter`, plain against patched, without the symbols of the `KUnit` tests.
 ///
 /// # Errors
 /// If one of the kernels is not built.
@@ -193,7 +196,8 @@ pub(crate) fn bloat(paths: &Paths) -> Result<String> {
     Ok(sum_bloat(&all, &symbols))
 }
 
-/// Sums `bloat-o-meter`'s rows (name, old, new, difference) but those of `nm`'s symbols.
+/// Sums `bloat-o-meter`'s rows (name, old, new, difference), except those of the symbols that
+/// `nm` lists.
 fn sum_bloat(rows: &str, symbols: &str) -> String {
     let tests: Vec<_> = symbols.lines().filter_map(|l| l.split_whitespace().last()).collect();
     // bloat-o-meter strips the numbers that the compiler appends to names.
@@ -253,19 +257,19 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_wish_is_found() {
-        let wishes = wishes(
+    fn a_dropped_option_is_found() {
+        let requested = requested(
             "# c\nCONFIG_A=y\nCONFIG_B=n\nCONFIG_C=8\nCONFIG_AB=y\nCONFIG_D=y\nCONFIG_D=n\n",
         );
         let config = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=8\nCONFIG_AB=m\n";
-        assert_eq!(ungranted(config, &wishes), ["CONFIG_AB=y"]);
+        assert_eq!(lacking(config, &requested), ["CONFIG_AB=y"]);
         assert_eq!(
-            ungranted("CONFIG_C=8\nCONFIG_AB=y\nCONFIG_B=y\n", &wishes),
+            lacking("CONFIG_C=8\nCONFIG_AB=y\nCONFIG_B=y\n", &requested),
             ["CONFIG_A=y", "CONFIG_B=n"]
         );
     }
 
-    /// Two trees that configure and build as a kernel does, in no time.
+    /// Two small trees with the Makefile targets of a kernel.
     fn lab() -> (tempfile::TempDir, Paths) {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths { kernel: dir.path().join("kernel"), cache: dir.path().into() };
@@ -283,32 +287,32 @@ mod tests {
         for dir in ["kernel/lab/config", "log"] {
             fs::create_dir_all(paths.cache.join(dir)).unwrap();
         }
-        wish(&paths, "CONFIG_A=y\n");
+        request(&paths, "CONFIG_A=y\n");
         (dir, paths)
     }
 
-    fn wish(paths: &Paths, text: &str) {
+    fn request(paths: &Paths, text: &str) {
         fs::write(paths.kernel.join("lab/config/fast.config"), text).unwrap();
     }
 
     #[test]
-    fn a_configuration_that_failed_half_way_is_not_taken_for_the_one_before() {
+    fn a_configuration_that_failed_half_way_is_made_again() {
         let (_dir, paths) = lab();
         let build = || build(&paths, Tree::Plain, Config::Fast);
         let dot_config = paths.objects(Tree::Plain, Config::Fast).join(".config");
         build().unwrap();
-        wish(&paths, "CONFIG_B=y\n");
+        request(&paths, "CONFIG_B=y\n");
         let fail = dot_config.with_file_name("fail");
         fs::write(&fail, "").unwrap();
         build().unwrap_err();
         fs::remove_file(fail).unwrap();
-        wish(&paths, "CONFIG_A=y\n");
+        request(&paths, "CONFIG_A=y\n");
         build().unwrap();
         assert_eq!(fs::read_to_string(&dot_config).unwrap(), "CONFIG_TINY=y\nCONFIG_A=y\n");
 
         fs::write(&dot_config, "CONFIG_TINY=y\n").unwrap();
         let error = build().unwrap_err().to_string();
-        assert!(error.contains("does not grant: CONFIG_A=y"), "{error}");
+        assert!(error.contains("lacks requested options: CONFIG_A=y"), "{error}");
     }
 
     #[test]
@@ -327,7 +331,7 @@ mod tests {
         git::git(&source, &["commit", "-qm", "patch"]).unwrap();
         assert_eq!(current(), [true, false]);
         build(&paths, Tree::Series, Config::Fast).unwrap();
-        wish(&paths, "CONFIG_A=y\nCONFIG_B=y\n");
+        request(&paths, "CONFIG_A=y\nCONFIG_B=y\n");
         assert_eq!(current(), [false, false]);
     }
 }

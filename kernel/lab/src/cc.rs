@@ -1,4 +1,4 @@
-//! Compiling the guest's programs: once for each source, compiler, and command line.
+//! Compiles the guest's programs: once for each source, compiler, and command line.
 
 use crate::proc;
 use anyhow::{Context, Result};
@@ -7,27 +7,28 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::process::Command;
 
-/// What the compiler calls itself.
+/// The compiler's name and version.
 ///
 /// # Errors
-/// If there is none.
+/// If there is no compiler.
 pub(crate) fn version() -> Result<String> {
     let text = proc::output(Command::new("gcc").arg("--version"))?;
     Ok(text.lines().next().unwrap_or_default().to_string())
 }
 
-/// A short name of something long, for notes that are only compared. Another release of the
-/// standard library may name it otherwise, and then it is made anew.
-pub(crate) fn short(long: &str) -> String {
+/// A hash of a text, for records that are only compared. Another release of the standard library
+/// may give another hash; then what the text describes is built again.
+pub(crate) fn hash(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
-    long.hash(&mut hasher);
+    text.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// Compiles `program` into `binary`, unless that is what these words have made of `source`.
+/// Compiles `program` into `binary`, unless this command line has made `binary` from the same
+/// `source` before.
 ///
 /// # Errors
-/// The compiler's, with the end of its log.
+/// If the compiler fails; the error shows the end of its log.
 pub(crate) fn compile(
     program: &str,
     source: &str,
@@ -35,13 +36,13 @@ pub(crate) fn compile(
     binary: &Path,
     log: &Path,
 ) -> Result<()> {
-    let made_of = format!("{}\n{}\n{gcc:?}\n", version()?, short(source));
-    let note = binary.with_extension("made-of");
-    if binary.is_file() && fs::read_to_string(&note).is_ok_and(|text| text == made_of) {
+    let inputs = format!("{}\n{}\n{gcc:?}\n", version()?, hash(source));
+    let record = binary.with_extension("inputs");
+    if binary.is_file() && fs::read_to_string(&record).is_ok_and(|text| text == inputs) {
         return Ok(());
     }
     proc::run(&format!("compiling {program}"), gcc, log)?;
-    fs::write(note, made_of).context("cannot record how a program was compiled")
+    fs::write(record, inputs).context("cannot record how a program was compiled")
 }
 
 #[cfg(test)]
@@ -49,12 +50,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_source_or_command_line_is_compiled_anew() {
+    fn another_source_or_command_line_is_compiled_again() {
         let dir = tempfile::tempdir().unwrap();
         let (source, binary) = (dir.path().join("a.c"), dir.path().join("a"));
         let status = |text: &str, flag: &str| {
             fs::write(&source, text).unwrap();
-            // As another checkout has it, whose files may be older than what is compiled.
+            // In another checkout, the source may be older than the binary.
             fs::File::options()
                 .write(true)
                 .open(&source)

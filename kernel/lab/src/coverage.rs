@@ -1,11 +1,10 @@
-//! Whether the stress has done what it is there for, by what its guest prints: a
-//! run in which nothing was split or swapped has shown nothing about splitting or
-//! swapping.
+//! Checks from the guest's output that the stress has done its work: a run in which nothing was
+//! split or swapped has shown nothing about splitting or swapping.
 
-/// The kinds of workers, who have to notice wrong data before the stress begins.
-const WATCHERS: &[&str] = &["read", "map", "direct", "huge", "pipe", "offline", "hugetlb"];
+/// The kinds of workers. Each must notice wrong data before the stress begins.
+const WORKERS: &[&str] = &["read", "map", "direct", "huge", "pipe", "offline", "hugetlb"];
 
-/// What is done in each phase, by which worker to which file.
+/// The work of each phase: the worker, and its file.
 const WORK: &[&str] = &[
     "read /tmp/a",
     "change /tmp/a",
@@ -23,10 +22,10 @@ const WORK: &[&str] = &[
     "hugetlb -",
 ];
 
-/// What is done in the first phase only.
+/// The work of the first phase only.
 const FIRST_WORK: &[&str] = &["read /tmp/huge/b", "change /tmp/huge/b", "map /tmp/huge/b"];
 
-/// What the kernel has counted after an administrator's doing.
+/// The kernel's counters that an administrator's commands must have moved.
 const COUNTERS: &[&str] = &[
     "vmemmap_pages_freed",
     "compact_migrate_scanned",
@@ -34,7 +33,7 @@ const COUNTERS: &[&str] = &[
     "htlb_buddy_alloc_success",
 ];
 
-/// And where its memory is used besides.
+/// The counters that must have moved besides, where workers use the memory.
 const BUSY_COUNTERS: &[&str] = &["pswpin", "pswpout", "thp_split_page", "pgmigrate_success"];
 
 /// The sum of what is printed as `NAME N`.
@@ -44,15 +43,16 @@ fn count(text: &str, name: &str) -> u64 {
         .sum()
 }
 
-/// What a stress that ended well has not done; with `idle`, nobody had to use memory.
-pub(crate) fn lacking(output: &str, idle: bool) -> Vec<String> {
+/// The work that a stress did not do although it ended well. With `idle`, there were no workers.
+pub(crate) fn missing(output: &str, idle: bool) -> Vec<String> {
     let [start, first, second] = output.split("phase: ").collect::<Vec<_>>()[..] else {
         return vec!["two phases".to_string()];
     };
     let mut needed = vec![
         ("in the first phase", first, &["pools", "splits"][..]),
         ("in the second phase", second, &["pools"]),
-        // A block with a page that is out of use stays out: the second phase may have none to take.
+        // A block with a page that was soft-offlined stays offline, so the second phase may have
+        // no block left.
         ("in either phase", output, &["blocks"]),
         ("in the kernel's counters", second, COUNTERS),
     ];
@@ -64,10 +64,10 @@ pub(crate) fn lacking(output: &str, idle: bool) -> Vec<String> {
             ("in the kernel's counters", second, BUSY_COUNTERS),
         ]);
     }
-    let noticed = WATCHERS.iter().map(|watcher| format!("noticed by {watcher}"));
-    let unnoticed = noticed.filter(|said| !start.lines().any(|line| line == said));
-    let undone = needed.into_iter().flat_map(|(place, text, names)| {
-        names.iter().filter(|n| count(text, n) == 0).map(move |n| format!("{n} {place}"))
+    let noticed = WORKERS.iter().map(|worker| format!("noticed by {worker}"));
+    let unnoticed = noticed.filter(|expected| !start.lines().any(|line| line == expected));
+    let undone = needed.into_iter().flat_map(|(section, text, names)| {
+        names.iter().filter(|n| count(text, n) == 0).map(move |n| format!("{n} {section}"))
     });
     unnoticed.chain(undone).collect()
 }
@@ -76,7 +76,7 @@ pub(crate) fn lacking(output: &str, idle: bool) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// What 45 s on a fast kernel have printed, but for the second workers of a kind.
+    /// What a run of 45 s on a fast kernel printed, without the second workers of a kind.
     const WHOLE: &str = "\
 noticed by read
 noticed by map
@@ -134,8 +134,8 @@ thp_split_page 289
 ";
 
     #[test]
-    fn a_whole_run_lacks_nothing() {
-        assert_eq!(lacking(WHOLE, false), Vec::<String>::new());
+    fn nothing_is_missing_from_a_whole_run() {
+        assert_eq!(missing(WHOLE, false), Vec::<String>::new());
     }
 
     #[test]
@@ -145,21 +145,21 @@ thp_split_page 289
         for line in needed.clone() {
             let name = line.rsplit_once(' ').unwrap().0;
             for broken in [String::new(), format!("{name} 0")] {
-                let lacking = lacking(&WHOLE.replacen(line, &broken, 1), false);
-                assert!(lacking.len() == 1 && lacking[0].starts_with(name), "{line}: {lacking:?}");
+                let missing = missing(&WHOLE.replacen(line, &broken, 1), false);
+                assert!(missing.len() == 1 && missing[0].starts_with(name), "{line}: {missing:?}");
             }
         }
         assert!(needed.count() > 40);
         let no_blocks = WHOLE.replace("blocks ", "no blocks ");
-        assert_eq!(lacking(&no_blocks, true), ["blocks in either phase"]);
-        assert_eq!(lacking("phase: a\n", false), ["two phases"]);
+        assert_eq!(missing(&no_blocks, true), ["blocks in either phase"]);
+        assert_eq!(missing("phase: a\n", false), ["two phases"]);
     }
 
     #[test]
     fn an_idle_run_has_no_workers() {
         let is_idle = |l: &&str| !l.contains(" /") && !l.contains(" - ") && !l.starts_with("pswp");
         let idle = WHOLE.lines().filter(is_idle).collect::<Vec<_>>().join("\n");
-        assert_eq!(lacking(&idle, true), Vec::<String>::new());
-        assert!(lacking(&idle, false).contains(&"pswpin in the kernel's counters".to_string()));
+        assert_eq!(missing(&idle, true), Vec::<String>::new());
+        assert!(missing(&idle, false).contains(&"pswpin in the kernel's counters".to_string()));
     }
 }

@@ -1,5 +1,5 @@
-//! Git in the lab's own trees and nowhere else: not where a hook's variables point, not as
-//! the user has set it up, not in a repository that the cache happens to lie in.
+//! Runs git in the lab's own trees and nowhere else. Variables that a git hook has set, the
+//! user's configuration, and a repository around the cache's folder have no effect.
 
 use crate::proc;
 use anyhow::{Context, Result, bail};
@@ -10,20 +10,21 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
-/// The one commit under everything in a tree; `git am` goes on top.
+/// The tag of the first commit, Debian's source. `git am` puts the series on top of it.
 pub(crate) const BASE_TAG: &str = "lab-base";
 
 /// Runs git in this tree.
 ///
 /// # Errors
-/// If it fails, with what it said.
+/// If git fails; the error has its output.
 pub(crate) fn git(tree: &Path, args: &[&str]) -> Result<String> {
     let mut git = Command::new("git");
     confine(&mut git, tree, inherited());
     proc::output(git.args(args))
 }
 
-/// Takes git's variables off a command, for what asks git about the folder it works in.
+/// Removes git's environment variables from a command that runs git itself, so that git finds
+/// the repository by the command's folder.
 pub(crate) fn without_variables(command: &mut Command) {
     remove_variables(command, inherited());
 }
@@ -49,21 +50,21 @@ fn confine(git: &mut Command, tree: &Path, inherited: impl Iterator<Item = OsStr
         .args(["-c", "user.name=lab", "-c", "user.email=lab@localhost", "-c", "gc.auto=0"]);
 }
 
-/// Git's name of all that a tree's last commit has in it.
+/// Git's hash of the files of a tree's last commit.
 ///
 /// # Errors
 /// If there is no such commit.
-pub(crate) fn content(tree: &Path) -> Result<String> {
-    let name = git(tree, &["rev-parse", "HEAD^{tree}"])
+pub(crate) fn tree_hash(tree: &Path) -> Result<String> {
+    let hash = git(tree, &["rev-parse", "HEAD^{tree}"])
         .with_context(|| format!("{} has no commit", tree.display()))?;
-    Ok(name.trim().to_string())
+    Ok(hash.trim().to_string())
 }
 
-/// Sees that nobody has edited a tree since its last commit. Debian's source ignores all
-/// files but its own, so what is ignored counts, too.
+/// Checks that nobody has edited a tree since its last commit. Debian's source ignores all
+/// files but its own, so ignored files count, too.
 ///
 /// # Errors
-/// What was edited, and how to take it back.
+/// If files were edited: which ones, and how to undo it.
 pub(crate) fn untouched(tree: &Path) -> Result<()> {
     let changed = git(tree, &["status", "--porcelain", "--ignored"])?;
     if changed.is_empty() {
@@ -75,26 +76,27 @@ pub(crate) fn untouched(tree: &Path) -> Result<()> {
         lines.push("...");
     }
     bail!(
-        "{dir} was edited by hand, so a kernel of it would be of nothing that is written down:\n{}\n\
-         save what you need; `git -C {dir} reset -q --hard && git -C {dir} clean -ffdxq` takes it back",
+        "{dir} was edited by hand, so a kernel built from it would not be the series:\n{}\n\
+         save what you need, then run `git -C {dir} reset -q --hard && git -C {dir} clean -ffdxq`",
         lines.join("\n")
     )
 }
 
-/// Takes a tree back to a commit: no edits, no new files, no `am` under way.
+/// Resets a tree to a commit, without edits, new files, or an unfinished `git am`.
 ///
 /// # Errors
-/// If git cannot.
+/// If git fails.
 pub(crate) fn reset(tree: &Path, commit: &str) -> Result<()> {
-    // What a killed git has left behind; the cache's lock says that none is at work.
+    // A git that was killed leaves its lock behind. The lab holds the cache's lock, so no other
+    // git is running here.
     let lock = git(tree, &["rev-parse", "--git-path", "index.lock"])?;
     match fs::remove_file(tree.join(lock.trim())) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).context("cannot remove a lock of git's");
+            return Err(error).context("cannot remove git's index.lock");
         }
         _ => {}
     }
-    // Fails if no `am` is under way.
+    // This fails if there is no unfinished `git am`.
     let _ = git(tree, &["am", "--abort"]);
     git(tree, &["reset", "-q", "--hard", commit])?;
     git(tree, &["clean", "-ffdxq"]).map(drop)
@@ -122,7 +124,7 @@ mod tests {
         fs::write(home.path().join(".gitconfig"), config).unwrap();
         fs::create_dir_all(home.path().join(".config/git")).unwrap();
         fs::write(home.path().join(".config/git/ignore"), "*\n").unwrap();
-        let before = content(theirs.path()).unwrap();
+        let before = tree_hash(theirs.path()).unwrap();
         fs::write(ours.path().join("b"), "two\n").unwrap();
         for args in [&["add", "b"][..], &["commit", "-qm", "b"], &["reset", "-q", "--hard"]] {
             let mut command = Command::new("git");
@@ -137,11 +139,11 @@ mod tests {
             proc::output(command.args(args)).unwrap();
         }
         assert_eq!(git(ours.path(), &["ls-files"]).unwrap(), ".gitignore\na\nb\n");
-        assert_eq!(content(theirs.path()).unwrap(), before);
+        assert_eq!(tree_hash(theirs.path()).unwrap(), before);
     }
 
     #[test]
-    fn a_repository_around_the_cache_is_left_alone() {
+    fn a_repository_around_the_cache_is_not_used() {
         let around = repository();
         let cache = around.path().join("cache");
         fs::create_dir(&cache).unwrap();
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_git_left_is_in_nobodys_way() {
+    fn the_leftovers_of_a_killed_git_are_removed() {
         let dir = repository();
         fs::write(dir.path().join(".git/index.lock"), "").unwrap();
         fs::create_dir(dir.path().join(".git/rebase-apply")).unwrap();

@@ -1,4 +1,4 @@
-//! What the guest boots into: an initramfs of busybox, our static programs, the
+//! Makes what the guest boots from: an initramfs of busybox, the lab's static programs, the
 //! selftests if asked for, and the command; and a disk for ext4.
 
 use crate::paths::Paths;
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Our programs in `kernel/guest`, each one file of C.
+/// The lab's programs in `kernel/guest`, each one file of C.
 pub(crate) const PROGRAMS: &[&str] = &["pread_bench", "mm_count", "mm_stress", "uffd_unregister"];
 
 /// Size of the guest's ext4 disk.
@@ -30,7 +30,7 @@ fn compile(paths: &Paths, program: &str) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// The busybox that the guest is made of. There is nothing else in it, and so no loader either.
+/// A statically linked busybox for the guest, which has no dynamic loader.
 fn busybox() -> Option<&'static Path> {
     ["/bin/busybox", "/usr/bin/busybox"]
         .map(Path::new)
@@ -38,7 +38,7 @@ fn busybox() -> Option<&'static Path> {
         .find(|path| fs::read(path).is_ok_and(|file| is_static(&file) == Some(true)))
 }
 
-/// Whether a program needs no loader; none if it is no 64-bit ELF file.
+/// Whether a program is statically linked; `None` if it is no 64-bit ELF file.
 fn is_static(file: &[u8]) -> Option<bool> {
     const INTERPRETER: [u8; 4] = 3_u32.to_le_bytes();
     let number = |at: usize, bytes: usize| {
@@ -54,10 +54,10 @@ fn is_static(file: &[u8]) -> Option<bool> {
     Some(!table.chunks_exact(size.max(4)).any(|header| header[..4] == INTERPRETER))
 }
 
-/// A folder to become the initramfs, with everything but the command.
+/// Makes the folder of the initramfs, with everything but the command.
 ///
 /// # Errors
-/// A program that does not compile, or a missing busybox.
+/// If a program does not compile, or there is no static busybox.
 pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
     let root = paths.guest("root");
     let _ = fs::remove_dir_all(&root);
@@ -80,16 +80,16 @@ pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Packs a root with this command in it.
+/// Packs such a folder with this command in it.
 ///
 /// # Errors
-/// If cpio fails.
+/// If `cpio` fails.
 pub(crate) fn initramfs(paths: &Paths, root: &Path, command: &str) -> Result<PathBuf> {
     fs::write(root.join("lab/cmd"), format!("{command}\n"))?;
     let target = paths.guest("initramfs.cpio");
     let mut list = target.clone().into_os_string();
     list.push(".list");
-    // No pipe, which would hide how the first of two ended.
+    // Not a pipe, which would hide that `find` failed.
     let script = "find . > \"$2\" && cpio --quiet -o -H newc -R 0:0 -F \"$1\" < \"$2\"";
     proc::run(
         "packing the guest",
@@ -114,7 +114,7 @@ pub(crate) fn disk(paths: &Paths) -> Result<PathBuf> {
         .into_iter()
         .find(|p| Path::new(p).is_file())
         .unwrap_or("mke2fs");
-    // Fixed names and seeds: two disks are the same, and so are the counts.
+    // With a fixed UUID, seed and time all disks are the same, and so are the counts.
     proc::run(
         "making the guest's disk",
         Command::new(mke2fs)
@@ -166,17 +166,17 @@ mod tests {
         let root = dir.path().join("root");
         fs::create_dir_all(root.join("lab")).unwrap();
         initramfs(&paths, &root, "true").unwrap();
-        // In a list of lines this is two files, and none of them there.
+        // In a list with a name on each line, this file looks like two that are not there.
         fs::write(root.join("a\nb"), "").unwrap();
         initramfs(&paths, &root, "true").unwrap_err();
     }
 
     #[test]
-    fn readers_who_cannot_begin_are_not_waited_for() {
+    fn the_benchmark_does_not_wait_for_readers_that_failed_to_start() {
         let dir = tempfile::tempdir().unwrap();
         let program = compile(&paths_in(dir.path()), "pread_bench").unwrap();
         let mut sh = Command::new("sh");
-        // Enough memory for the program, and none for a buffer of 1 MiB.
+        // Enough memory for the program, but not for a buffer of 1 MiB.
         sh.args(["-c", "ulimit -v 1700; exec \"$0\" -p 2 -b 1048576 -f 1048576 -s 0.1 x"])
             .arg(program)
             .current_dir(dir.path());

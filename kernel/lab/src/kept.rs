@@ -1,5 +1,5 @@
-//! Results that are kept from one command to another, each with what it is of: a table of
-//! another series, source, configuration, or compiler is not shown as this one's.
+//! Keeps results for later commands, each with the inputs of the kernels that it was measured
+//! on, so that a table of another series, source, configuration, or compiler is not used.
 
 use crate::build;
 use crate::kernels::{Config, Tree};
@@ -11,13 +11,14 @@ use std::fs;
 
 #[derive(Serialize, Deserialize)]
 struct Kept<T> {
+    /// The inputs of the plain and of the patched kernel.
     of: [String; 2],
     result: T,
 }
 
-/// The two kernels that are compared, as they would be built now.
+/// The inputs of the two kernels, as they would be built now.
 fn kernels(paths: &Paths) -> Result<[String; 2]> {
-    let of = |tree| build::made_of(paths, tree, Config::Fast);
+    let of = |tree| build::inputs(paths, tree, Config::Fast);
     Ok([of(Tree::Plain)?, of(Tree::Series)?])
 }
 
@@ -36,10 +37,10 @@ fn write<T: Serialize>(paths: &Paths, name: &str, kept: &Kept<T>) -> Result<()> 
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A result of the two fast kernels as they are now, which `command` makes.
+/// A result of the two fast kernels as they are now. `command` is what makes it.
 ///
 /// # Errors
-/// If there is none, or it is of other kernels.
+/// If there is no result, or it was measured on other kernels. The error names `command`.
 pub(crate) fn load<T: DeserializeOwned>(paths: &Paths, name: &str, command: &str) -> Result<T> {
     read(paths, name, command, &kernels(paths)?)
 }
@@ -54,10 +55,14 @@ fn read<T: DeserializeOwned>(
     let path = path.display();
     let text = fs::read_to_string(paths.result(name))
         .with_context(|| format!("no {path}; run `{command}`"))?;
-    let kept: Kept<T> = serde_json::from_str(&text)
-        .with_context(|| format!("{path} is damaged, or of an older lab; run `{command}`"))?;
+    let kept: Kept<T> = serde_json::from_str(&text).with_context(|| {
+        format!("{path} is damaged, or was written by an older lab; run `{command}`")
+    })?;
     if kept.of != *now {
-        bail!("{path} is of another series, source, configuration, or compiler; run `{command}`");
+        bail!(
+            "{path} was measured with another series, source, configuration, or compiler; \
+             run `{command}`"
+        );
     }
     Ok(kept.result)
 }

@@ -1,8 +1,8 @@
-//! Which kernels there are: two source trees, and the configurations they are built in.
+//! The kernels: two source trees, and the configurations that they are built with.
 
 use clap::ValueEnum;
 
-/// Which of the two source trees.
+/// A source tree: Debian's, or the same with the series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Tree {
     Plain,
@@ -18,9 +18,9 @@ impl Tree {
     }
 }
 
-/// Which configuration; `Tiny` builds in a minute or two and has no disk, `Debug` is
-/// KASAN with lockdep, `Kcsan` stands alone because the two sanitizers exclude
-/// each other.
+/// A configuration. `Tiny` builds in a minute or two and has no disk. `Fast` has no debugging.
+/// `Debug` has KASAN and lockdep. `Kcsan` is separate, because KASAN and KCSAN exclude each
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Config {
     Tiny,

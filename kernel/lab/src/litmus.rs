@@ -1,8 +1,8 @@
-//! The litmus tests of `kernel/litmus`: every file is read and checked here, and
-//! judged by herd7 under the kernel's own memory model if herd7 is on `PATH`.
+//! The litmus tests of `kernel/litmus`. The lab reads each file and checks its form. If herd7
+//! is on `PATH`, it also runs each test under the kernel's own memory model.
 //!
-//! A test counts only beside a broken twin (`NAME+twin.litmus`) that the same
-//! question catches: one says Never where the other says Sometimes.
+//! A test that expects Never counts only beside a mutant (`NAME+mutant.litmus`): the same
+//! question, put to code that is broken on purpose, must have the answer Sometimes.
 
 use crate::kernels::Tree;
 use crate::paths::Paths;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// One litmus file, as far as the runner understands it.
+/// One litmus file, as far as the lab understands it.
 #[derive(Debug, PartialEq, Eq)]
 struct Test {
     name: String,
@@ -23,16 +23,16 @@ struct Test {
     processes: usize,
     /// The first sentence of the comment.
     about: String,
-    /// What is asked, one space between words.
+    /// The condition after `exists`, with one space between words.
     condition: String,
 }
 
 const VERDICTS: [&str; 3] = ["Never", "Sometimes", "Always"];
 
-/// What one test may take; the slowest takes seconds.
+/// How long herd7 may take for one test. The slowest takes seconds.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// Reads one test; an error says what a litmus test must have and this has not.
+/// Reads one test. An error names the part of a litmus test that is missing.
 fn parse(name: &str, text: &str) -> Result<Test> {
     let first = text.lines().next().unwrap_or_default();
     if first != format!("C {name}") {
@@ -75,35 +75,40 @@ fn parse(name: &str, text: &str) -> Result<Test> {
         processes += 1;
     }
     if processes < 2 {
-        bail!("{name}: a race needs two processes, this has {processes}");
+        bail!("{name}: a race needs two processes, and this test has {processes}");
     }
     for part in condition.split(|c: char| !c.is_ascii_alphanumeric() && c != ':' && c != '_') {
         if let Some((process, _)) = part.split_once(':')
             && process.parse::<usize>().map_or(true, |p| p >= processes)
         {
-            bail!("{name}: the condition speaks of `{part}`, but has {processes} processes");
+            bail!("{name}: the condition names `{part}`, but there are {processes} processes");
         }
     }
     let condition = condition.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Test { name: name.to_string(), expected, processes, about: about.to_string(), condition })
 }
 
-/// Every test has its twin, and the two ask the same and expect opposite verdicts.
+/// Checks that every test has a mutant, and that the two have the same condition and expect
+/// opposite verdicts.
 fn check_pairs(tests: &[&Test]) -> Result<()> {
     for test in tests {
-        let (other, of) = match test.name.strip_suffix("+twin") {
+        let (other, of) = match test.name.strip_suffix("+mutant") {
             Some(base) => (base.to_string(), "test"),
-            None => (format!("{}+twin", test.name), "twin"),
+            None => (format!("{}+mutant", test.name), "mutant"),
         };
         let Some(other) = tests.iter().find(|t| t.name == other) else {
             bail!("{}: has no {of} {other}.litmus", test.name);
         };
         if (other.expected == "Never") == (test.expected == "Never") {
-            bail!("{} and {} expect the same, so neither shows anything", test.name, other.name);
+            bail!(
+                "{} and {} expect the same verdict, so the pair shows nothing",
+                test.name,
+                other.name
+            );
         }
         if other.condition != test.condition {
             bail!(
-                "{} asks `{}` and {} asks `{}`, so one is no twin of the other",
+                "{} asks `{}` and {} asks `{}`: a test and its mutant must ask the same",
                 test.name,
                 test.condition,
                 other.name,
@@ -125,12 +130,12 @@ fn read_all(dir: &Path) -> Result<Vec<(PathBuf, Test)>> {
             found.push((path.clone(), parse(&name, &text)?));
         }
     }
-    // A test before its twin: '+' sorts before '.', but after nothing at all.
+    // A test comes before its mutant, because its name is a prefix of the mutant's.
     found.sort_by(|a, b| a.1.name.cmp(&b.1.name));
     Ok(found)
 }
 
-/// herd7's verdict: its word, and how many states had it and had it not.
+/// herd7's verdict, and the numbers of final states that fulfil the condition and that do not.
 fn observation(output: &str) -> Option<(String, String)> {
     let line = output.lines().find(|l| l.starts_with("Observation "))?;
     let mut words = line.split_whitespace().skip(2);
@@ -138,52 +143,72 @@ fn observation(output: &str) -> Option<(String, String)> {
     Some((verdict, format!("{} / {}", words.next()?, words.next()?)))
 }
 
-fn judge(model: &Path, path: &Path, test: &Test) -> Result<(String, String)> {
+fn run_herd7(model: &Path, path: &Path, test: &Test) -> Result<(String, String)> {
     let mut herd7 = Command::new("herd7");
     herd7.args(["-conf", "linux-kernel.cfg"]).arg(path).current_dir(model);
     let out = proc::capture(&mut herd7, LIMIT).with_context(|| test.name.clone())?;
     let text = String::from_utf8_lossy(&out.stdout);
     observation(&text).with_context(|| {
         format!(
-            "{}: herd7 says nothing: {}",
+            "{}: herd7 printed no verdict: {}",
             test.name,
             String::from_utf8_lossy(&out.stderr).trim()
         )
     })
 }
 
+/// The table of verdicts, and below it what each test asks.
 fn table(rows: &[(&Test, String, String)]) -> String {
     let mut text = String::from(
-        "| test | parties | expected | observed | states with / without | what it asks |\n|---|---|---|---|---|---|\n",
+        "| test | processes | expected | observed | states with / without |\n|---|---|---|---|---|\n",
     );
     for (test, verdict, states) in rows {
         let _ = writeln!(
             text,
-            "| `{}` | {} | {} | {} | {} | {} |",
-            test.name, test.processes, test.expected, verdict, states, test.about
+            "| `{}` | {} | {} | {} | {} |",
+            test.name, test.processes, test.expected, verdict, states
         );
     }
+    text += "\n\"States with\" are the final states that fulfil the test's condition. What each asks:\n\n";
+    for (test, ..) in rows {
+        text += &question(test);
+    }
     text
+}
+
+/// A list item with what a test asks, in lines of at most 100 columns.
+fn question(test: &Test) -> String {
+    let mut lines = vec![format!("- `{}`:", test.name)];
+    for word in test.about.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= 100 => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(format!("  {word}")),
+        }
+    }
+    lines.join("\n") + "\n"
 }
 
 const BEGIN: &str = "<!-- verdicts: written by `pinfold-lab litmus --write` -->\n";
 const END: &str = "<!-- end of verdicts -->";
 
-/// Puts the table between its marks in the README.
+/// Writes the table between its two marks in the README.
 fn write_readme(path: &Path, version: &str, table: &str) -> Result<()> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (head, rest) = text.split_once(BEGIN).context("the README has no place for the table")?;
-    let (_, foot) = rest.split_once(END).context("the README has no end of the table")?;
+    let (head, rest) =
+        text.split_once(BEGIN).context("the README lacks the mark before the table")?;
+    let (_, foot) = rest.split_once(END).context("the README lacks the mark after the table")?;
     let new = format!("{head}{BEGIN}\n{version}\n\n{table}\n{END}{foot}");
     fs::write(path, new).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Checks every test, with herd7 if there is one.
+/// Checks every test, and runs it if herd7 is there.
 ///
 /// # Errors
-/// A file that is no litmus test, a test without its twin, a verdict other than
-/// the expected one.
+/// If a file is no litmus test, a test has no mutant, or a verdict is not the expected one.
 pub(crate) fn run(paths: &Paths, model: Option<PathBuf>, write: bool) -> Result<()> {
     let dir = paths.kernel.join("litmus");
     let found = read_all(&dir)?;
@@ -192,21 +217,21 @@ pub(crate) fn run(paths: &Paths, model: Option<PathBuf>, write: bool) -> Result<
     }
     let tests: Vec<_> = found.iter().map(|f| &f.1).collect();
     check_pairs(&tests)?;
-    println!("litmus: {} tests parse, each beside its twin", tests.len());
+    println!("litmus: {} tests are well-formed, half of them mutants", tests.len());
     if !proc::on_path("herd7") {
         println!(
-            "litmus: no herd7 on PATH, so no verdicts; it comes with the herdtools7 project \
-             (its INSTALL.md builds it with opam or dune; 7.57 was used here)"
+            "litmus: herd7 is not on PATH, so the tests were not run; it is part of herdtools7 \
+             (its INSTALL.md says how to build it; version 7.57 is known to work)"
         );
         if write {
-            bail!("nothing to write without herd7");
+            bail!("--write needs herd7, which is not on PATH");
         }
         return Ok(());
     }
     let model = model.unwrap_or_else(|| paths.source(Tree::Plain).join("tools/memory-model"));
     if !model.join("linux-kernel.cfg").is_file() {
         bail!(
-            "no memory model in {}: run `kernel prepare`, or name one with --model",
+            "no memory model in {}: run `cargo xtask kernel prepare`, or give a folder by --model",
             model.display()
         );
     }
@@ -214,7 +239,7 @@ pub(crate) fn run(paths: &Paths, model: Option<PathBuf>, write: bool) -> Result<
     let mut wrong = Vec::new();
     for (path, test) in &found {
         let start = Instant::now();
-        let (verdict, states) = judge(&model, path, test)?;
+        let (verdict, states) = run_herd7(&model, path, test)?;
         let mark = if verdict == test.expected { "as expected" } else { "NOT as expected" };
         println!(
             "  {:<22} {:<9} {mark} ({:.1} s)",
@@ -267,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn an_error_names_the_missing_part() {
         for (from, to, what) in [
             ("C a", "C b", "first line"),
             ("Result: Never", "Result: Mostly", "Mostly"),
@@ -283,36 +308,40 @@ mod tests {
     }
 
     #[test]
-    fn a_test_without_a_failing_twin_is_refused() {
-        check_pairs(&[&test("a", "Never"), &test("a+twin", "Sometimes")]).unwrap();
+    fn a_test_without_a_mutant_that_fails_is_refused() {
+        check_pairs(&[&test("a", "Never"), &test("a+mutant", "Sometimes")]).unwrap();
         check_pairs(&[&test("a", "Never")]).unwrap_err();
-        check_pairs(&[&test("a+twin", "Sometimes")]).unwrap_err();
-        check_pairs(&[&test("a", "Never"), &test("a+twin", "Never")]).unwrap_err();
+        check_pairs(&[&test("a+mutant", "Sometimes")]).unwrap_err();
+        check_pairs(&[&test("a", "Never"), &test("a+mutant", "Never")]).unwrap_err();
     }
 
     #[test]
-    fn a_twin_that_asks_something_else_is_refused() {
+    fn a_mutant_with_another_condition_is_refused() {
         let base = parse("a", GOOD).unwrap();
-        let twin = |from: &str, to: &str| {
-            let text = GOOD.replace("C a", "C a+twin").replace("Never", "Sometimes");
-            parse("a+twin", &text.replace(from, to)).unwrap()
+        let mutant = |from: &str, to: &str| {
+            let text = GOOD.replace("C a", "C a+mutant").replace("Never", "Sometimes");
+            parse("a+mutant", &text.replace(from, to)).unwrap()
         };
-        check_pairs(&[&base, &twin("/\\ 1:r", "/\\\n\t1:r")]).unwrap();
-        let error = check_pairs(&[&base, &twin("1:r=0", "1:r=1")]).unwrap_err().to_string();
+        check_pairs(&[&base, &mutant("/\\ 1:r", "/\\\n\t1:r")]).unwrap();
+        let error = check_pairs(&[&base, &mutant("1:r=0", "1:r=1")]).unwrap_err().to_string();
         assert!(error.contains("a asks `(0:r=1 /\\ 1:r=0)`"), "{error}");
-        check_pairs(&[&base, &twin(" /\\ 1:r=0", "")]).unwrap_err();
+        check_pairs(&[&base, &mutant(" /\\ 1:r=0", "")]).unwrap_err();
     }
 
     #[test]
-    fn every_shipped_test_parses_and_has_its_twin() {
+    fn every_shipped_test_is_well_formed_and_has_a_mutant() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../litmus");
         let found = read_all(&dir).unwrap();
         assert!(found.len() >= 20, "{}", found.len());
         check_pairs(&found.iter().map(|f| &f.1).collect::<Vec<_>>()).unwrap();
+        let readme = fs::read_to_string(dir.join("README.md")).unwrap();
+        for (_, test) in &found {
+            assert!(readme.contains(&format!("\n{}", question(test))), "{}", test.name);
+        }
     }
 
     #[test]
-    fn herds_words_are_understood() {
+    fn herd7s_output_is_understood() {
         let text = "Test a Allowed\nStates 2\nObservation a Sometimes 1 4\n";
         assert_eq!(observation(text), Some(("Sometimes".into(), "1 / 4".into())));
         assert_eq!(observation("Warning: x"), None);

@@ -1,10 +1,9 @@
-//! One run of the lab at a time in one cache: two would build into the same
-//! folders and pack each other's guests. `main` takes the lock for everything
-//! that writes there.
+//! Only one run of the lab at a time uses a cache: two would build into the same folders and
+//! overwrite each other's guests. `main` takes the lock for every command that writes there.
 //!
-//! The lock belongs to the open file, which what the lab starts has open as well: a
-//! `make` that has outlived a killed lab keeps the next one out. Closing our own
-//! descriptor lets go of nothing then, so the end of a [`Lock`] unlocks in words.
+//! The lock belongs to the open file description, which the programs that the lab starts
+//! inherit: a `make` that outlives a killed lab keeps the next run out. Closing the lab's own
+//! descriptor does not release such a lock, so dropping a [`Lock`] unlocks explicitly.
 
 use crate::paths::Paths;
 use anyhow::{Context, Result, bail};
@@ -21,7 +20,7 @@ pub(crate) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A lock that cannot be let go is let go when the process ends.
+        // If this fails, the end of the process releases the lock.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
@@ -49,8 +48,8 @@ fn locked(paths: &Paths) -> Result<File> {
             let mut holder = String::new();
             file.read_to_string(&mut holder).context("cannot read who has the lock")?;
             bail!(
-                "another run of the lab (process {}), or what it has started, is at work in {}; wait for it, or give this one \
-                 a folder of its own with PINFOLD_LAB_CACHE",
+                "another run of the lab (process {}), or a program that it started, uses {}; \
+                 wait for it, or set PINFOLD_LAB_CACHE to another folder",
                 holder.trim(),
                 paths.cache.display()
             );
@@ -61,8 +60,9 @@ fn locked(paths: &Paths) -> Result<File> {
     }
     file.set_len(0)?;
     file.rewind()?;
-    writeln!(file, "{}", std::process::id()).context("cannot note who has the lock")?;
-    fcntl_setfd(&file, FdFlags::empty()).context("cannot hand the lock to what is started")?;
+    writeln!(file, "{}", std::process::id()).context("cannot write the lock's holder")?;
+    // No close-on-exec: the programs that the lab starts inherit the lock.
+    fcntl_setfd(&file, FdFlags::empty()).context("cannot make the lock inheritable")?;
     Ok(file)
 }
 
@@ -90,25 +90,25 @@ mod tests {
     }
 
     #[test]
-    fn what_outlives_a_killed_run_keeps_the_next_one_out() {
+    fn a_program_that_outlives_a_killed_run_keeps_the_next_run_out() {
         let dir = tempfile::tempdir().unwrap();
         let paths = cache_in(dir.path());
         let file = locked(&paths).unwrap();
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        // A killed run's file is closed, and nothing unlocked.
+        // As in a run that is killed, the file is closed and not unlocked.
         drop(file);
-        // Another test's child between its fork and its exec has it open, too.
+        // The child of another test may have the file open, too, between its fork and its exec.
         thread::sleep(Duration::from_millis(300));
         take(&paths).unwrap_err();
         child.kill().unwrap();
         child.wait().unwrap();
-        // So has what another test has started meanwhile, which ends soon.
+        // So may a program that another test has started meanwhile. It ends soon.
         let free = || thread::sleep(Duration::from_millis(10));
         assert!((0..1000).map(|_| free()).any(|()| take(&paths).is_ok()));
     }
 
     #[test]
-    fn a_run_that_ends_lets_go_whatever_it_has_started() {
+    fn a_run_that_ends_releases_the_lock_although_its_child_runs_on() {
         let dir = tempfile::tempdir().unwrap();
         let paths = cache_in(dir.path());
         let lock = take(&paths).unwrap();

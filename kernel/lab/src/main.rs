@@ -1,8 +1,8 @@
-//! The kernel lab: builds, boots, tests and measures kernels with and without
-//! the series, and puts the litmus tests before the kernel's memory model.
+//! The kernel lab builds, boots, tests and measures kernels with and without the series, and
+//! runs the litmus tests under the kernel's memory model.
 //!
 //! This file is the command line and nothing else. `cargo xtask kernel` and
-//! `cargo xtask litmus` call it with the arguments they were given.
+//! `cargo xtask litmus` pass their arguments on to it.
 
 mod bench;
 mod build;
@@ -45,15 +45,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Kernels: prepare, build, run, test, stress, bench, report.
+    /// Build, boot, test and measure kernels with and without the series.
     #[command(subcommand)]
     Kernel(Kernel),
-    /// The litmus tests, expected against observed.
+    /// Check the litmus tests, and run them if herd7 is there.
     Litmus {
-        /// The memory model's folder (default: that of the prepared kernel).
+        /// The folder of the memory model (default: the prepared kernel's tools/memory-model).
         #[arg(long)]
         model: Option<PathBuf>,
-        /// Write the table of verdicts into kernel/litmus/README.md.
+        /// Write the table of verdicts to kernel/litmus/README.md.
         #[arg(long)]
         write: bool,
     },
@@ -63,9 +63,9 @@ enum Command {
 enum Kernel {
     /// Unpack Debian's kernel source into the cache, and apply the series.
     Prepare,
-    /// What every change has to pass: the series applies, its style is clean, a tiny
-    /// kernel with it and the fast ones, plain and patched, build, boot, and pass their
-    /// `KUnit` tests, and the counts are no dearer.
+    /// Check what every change has to pass: the series applies and passes checkpatch.pl; a
+    /// tiny patched kernel and the fast kernels, plain and patched, build, boot, and pass their
+    /// `KUnit` tests; and no count grows by more than 1 %.
     Check,
     /// Build a kernel; a second build reuses the first.
     Build(Which),
@@ -76,43 +76,44 @@ enum Kernel {
         /// Seconds after which a guest that has not finished has failed.
         #[arg(long, default_value_t = 120)]
         limit_s: u64,
-        /// What to run in the guest's shell.
+        /// The command for the guest's shell.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// The same, and the kernel's own selftests on plain and patched.
+    /// Do what `check` does, and run the kernel's own selftests on plain and patched.
     Test {
-        /// Also the debug kernels (KASAN, lockdep, KCSAN) and the stress.
+        /// Also run the stress on the debug kernels (KASAN with lockdep, and KCSAN).
         #[arg(long)]
         full: bool,
-        /// Also build a tiny kernel after each patch of the series, and boot it.
+        /// Also build and boot a tiny kernel after each patch of the series.
         #[arg(long)]
         each: bool,
     },
-    /// The stress alone, on one of the debug kernels (or, quicker, the fast one).
-    /// What the patched kernel complains of is put to the plain one, too.
+    /// Run the stress alone, on a debug kernel (or on the fast one, which is quicker).
+    /// If the patched kernel reports a problem, the plain one runs the same stress, and only
+    /// a problem that it does not report is an error.
     Stress {
-        /// See what the plain kernel complains of; that fails nothing.
+        /// Stress the plain kernel, and print what it reports. Nothing it reports is an error.
         #[arg(long)]
         plain: bool,
         #[arg(long, value_enum, default_value_t = Config::Debug)]
         config: Config,
-        /// How long the guest works.
+        /// How many seconds the guest works.
         #[arg(long, default_value_t = stress::SECONDS)]
         seconds: u32,
-        /// Only compaction, splitting, and memory being taken out and put back, without rest
-        /// and without anybody who uses the memory.
+        /// Only compaction, splitting, and memory going offline and online again, without
+        /// pauses, and without workers that use the memory.
         #[arg(long)]
         idle: bool,
     },
     /// Count instructions in plain and patched kernels.
     Bench,
-    /// Write one page with plain beside patched.
+    /// Write a page that compares plain and patched, from what the other commands have kept.
     Report {
-        /// Where to (default: the cache folder).
+        /// The file to write (default: report.md in the cache folder).
         #[arg(long)]
         out: Option<PathBuf>,
-        /// What `pinfold bench ref --only cas,frozen32 --json FILE` has written: the two
+        /// The output of `pinfold bench ref --only cas,frozen32 --json FILE`: both instruction
         /// sequences on this machine's cores.
         #[arg(long = "ref", value_name = "FILE")]
         cores: Option<PathBuf>,

@@ -1,5 +1,5 @@
-//! Where things are: the repository's `kernel/`, and the cache outside of it in
-//! which sources are unpacked and kernels are built. Nothing else invents paths.
+//! All paths of the lab: the repository's `kernel/`, and the cache outside of it, in which
+//! sources are unpacked and kernels are built.
 
 use crate::kernels::{Config, Tree};
 use anyhow::{Context, Result, bail};
@@ -17,18 +17,18 @@ pub(crate) struct Paths {
     pub(crate) cache: PathBuf,
 }
 
-/// The cache's folder, from the first variable that says something.
+/// The cache's folder, from the first variable that is set and not empty.
 fn cache(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let dir = set("PINFOLD_LAB_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("pinfold-lab")))
         .or_else(|| Some(set("HOME")?.join(".cache/pinfold-lab")))
-        .context("no place for the cache: set PINFOLD_LAB_CACHE, XDG_CACHE_HOME or HOME")?;
-    let dir = std::path::absolute(dir).context("no folder to start from")?;
+        .context("no folder for the cache: set PINFOLD_LAB_CACHE, XDG_CACHE_HOME or HOME")?;
+    let dir = std::path::absolute(dir).context("cannot tell the current folder")?;
     if dir.to_string_lossy().contains([' ', '\t', '\n', ':']) {
         bail!(
-            "the kernel's Makefile takes no folder with a space or a colon in its name, as {} has: \
-             set PINFOLD_LAB_CACHE to another",
+            "the kernel's Makefile does not work in a folder with a space or a colon in its name, \
+             such as {}: set PINFOLD_LAB_CACHE to another folder",
             dir.display()
         );
     }
@@ -39,15 +39,18 @@ impl Paths {
     /// Finds both folders and makes the cache.
     ///
     /// # Errors
-    /// If neither `HOME` nor one of the cache variables is set, or the cache
-    /// cannot be made or be built in.
+    /// If no variable names a folder for the cache, or the folder cannot be made, or the
+    /// kernel's Makefile does not work in it.
     pub(crate) fn find() -> Result<Self> {
         let kernel = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
-            .context("the lab lies in no folder")?
+            .context("kernel/lab has no parent folder")?
             .to_path_buf();
         if !kernel.join("litmus").is_dir() {
-            bail!("{} is gone: the lab runs from the repository it was built in", kernel.display());
+            bail!(
+                "{} is gone: the lab works only in the repository that it was built in",
+                kernel.display()
+            );
         }
         let cache = cache(|name| env::var_os(name))?;
         let paths = Paths { kernel, cache };
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_variable_that_says_something_counts() {
+    fn the_first_variable_that_is_not_empty_counts() {
         let all = [("PINFOLD_LAB_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")];
         assert_eq!(cache_by(&all).unwrap(), Path::new("/a"));
         assert_eq!(cache_by(&all[1..]).unwrap(), Path::new("/b/pinfold-lab"));
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_has_a_whole_name_that_make_takes() {
+    fn the_cache_has_an_absolute_path_that_make_can_use() {
         let here = env::current_dir().unwrap();
         assert_eq!(cache_by(&[("PINFOLD_LAB_CACHE", "a")]).unwrap(), here.join("a"));
         for name in ["/a b", "/a:b"] {

@@ -1,5 +1,5 @@
-//! Kernel sources: Debian's package unpacked once, as a git repository with one
-//! commit, and a second work tree of it that carries the series.
+//! Prepares the kernel sources: unpacks Debian's package once, as a git repository with one
+//! commit, and makes a second work tree of it, which has the series.
 
 use crate::git::{self, BASE_TAG, git};
 use crate::kernels::Tree;
@@ -11,39 +11,40 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where Debian's package puts the source.
+/// The file in which Debian's package has the source.
 const TARBALL: &str = "/usr/src/linux-source-6.12.tar.xz";
 
-/// Makes both source trees ready; a second call finds them so.
+/// Prepares both source trees. If they are ready, it changes nothing.
 ///
 /// # Errors
-/// A missing source or program, a full disk, or a patch that does not apply.
+/// If the source or a program is missing, the disk is full, or a patch does not apply.
 pub(crate) fn prepare(paths: &Paths) -> Result<()> {
     unpack(paths, Path::new(TARBALL))?;
     series::apply(paths)
 }
 
-/// Which tarball the tree was unpacked from: a newer package is unpacked anew.
+/// What tells one tarball from another: path, length and time. A newer package is unpacked again.
 fn stamp(tarball: &Path) -> Result<String> {
     let meta = fs::metadata(tarball).with_context(|| {
         let tarball = tarball.display();
-        format!("no kernel source, {tarball}; `cargo xtask kernel prepare` installs it")
+        format!("the kernel source {tarball} is missing; `cargo xtask kernel prepare` installs it")
     })?;
     let time = meta.modified()?.duration_since(std::time::UNIX_EPOCH)?.as_secs();
     Ok(format!("{} {} {time}\n", tarball.display(), meta.len()))
 }
 
-/// Where it is written down which tarball was unpacked.
+/// The file that records which tarball was unpacked.
 fn stamp_file(paths: &Paths) -> PathBuf {
     paths.cache.join("src/unpacked")
 }
 
-/// Which tarball the trees are of.
+/// The stamp of the tarball that the trees were unpacked from.
 ///
 /// # Errors
 /// If nothing was unpacked yet.
 pub(crate) fn unpacked(paths: &Paths) -> Result<String> {
-    fs::read_to_string(stamp_file(paths)).context("no kernel source; run `kernel prepare` first")
+    fs::read_to_string(stamp_file(paths))
+        .context("no kernel source; run `cargo xtask kernel prepare` first")
 }
 
 fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
@@ -53,13 +54,14 @@ fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
     if fs::read_to_string(&stamp_file).ok().as_deref() == Some(stamp.as_str()) {
         git::untouched(&plain)?;
         if git(&plain, &["rev-parse", "HEAD"])? != git(&plain, &["rev-parse", BASE_TAG])? {
-            println!("{}: not at Debian's source; going back to it", plain.display());
+            println!("{}: resetting to Debian's source", plain.display());
             git::reset(&plain, BASE_TAG)?;
         }
         return Ok(());
     }
-    // The stamp goes first, so that a failure half-way is not taken for done. And no object of
-    // another source may stay: tar gives files times at which those may have been built.
+    // The stamp is removed first, so that a failure half-way does not look finished. Objects of
+    // another source are removed, too: tar sets the files' times, and make might take the
+    // objects for newer.
     remove_file(&stamp_file)?;
     for dir in [paths.source(Tree::Plain), paths.source(Tree::Series), paths.cache.join("build")] {
         remove(&dir)?;
@@ -76,7 +78,7 @@ fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
         &paths.log("unpack"),
     )?;
     let _bar = proc::announce("recording the plain tree");
-    // One commit, so that patches can be applied, listed and taken back by git.
+    // One commit, so that git can apply, list and undo patches.
     for args in [
         &["init", "-q", "."][..],
         &["add", "-Af", "."],
@@ -91,7 +93,7 @@ fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
 /// Removes a file, if it is there.
 ///
 /// # Errors
-/// If it stays.
+/// If it cannot be removed.
 pub(crate) fn remove_file(file: &Path) -> Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -109,10 +111,10 @@ fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// The version that a source tree calls itself, such as `6.12.117`.
+/// The version in a source tree's Makefile, such as `6.12.117`.
 ///
 /// # Errors
-/// If it is none.
+/// If there is no Makefile, or it lacks the version.
 pub(crate) fn version(source: &Path) -> Result<String> {
     let makefile = fs::read_to_string(source.join("Makefile"))
         .with_context(|| format!("no kernel source in {}", source.display()))?;
@@ -120,7 +122,7 @@ pub(crate) fn version(source: &Path) -> Result<String> {
         makefile
             .lines()
             .find_map(|l| l.strip_prefix(name)?.trim_start().strip_prefix('=').map(str::trim))
-            .with_context(|| format!("{}'s Makefile tells no {name}", source.display()))
+            .with_context(|| format!("the Makefile in {} has no {name}", source.display()))
     };
     Ok(format!("{}.{}.{}", field("VERSION")?, field("PATCHLEVEL")?, field("SUBLEVEL")?))
 }
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_not_there_is_named_with_what_brings_it() {
+    fn a_missing_source_is_named_with_the_command_that_installs_it() {
         let dir = tempfile::tempdir().unwrap();
         let tarball = dir.path().join("linux-source.tar.xz");
         let error = unpack(&paths_in(dir.path()), &tarball).unwrap_err().to_string();
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_tells_its_version() {
+    fn the_version_is_read_from_the_makefile() {
         let dir = tempfile::tempdir().unwrap();
         version(dir.path()).unwrap_err();
         let text = "# SPDX\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 117\nEXTRAVERSION =\n";
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unpacking_that_failed_is_not_taken_for_done() {
+    fn a_failed_unpacking_does_not_look_finished() {
         let dir = tempfile::tempdir().unwrap();
         let paths = paths_in(dir.path());
         let good = tarball(dir.path(), "VERSION = 6\n");
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_source_is_refused_and_another_commit_left() {
+    fn an_edited_source_is_refused_and_a_commit_is_reset() {
         let dir = tempfile::tempdir().unwrap();
         let paths = paths_in(dir.path());
         let tarball = tarball(dir.path(), "VERSION = 6\n");

@@ -1,5 +1,5 @@
-//! Running other programs: output into a log file, a time limit, an end with the lab's own,
-//! and errors that name the program and show the end of its log.
+//! Runs other programs: with their output in a log file and a time limit. They end with the
+//! lab. Errors name the program and show the end of its log.
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 /// How many lines of a log an error shows.
 const TAIL_LINES: usize = 15;
 
-/// What became of a program with a time limit.
+/// How a program with a time limit ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
     Exited(ExitStatus),
     TimedOut,
 }
 
-/// Whether a program of this name is in one of `PATH`'s folders.
+/// Whether a program of this name is in a folder of `PATH`, or in `/usr/sbin` or `/sbin`.
 pub(crate) fn on_path(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| {
         std::env::split_paths(&path)
@@ -43,7 +43,7 @@ pub(crate) fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
-/// A line that says what is going on: moving on a terminal, plain in a pipe.
+/// Says what is going on: a spinner on a terminal, a plain line elsewhere.
 pub(crate) fn announce(what: &str) -> Option<ProgressBar> {
     if !std::io::stderr().is_terminal() {
         eprintln!("lab: {what}");
@@ -58,15 +58,15 @@ pub(crate) fn announce(what: &str) -> Option<ProgressBar> {
     Some(bar)
 }
 
-/// How long a step may take that is not said to take longer: a hundred times what it does.
+/// How long a step may take by default: a hundred times as long as it does.
 const STEP: Duration = Duration::from_secs(20 * 60);
 
-/// Starts a program in a group of its own, in which all that it starts can be ended with it.
-/// It is asked to end when the lab does, however that ends: nothing else would tell it.
+/// Starts a program in a process group of its own, so that the programs that it starts can be
+/// killed with it. The kernel sends it SIGTERM when the lab ends, however the lab ends.
 fn start(command: &mut Command) -> Result<Child> {
     command.stdin(Stdio::null()).process_group(0);
-    // SAFETY: between fork and exec only what a signal handler may do is allowed, and this
-    // is one system call.
+    // SAFETY: between fork and exec, only async-signal-safe functions are allowed, and this is
+    // one system call.
     unsafe {
         command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
     }
@@ -75,7 +75,7 @@ fn start(command: &mut Command) -> Result<Child> {
         .with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))
 }
 
-/// Waits for a program; after `limit` kills it and all that it has started.
+/// Waits for a program. After `limit` it kills the program and all that it has started.
 fn wait(child: &mut Child, limit: Duration) -> Result<Ended> {
     let started = Instant::now();
     // Ends: the child exits, or the limit passes.
@@ -84,7 +84,7 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Ended> {
             return Ok(Ended::Exited(status));
         }
         if started.elapsed() > limit {
-            // They may have ended in between, which is fine.
+            // This fails if they have ended in between, which is fine.
             let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
             child.wait().context("cannot wait")?;
             return Ok(Ended::TimedOut);
@@ -97,7 +97,7 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Ended> {
     }
 }
 
-/// Runs a step to its end with its output in `log`.
+/// Runs a program to its end with its output in `log`.
 ///
 /// # Errors
 /// If it cannot be started, fails, or does not end; the error shows the end of the log.
@@ -105,7 +105,7 @@ pub(crate) fn run(what: &str, command: &mut Command, log: &Path) -> Result<()> {
     run_for(what, command, log, STEP)
 }
 
-/// The same for a step that may take so long.
+/// The same, with a time limit of the caller's.
 ///
 /// # Errors
 /// As `run`.
@@ -177,11 +177,11 @@ pub(crate) fn capture(command: &mut Command, limit: Duration) -> Result<Output> 
     }
 }
 
-/// Reads a pipe to its end beside the one who waits, so that its writer is never held up.
+/// Reads a pipe to its end in a thread of its own, so that its writer never blocks.
 fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until an error is still what was written.
+        // After an error, the bytes read so far are still output of the program.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         bytes
     })
@@ -196,12 +196,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_looked_for_on_the_path() {
+    fn programs_are_found_on_the_path() {
         assert!(on_path("sh"));
         assert!(!on_path("no-such-program"));
     }
 
-    /// Long enough for a shell to begin, on a machine that does other things, too.
+    /// Long enough for a shell to start, also on a busy machine.
     const SOON: Duration = Duration::from_secs(5);
 
     #[test]
@@ -224,26 +224,25 @@ mod tests {
     }
 
     #[test]
-    fn much_output_holds_nobody_up() {
+    fn much_output_does_not_block_the_program() {
         let mut command = Command::new("sh");
         command.args(["-c", "seq 100000; seq 100000 >&2"]);
         assert_eq!(output(&mut command).unwrap().lines().count(), 100_000);
     }
 
-    /// Whether a process has ended, or does soon: nothing but this keeps it from sleeping for a
-    /// minute.
+    /// Whether a process has ended, or ends soon. If it was not killed, it sleeps for a minute.
     fn is_gone(pid: &str) -> bool {
         let state = || fs::read_to_string(format!("/proc/{pid}/stat"));
         (0..2000).any(|_| {
             thread::sleep(Duration::from_millis(10));
-            // Nobody may be there to wait for one that has ended.
+            // It is a zombie if its parent has not waited for it.
             state().map_or(true, |stat| stat.contains(") Z "))
         })
     }
 
-    /// The whole of a lab that is killed: a test is run by itself in another process.
+    /// Stands for a lab that is killed: this test runs itself in another process.
     #[test]
-    fn what_runs_ends_with_the_lab() {
+    fn programs_end_with_the_lab() {
         const ROLE: &str = "PINFOLD_LAB_TEST_LOG";
         if let Some(log) = std::env::var_os(ROLE) {
             let mut command = Command::new("sh");
@@ -254,7 +253,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let mut lab = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "proc::tests::what_runs_ends_with_the_lab"])
+            .args(["--exact", "proc::tests::programs_end_with_the_lab"])
             .env(ROLE, &log)
             .stdout(Stdio::null())
             .spawn()

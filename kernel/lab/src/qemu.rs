@@ -1,5 +1,5 @@
-//! Booting a kernel: which accelerator really works here, the time limit, and
-//! what a boot that went wrong has to say.
+//! Boots a kernel: finds out which accelerator works here, keeps a time limit, and explains a
+//! boot that went wrong.
 
 use crate::guest;
 use crate::paths::Paths;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// How instructions are executed, and so what a figure from the guest means.
+/// How QEMU executes instructions. It decides what a figure from the guest means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accel {
     /// Real cores: times are times.
@@ -35,10 +35,11 @@ impl Accel {
     fn args(self) -> &'static [&'static str] {
         match self {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host", "-smp", "2"],
-            // No LA57: while a kernel identifies its boot CPU it forgets the feature for a
-            // moment, and KASAN takes an interrupt's memory for no memory then. And
-            // q35, because its table of interrupts is none that a method has to build: ACPI gives
-            // a method 30 seconds, which a guest on a busy host may need.
+            // Without LA57: while the kernel identifies its boot CPU, the feature is cleared for
+            // a moment. KASAN computes the address of its shadow memory from it, and reports a
+            // wild access in an interrupt that comes then.
+            // With q35: its interrupt table needs no ACPI method. Linux gives a method 30
+            // seconds, and on a busy host the guest may need longer.
             Accel::Tcg => &[
                 "-machine",
                 "q35",
@@ -63,8 +64,8 @@ impl Accel {
     }
 }
 
-/// The longest that RCU offers, in seconds: a guest that the host stops for a minute comes
-/// back to a grace period that is a minute old, and has done nothing wrong.
+/// The longest timeout that RCU offers, in seconds. If the host stops the guest for a minute, a
+/// grace period takes a minute, and that is no fault of the kernel.
 const STALL: &str = "rcupdate.rcu_cpu_stall_timeout=300";
 
 /// One boot: what to boot, and what to run in it.
@@ -78,11 +79,11 @@ pub(crate) struct Boot<'a> {
     pub(crate) accel: Accel,
     pub(crate) limit: Duration,
     pub(crate) mem_mib: u32,
-    /// More arguments for the emulator, which win over those before them.
+    /// More arguments for QEMU. They override those before them.
     pub(crate) args: &'a [&'a str],
 }
 
-/// What a guest left: its programs' output, their exit status, the kernel's log.
+/// What a boot left: the output of the command, its exit status, and the kernel's log.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) output: String,
@@ -90,18 +91,20 @@ pub(crate) struct Outcome {
     pub(crate) console: String,
 }
 
-/// A boot as it went, before anybody has judged it.
+/// What a boot left, with its failures still in it: for callers that decide themselves which
+/// failures count.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) console: String,
     pub(crate) output: String,
-    /// What the kernel complained of, races that do not concern the series left out.
+    /// The kernel's splats, without the races that are not about a page's count.
     pub(crate) splats: Vec<Splat>,
-    /// The command's status, or why it has none.
+    /// The command's exit status, or why it has none.
     pub(crate) end: Result<i32>,
 }
 
-/// Takes the last line, `lab: exit N`, off a guest's output; without it there is no status.
+/// Splits a guest's output into the command's output and the exit status, which is the last
+/// line, `lab: exit N`. Without that line there is no status.
 fn parse_output(text: &str) -> (String, Option<i32>) {
     let text = text.replace('\r', "");
     let split = text.rsplit_once("lab: exit ");
@@ -112,16 +115,17 @@ fn parse_output(text: &str) -> (String, Option<i32>) {
     }
 }
 
-/// Boots once, to the end of the command.
+/// Boots once, to the end of the command. A command that fails is not an error: its status is in
+/// the outcome.
 ///
 /// # Errors
-/// A boot that does not come to its end, and every splat in the kernel's log,
-/// with the lines that matter. The command's own failure is in the outcome.
+/// If the boot does not come to its end, or there is a splat in the kernel's log. The error
+/// shows the lines that matter.
 pub(crate) fn boot(paths: &Paths, boot: &Boot) -> Result<Outcome> {
     let ran = run(paths, boot)?;
     if let Some(first) = ran.splats.first() {
         bail!(
-            "{}: the kernel complained {} time(s), first ({}):\n{}\n(all of it: {})",
+            "{}: the kernel's log has {} splat(s), the first ({}):\n{}\n(the whole log: {})",
             boot.name,
             ran.splats.len(),
             first.kind,
@@ -132,20 +136,20 @@ pub(crate) fn boot(paths: &Paths, boot: &Boot) -> Result<Outcome> {
     Ok(Outcome { output: ran.output, status: ran.end?, console: ran.console })
 }
 
-/// Where the kernel's log of a boot is kept.
+/// The file with the kernel's log of a boot.
 pub(crate) fn console(paths: &Paths, boot: &Boot) -> PathBuf {
     paths.log(&format!("console-{}", boot.name))
 }
 
-/// Boots once, and leaves it to the caller what a splat or a hang means.
+/// Boots once. The caller decides what a splat or a hang means.
 ///
 /// # Errors
-/// If the guest cannot be packed or the emulator not be started.
+/// If the guest cannot be packed, or QEMU cannot be started.
 pub(crate) fn run(paths: &Paths, boot: &Boot) -> Result<Ran> {
     let ran = once(paths, boot)?;
-    // QEMU 7.2's multi-threaded emulator lets a CPU run into the breakpoint of code
-    // that is being patched after it is gone: kernel/docs/runs.md. It happens to any
-    // kernel, once in many boots; twice in two is something else.
+    // A fault of QEMU 7.2's multi-threaded emulation: a CPU may execute a breakpoint of code
+    // patching after the kernel has removed it (kernel/docs/runs.md). It happens to any kernel,
+    // once in many boots. If it happens twice in a row, it is another fault.
     if boot.accel == Accel::Tcg && is_int3_alone(&ran.splats) {
         println!("{}: int3 under multi-threaded emulation; booting once more", boot.name);
         return once(paths, boot);
@@ -153,7 +157,7 @@ pub(crate) fn run(paths: &Paths, boot: &Boot) -> Result<Ran> {
     Ok(ran)
 }
 
-/// Whether nothing else is complained of than that breakpoint, and that it was the end.
+/// Whether all splats are of that breakpoint and of the panic that follows it.
 fn is_int3_alone(splats: &[Splat]) -> bool {
     splats.first().is_some_and(|s| s.kind == splat::INT3)
         && splats.iter().all(|s| s.kind == splat::INT3 || s.kind == splat::PANIC)
@@ -188,7 +192,7 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
     let what = format!("{} under {}", boot.name, boot.accel.name());
     let ended = proc::run_limited(&what, &mut qemu, &log, boot.limit)?;
     let text = read(&console);
-    let (splats, elsewhere) = race::judge(splat::find(&text));
+    let (splats, elsewhere) = race::classify(splat::find(&text));
     if elsewhere > 0 {
         println!("{}: KCSAN reports {elsewhere} race(s), none about a page's count", boot.name);
     }
@@ -197,12 +201,12 @@ fn once(paths: &Paths, boot: &Boot) -> Result<Ran> {
     Ok(Ran { console: text, output, splats, end })
 }
 
-/// What a file holds; of one that is not there, nothing.
+/// The content of a file, or an empty text if it is not there.
 fn read(path: &Path) -> String {
     fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
 }
 
-/// How the command ended, if the boot came to its own end and the kernel's log is whole.
+/// The command's exit status, if the boot came to its end and the kernel's log is complete.
 fn end(
     boot: &Boot,
     ended: &Ended,
@@ -236,7 +240,7 @@ fn end(
     Ok(status)
 }
 
-/// What a log lacks in which nothing may be missed.
+/// Why a kernel's log is incomplete, if it is: then a splat may be missing from it.
 fn incomplete(console: &str) -> Option<&'static str> {
     let is = |line: Option<&str>, words| line.is_some_and(|l| l.contains(words));
     let mut lines = console.lines().filter(|l| !l.trim().is_empty());
@@ -249,7 +253,7 @@ fn incomplete(console: &str) -> Option<&'static str> {
     console.contains("printk messages dropped").then_some("has lost messages")
 }
 
-/// What to boot tests with: KVM where it works, emulation where not.
+/// The accelerator for tests: KVM where it works, emulation elsewhere.
 ///
 /// # Errors
 /// Those of [`kvm_works`].
@@ -257,12 +261,12 @@ pub(crate) fn accel(paths: &Paths, image: &Path, root: &Path) -> Result<Accel> {
     Ok(if kvm_works(paths, image, root)? { Accel::Kvm } else { Accel::Tcg })
 }
 
-/// Whether KVM boots this kernel here. The device file says nothing: a host may
-/// offer a variant that starts no stock kernel. Asked once for each host kernel and
-/// emulator.
+/// Whether KVM boots this kernel here. That the device file exists does not show it: a host may
+/// have a variant of KVM that boots no stock kernel. So a kernel is booted, once for each host
+/// kernel and QEMU.
 ///
 /// # Errors
-/// If the answer cannot be kept.
+/// If the result cannot be kept.
 pub(crate) fn kvm_works(paths: &Paths, image: &Path, root: &Path) -> Result<bool> {
     if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(false);
@@ -291,21 +295,19 @@ pub(crate) fn kvm_works(paths: &Paths, image: &Path, root: &Path) -> Result<bool
         },
     )?;
     let Some(works) = kvm_answer(&ran) else {
-        eprintln!(
-            "lab: KVM starts this kernel and does not bring it to its end; asked again next time"
-        );
+        eprintln!("lab: KVM starts this kernel, but the boot fails; the next run tries again");
         return Ok(false);
     };
     let answer = if works { WORKS } else { "boots nothing" };
-    fs::write(&path, format!("{asked}{answer}\n")).context("cannot keep what KVM does")?;
+    fs::write(&path, format!("{asked}{answer}\n")).context("cannot record whether KVM works")?;
     eprintln!("lab: KVM {answer} here");
     Ok(works)
 }
 
 const WORKS: &str = "works";
 
-/// What a boot says about KVM. A kernel that began to speak and then complained or
-/// stopped may itself be at fault; one that never said a word was never run.
+/// What a boot shows about KVM. If the kernel wrote to its log and then failed, the kernel may be
+/// at fault, and there is no answer. If it wrote nothing, KVM never ran it.
 fn kvm_answer(ran: &Ran) -> Option<bool> {
     match &ran.end {
         Ok(_) if ran.splats.is_empty() => Some(true),
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_log_says_that_all_is_well() {
+    fn only_a_complete_log_counts_as_success() {
         assert_eq!(boot_end(&exited(0), WHOLE, Some(3)).unwrap(), 3);
         let error = |console: &str| boot_end(&exited(0), console, Some(0)).unwrap_err().to_string();
         assert!(error("").contains("does not begin"));
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn int3_with_other_complaints_is_no_reason_to_boot_again() {
+    fn int3_with_other_splats_is_no_reason_to_boot_again() {
         let alone = |log: &str| is_int3_alone(&splat::find(log));
         let int3 = "Oops: int3: 0000 [#1] SMP\nRIP: 0010:f+0xad/0x180\n </TASK>\n";
         assert!(alone(int3));
@@ -379,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernels_own_fault_is_no_answer_about_kvm() {
+    fn a_fault_of_the_kernel_shows_nothing_about_kvm() {
         let ran = |console: &str, end| Ran {
             console: console.to_string(),
             output: String::new(),

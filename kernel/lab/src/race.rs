@@ -1,10 +1,11 @@
-//! Which of KCSAN's reports fail a run: those about a page's count. All other races
-//! were there before the series. That such a report would be seen, `race_proof.rs` shows.
+//! Tells which of KCSAN's reports fail a run: those about a page's count. All other races were
+//! there before the series. `race_proof.rs` shows that a report about a count would be seen.
 
 use crate::splat::{KCSAN, Splat};
 use std::ops::RangeInclusive;
 
-/// Where x86-64 has its array of struct pages: with four levels of page tables, and five.
+/// The addresses of the array of struct pages on x86-64, with four and with five levels of page
+/// tables.
 const ARRAYS: [RangeInclusive<u64>; 2] =
     [0xffff_ea00_0000_0000..=0xffff_eaff_ffff_ffff, 0xffd4_0000_0000_0000..=0xffd5_ffff_ffff_ffff];
 
@@ -12,7 +13,7 @@ const ARRAYS: [RangeInclusive<u64>; 2] =
 const COUNT_OFFSET: u64 = 0x34;
 const PAGE_STRUCT_BYTES: u64 = 64;
 
-/// Where an access begins, and its length: `write to 0xADDRESS of N bytes by ...`.
+/// The address and the length of an access: `write to 0xADDRESS of N bytes by ...`.
 fn access(line: &str) -> Option<(u64, u64)> {
     let (_, rest) = line.split_once(" to 0x")?;
     let (address, rest) = rest.split_once(" of ")?;
@@ -28,8 +29,8 @@ fn covers_count((address, bytes): (u64, u64)) -> bool {
         && (to_count < bytes || to_count > PAGE_STRUCT_BYTES - 4)
 }
 
-/// Whether a KCSAN report is about a page's count: both accesses touch one. An access
-/// that cannot be read counts as one that does.
+/// Whether a KCSAN report is about a page's count: both accesses touch one. An access that
+/// cannot be parsed counts as touching one.
 fn is_about_count(splat: &Splat) -> bool {
     splat
         .lines
@@ -38,9 +39,8 @@ fn is_about_count(splat: &Splat) -> bool {
         .all(|line| access(line).is_none_or(covers_count))
 }
 
-/// Splits complaints into those that fail a run and the number of data races
-/// that KCSAN has found elsewhere.
-pub(crate) fn judge(splats: Vec<Splat>) -> (Vec<Splat>, usize) {
+/// The splats that fail a run, and how many data races KCSAN has found elsewhere.
+pub(crate) fn classify(splats: Vec<Splat>) -> (Vec<Splat>, usize) {
     let all = splats.len();
     let serious: Vec<_> =
         splats.into_iter().filter(|s| s.kind != KCSAN || is_about_count(s)).collect();
@@ -61,7 +61,7 @@ mod tests {
             for access in accesses {
                 let _ = write!(log, "\n{access} by task 1 on cpu 0:\n f+0x1/0x2\n");
             }
-            judge(splat::find(&log)).0.len()
+            classify(splat::find(&log)).0.len()
         };
         let race = |access: &str| races(&[access]);
         for array in ["ffffea0001f6d3", "ffd4000001f6d3"].map(|a| format!("to 0x{a}")) {
@@ -81,10 +81,11 @@ mod tests {
         assert_eq!(races(&[&format!("write {all}"), &format!("read {all}")]), 1);
         assert_eq!(race("somewhere"), 1);
         assert_eq!(race("write to 0xhidden of 4 bytes"), 1);
-        assert_eq!(judge(splat::find("WARNING: CPU: 0 PID: 1 at x\n")).0.len(), 1);
+        assert_eq!(classify(splat::find("WARNING: CPU: 0 PID: 1 at x\n")).0.len(), 1);
     }
 
-    /// A page's list, as KCSAN has reported it: `const_folio_flags` reads whether it is a tail.
+    /// A report that KCSAN made of a page's list head, which `const_folio_flags` reads to see
+    /// whether the page is a tail.
     #[test]
     fn a_race_about_a_pages_list_is_elsewhere() {
         let log = "BUG: KCSAN: data-race in const_folio_flags / lru_activate\n\n\
@@ -93,6 +94,6 @@ mod tests {
                    read to 0xffffea00012158c8 of 8 bytes by task 90 on cpu 1:\n \
                    const_folio_flags+0x15/0x80\n\n\
                    value changed: 0xffffea00012157c8 -> 0xffffea00012fd788\n";
-        assert_eq!(judge(splat::find(log)), (Vec::new(), 1));
+        assert_eq!(classify(splat::find(log)), (Vec::new(), 1));
     }
 }

@@ -1,4 +1,4 @@
-//! The proof that a race about a page's count would be seen: a module that makes one.
+//! Proves that a race about a page's count would be seen: loads a module that makes one.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -10,13 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The module that makes a race about a count; its name is in the trace of each side.
-const TWIN: &str = "racy_count";
+/// The module that races about a count. Its name is in the traces of both accesses.
+const MODULE: &str = "racy_count";
 
-/// Boots with a module that races about a page's count.
+/// Boots a kernel, and loads a module that races about a page's count.
 ///
 /// # Errors
-/// If that race is not found, or anything else is.
+/// If KCSAN does not report that race, or the kernel reports something else.
 pub(crate) fn prove(paths: &Paths, tree: Tree, image: &Path, accel: Accel) -> Result<()> {
     let name = format!("race-{}", tree.name());
     let ran = qemu::run(
@@ -25,7 +25,7 @@ pub(crate) fn prove(paths: &Paths, tree: Tree, image: &Path, accel: Accel) -> Re
             name: &name,
             image,
             root: &guest::root(paths, &[module(paths, tree)?])?,
-            command: &format!("insmod /lab/{TWIN}.ko"),
+            command: &format!("insmod /lab/{MODULE}.ko"),
             append: "kunit.enable=0",
             accel,
             limit: Duration::from_secs(300),
@@ -33,57 +33,57 @@ pub(crate) fn prove(paths: &Paths, tree: Tree, image: &Path, accel: Accel) -> Re
             args: &[],
         },
     )?;
-    noticed(&ran).with_context(|| name.clone())?;
+    check(&ran).with_context(|| name.clone())?;
     println!("{name} ({}): a race about a page's count is seen", accel.name());
     Ok(())
 }
 
-fn noticed(ran: &Ran) -> Result<()> {
-    let is_twin =
-        |s: &Splat| s.kind == KCSAN && s.lines.iter().any(|l| l.contains(&format!("[{TWIN}]")));
-    if let Some(other) = ran.splats.iter().find(|s| !is_twin(s)) {
-        bail!("another complaint than the race:\n{}", other.shown());
+fn check(ran: &Ran) -> Result<()> {
+    let is_expected =
+        |s: &Splat| s.kind == KCSAN && s.lines.iter().any(|l| l.contains(&format!("[{MODULE}]")));
+    if let Some(other) = ran.splats.iter().find(|s| !is_expected(s)) {
+        bail!("the kernel's log has another splat than the race:\n{}", other.shown());
     }
     match &ran.end {
         Err(error) => bail!("{error:#}"),
         Ok(status) if *status != 0 => bail!("failed with status {status}:\n{}", ran.output),
         Ok(_) if ran.splats.is_empty() => {
-            bail!("a page's count was changed by plain stores, and no race about it was seen")
+            bail!("a module changed a page's count by plain stores, and KCSAN reported no race")
         }
         Ok(_) => Ok(()),
     }
 }
 
-/// Builds the module for a kernel that is built.
+/// Builds the module for a kernel that was built before.
 fn module(paths: &Paths, tree: Tree) -> Result<PathBuf> {
     let dir = paths.objects(tree, Config::Kcsan).join("lab-module");
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let source = paths.kernel.join("guest").join(format!("{TWIN}.c"));
-    fs::copy(&source, dir.join(format!("{TWIN}.c")))
+    let source = paths.kernel.join("guest").join(format!("{MODULE}.c"));
+    fs::copy(&source, dir.join(format!("{MODULE}.c")))
         .with_context(|| format!("cannot copy {}", source.display()))?;
-    fs::write(dir.join("Kbuild"), format!("obj-m := {TWIN}.o\n"))
+    fs::write(dir.join("Kbuild"), format!("obj-m := {MODULE}.o\n"))
         .with_context(|| format!("cannot write {}", dir.join("Kbuild").display()))?;
-    let log = paths.log(&format!("build-{TWIN}-{}", tree.name()));
+    let log = paths.log(&format!("build-{MODULE}-{}", tree.name()));
     let make = || build::make(paths, tree, Config::Kcsan);
-    // Which symbols the kernel exports is written down by its own `modules` only.
-    proc::run("listing what modules may use", make().arg("modules"), &log)?;
+    // Only the kernel's own `modules` target writes the list of exported symbols.
+    proc::run("listing exported symbols", make().arg("modules"), &log)?;
     let outside = format!("M={}", dir.display());
-    proc::run(&format!("building {TWIN}"), make().args([&outside, "modules"]), &log)?;
-    Ok(dir.join(format!("{TWIN}.ko")))
+    proc::run(&format!("building {MODULE}"), make().args([&outside, "modules"]), &log)?;
+    Ok(dir.join(format!("{MODULE}.ko")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::race::judge;
+    use crate::race::classify;
     use crate::splat;
 
     #[test]
-    fn a_twin_that_is_not_seen_fails() {
+    fn a_race_that_is_not_seen_fails() {
         let ran = |log: &str, status| Ran {
             console: String::new(),
             output: String::new(),
-            splats: judge(splat::find(log)).0,
+            splats: classify(splat::find(log)).0,
             end: Ok(status),
         };
         let race = "BUG: KCSAN: data-race in by_accessors [racy_count] / by_stores [racy_count]\n\n\
@@ -92,12 +92,12 @@ mod tests {
                     write to 0xffffea0000030d34 of 4 bytes by task 63 on cpu 0:\n \
                     by_stores+0x2e/0x60 [racy_count]\n kthread+0x1ac/0x1f0\n\n\
                     value changed: 0x000000c8 -> 0x000000c7\n";
-        noticed(&ran(race, 0)).unwrap();
-        let error = |ran: &Ran| noticed(ran).unwrap_err().to_string();
+        check(&ran(race, 0)).unwrap();
+        let error = |ran: &Ran| check(ran).unwrap_err().to_string();
         assert!(error(&ran("", 0)).contains("no race"));
         assert!(error(&ran(&race.replace("0d34", "0d38"), 0)).contains("no race"));
         assert!(error(&ran(race, 1)).contains("status 1"));
-        assert!(error(&ran(&race.replace("[racy_count]", ""), 0)).contains("another complaint"));
+        assert!(error(&ran(&race.replace("[racy_count]", ""), 0)).contains("another splat"));
         assert!(error(&ran(&format!("{race} </TASK>\nBUG: x\n"), 0)).contains("BUG: x"));
     }
 }

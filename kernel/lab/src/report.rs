@@ -1,5 +1,5 @@
-//! `kernel report`: one Markdown page with plain beside patched, from what the
-//! tests and the counts have left in the cache. It measures nothing itself.
+//! `kernel report` writes a Markdown page that compares plain and patched, from the results that
+//! `kernel test` and `kernel bench` have kept in the cache. It measures nothing itself.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// The instructions around the first locked one that touches `_refcount`.
 ///
 /// # Errors
-/// If there is none.
+/// If no locked instruction touches it.
 fn around_lock(lines: &[String]) -> Result<&[String]> {
     let at = lines
         .iter()
@@ -22,15 +22,15 @@ fn around_lock(lines: &[String]) -> Result<&[String]> {
     Ok(&lines[at.saturating_sub(8)..lines.len().min(at + 4)])
 }
 
-/// Sees that the two kernels are those of the series and the source as they are now.
+/// Checks that the two kernels were built from the series and the source as they are now.
 fn check_kernels(paths: &Paths) -> Result<()> {
     if !series::is_applied(paths)? {
-        bail!("the cache's tree is not of the series as it is now; run `kernel test`");
+        bail!("the patched source tree is older than the series; run `cargo xtask kernel test`");
     }
     for tree in [Tree::Plain, Tree::Series] {
         if !build::is_current(paths, tree, Config::Fast) {
             bail!(
-                "the {} kernel is not built of its source as it is now; run `kernel test`",
+                "the {} kernel is older than its source; run `cargo xtask kernel test`",
                 tree.name()
             );
         }
@@ -38,7 +38,7 @@ fn check_kernels(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// The part of `pinfold bench ref`'s JSON that is shown.
+/// The part of the JSON of `pinfold bench ref` that the page shows.
 #[derive(Deserialize)]
 struct Cores {
     machine: Machine,
@@ -65,11 +65,11 @@ fn on_cores(file: &Path) -> Result<String> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let found: Cores = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not of `pinfold bench ref`", file.display()))?;
+        .with_context(|| format!("{} is not the JSON of `pinfold bench ref`", file.display()))?;
     let mut table = format!(
-        "Get and put of one shared count, operations per second by all threads (`pinfold bench ref`, {}, {} \
-         cores; medians, and the spread of the runs):\n\n| threads | compare-and-swap | frozen bit | ratio |\n\
-         |---:|---:|---:|---:|\n",
+        "Get and put of one shared count, operations per second of all threads together\n\
+         (`pinfold bench ref`, {}, {} cores; medians, and the spread of the runs):\n\n\
+         | threads | compare-and-swap | frozen bit | ratio |\n|---:|---:|---:|---:|\n",
         found.machine.cpu, found.machine.cores
     );
     let mut pairs = 0;
@@ -94,21 +94,26 @@ fn on_cores(file: &Path) -> Result<String> {
 /// Writes the page.
 ///
 /// # Errors
-/// If something was not measured on these two kernels yet, `cores` is not what the benchmark writes, or the page
-/// cannot be written.
+/// If a result is missing or was measured on other kernels, `cores` is not the benchmark's JSON,
+/// or the page cannot be written.
 pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) -> Result<()> {
     check_kernels(paths)?;
-    let counts: Vec<bench::Row> = kept::load(paths, bench::COUNTS, "kernel bench")?;
-    let threads: Option<String> = kept::load(paths, bench::THREADS, "kernel bench")?;
-    let tests: Vec<selftests::Row> = kept::load(paths, selftests::RESULT, "kernel test")?;
+    let bench = "cargo xtask kernel bench";
+    let counts: Vec<bench::Row> = kept::load(paths, bench::COUNTS, bench)?;
+    let threads: Option<String> = kept::load(paths, bench::THREADS, bench)?;
+    let tests: Vec<selftests::Row> =
+        kept::load(paths, selftests::RESULT, "cargo xtask kernel test")?;
     let mut text = format!(
-        "# The series on Linux {}, plain beside patched\n\n{} patches; GCC of the machine; x86-64.\n\n",
+        "# The series on Linux {}, plain beside patched\n\n\
+         {} patches; x86-64; built with the machine's GCC.\n\n",
         prepare::version(&paths.source(Tree::Plain))?,
         series::patches(paths)?.len()
     );
-    text += "## Instructions\n\nCounted by an emulator whose clock advances by one nanosecond for each \
-             instruction (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). These are counts, not times: \
-             of one read, fault, or page of gup_test; of one fork for `fork-2048-pages`.\n\n\
+    text += "## Instructions\n\n\
+             Counted by an emulator whose clock advances by one nanosecond for each instruction\n\
+             (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure is the number of\n\
+             instructions, not a time, of one read, one fault, one page of gup_test, or one fork\n\
+             (`fork-2048-pages`).\n\n\
              | case | plain | patched | difference |\n|---|---:|---:|---:|\n";
     for row in &counts {
         let _ = writeln!(
@@ -120,30 +125,30 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
             row.percent()
         );
     }
-    text += "\n## The speculative get\n\n`filemap_get_entry()`, around the reference it takes:\n";
+    text += "\n## The speculative get\n\n\
+             The instructions of `filemap_get_entry()` around the one that takes the reference:\n";
     for tree in [Tree::Plain, Tree::Series] {
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
         let lines = build::disassemble(&vmlinux, "filemap_get_entry")?;
         let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
         let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
     }
-    text += "\n## The two sequences on real cores\n\n";
+    text += "\n## Both instruction sequences on real cores\n\n";
     match cores {
         Some(file) => text += &on_cores(file)?,
         None => {
-            text += "Not measured for this page: `pinfold bench ref --only cas,frozen32` compares exactly \
-                     these two on a machine's own cores.\n";
+            text += "Not measured for this page. `pinfold bench ref --only cas,frozen32` compares the\n\
+                     two on the machine's own cores.\n";
         }
     }
     if let Some(table) = threads {
         let _ = write!(
             text,
-            "\n## Threads and processes, KVM\n\nReads of 64 bytes per second of one file on tmpfs; medians \
-             of five boots, the least and the most.\n\n{table}"
+            "\n## Threads and processes, under KVM\n\nReads of 64 bytes per second of one file on \
+             tmpfs: the median of five boots, and the least and the most.\n\n{table}"
         );
     } else {
-        text +=
-            "\nKVM starts no stock kernel here, so there is no table of threads from the guest.\n";
+        text += "\nKVM boots no stock kernel here, so there is no table of threads in the guest.\n";
     }
     let _ = write!(
         text,
@@ -186,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_is_in_the_middle() {
+    fn the_locked_instruction_is_in_the_middle() {
         let mut lines: Vec<_> = (0..20).map(|i| format!("insn {i}")).collect();
         lines[12] = "lock addl $0x1,0x34(%rdi)".into();
         let shown = around_lock(&lines).unwrap();

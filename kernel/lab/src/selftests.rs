@@ -1,5 +1,6 @@
-//! The kernel's own mm selftests, from the same source, and one of ours, on plain and
-//! patched: each has to end on both as it is known to, which is by passing but for a few.
+//! Runs the kernel's own mm selftests, from the same source, and one of the lab's, on the plain
+//! and on the patched kernel. Each test must have its known result on both. For most that is to
+//! pass.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 type Test = (&'static str, &'static str, &'static str);
 
-/// What is run: a name for the table, the program, its arguments. Programs that
-/// need two NUMA nodes, or minutes under emulation, are not in it.
+/// The tests: a name for the table, the program, its arguments. Programs that need two NUMA
+/// nodes, or minutes under emulation, are left out.
 const TESTS: &[Test] = &[
     ("compaction_test", "compaction_test", ""),
     ("cow", "cow", ""),
@@ -88,30 +89,30 @@ const TESTS: &[Test] = &[
     ("uffd_unregister", "uffd_unregister", ""),
 ];
 
-/// Huge pages of 2 MiB that a test finds.
+/// How many huge pages of 2 MiB a test finds in the pool.
 const POOL: u32 = 160;
 
-/// Tests that skip themselves unless there is one huge page to fight for.
+/// Tests that skip themselves unless the pool has exactly one huge page.
 const SINGLE_PAGE: &[&str] = &["hugetlb_madv_vs_map", "hugetlb_fault_after_madv"];
 
-/// Tests that do not pass on both kernels, and how they end on plain and on patched.
+/// Tests that do not pass on both kernels, with their known results on plain and on patched.
 const KNOWN: &[(&str, &str, &str)] = &[
     ("hugetlb-read-hwpoison", "fail (135)", "fail (135)"),
-    // What the series mends, and so the proof that the test can fail.
+    // The series fixes this bug, so the plain kernel shows that the test can fail.
     ("uffd_unregister", "fail (1)", "pass"),
-    // The same by chance: "UFFDIO_COPY error: -2" in its events.
+    // The same bug, which it meets only by chance: "UFFDIO_COPY error: -2" in its events.
     ("uffd-unit-tests", ANY, "pass"),
 ];
 
-/// However it ends, if it has run.
+/// Any result of a test that has run.
 const ANY: &str = "any";
 
-/// What the table is kept as.
+/// The name under which the table is kept.
 pub(crate) const RESULT: &str = "selftests";
 
-/// Seconds that a test has.
+/// The time limit of a test, in seconds.
 const LIMIT_S: u32 = 180;
-/// Between the results of a test that was run again.
+/// What separates the results of a test that was run again.
 const THEN: &str = ", then ";
 
 /// One test's result on both kernels.
@@ -122,8 +123,8 @@ pub(crate) struct Row {
     pub(crate) series: String,
 }
 
-/// An exit status in kselftest's terms.
-fn word(status: &str) -> String {
+/// The result that an exit status means, in kselftest's terms.
+fn result(status: &str) -> String {
     match status {
         "0" => "pass".to_string(),
         "4" => "skip".to_string(),
@@ -133,27 +134,27 @@ fn word(status: &str) -> String {
     }
 }
 
-/// Of a test that was run again, the second result.
+/// The last result of a test, which may have been run again.
 fn last(cell: &str) -> &str {
     cell.rsplit(THEN).next().unwrap_or(cell)
 }
 
-/// What is wrong with a test's results; the last run counts.
-fn wrong(row: &Row) -> Option<String> {
+/// Says how a test's results differ from the known ones, if they do. The last run counts.
+fn unexpected(row: &Row) -> Option<String> {
     let (plain, series) =
         KNOWN.iter().find(|k| k.0 == row.test).map_or(("pass", "pass"), |k| (k.1, k.2));
-    let is_wrong = |cell: &str, known: &str| {
+    let differs = |cell: &str, known: &str| {
         let last = last(cell);
         let ran = last != NO_RESULT && !last.starts_with("did not run");
         !ran || (last != known && known != ANY)
     };
-    (is_wrong(&row.plain, plain) || is_wrong(&row.series, series))
+    (differs(&row.plain, plain) || differs(&row.series, series))
         .then(|| format!("{}: {} on plain, {} on patched", row.test, row.plain, row.series))
 }
 
 const NO_RESULT: &str = "no result";
 
-/// One row for each test, whether or not the guests have told of it.
+/// One row for each test, also for those of which the guests have printed no result.
 fn table(tests: &[Test], plain: &[(String, String)], series: &[(String, String)]) -> Vec<Row> {
     let of = |results: &[(String, String)], test: &str| {
         results.iter().find(|r| r.0 == test).map_or(NO_RESULT, |r| r.1.as_str()).to_string()
@@ -168,10 +169,10 @@ fn table(tests: &[Test], plain: &[(String, String)], series: &[(String, String)]
         .collect()
 }
 
-/// Compiles all of them statically.
+/// Compiles all tests statically.
 ///
 /// # Errors
-/// Those that do not compile, by name.
+/// If some do not compile. The error names them.
 fn compile(paths: &Paths) -> Result<Vec<PathBuf>> {
     let headers = build::headers(paths)?;
     let source = paths.source(Tree::Plain).join("tools/testing/selftests");
@@ -193,7 +194,7 @@ fn compile(paths: &Paths) -> Result<Vec<PathBuf>> {
     Ok(programs.into_iter().map(|program| target.join(program)).collect())
 }
 
-/// Compiles one.
+/// Compiles one test.
 fn compile_one(
     paths: &Paths,
     source: &Path,
@@ -210,19 +211,20 @@ fn compile_one(
         .arg(paths.source(Tree::Plain))
         .arg("-I")
         .arg(paths.source(Tree::Plain).join("tools/include/uapi"))
-        // The Makefile's probe for liburing writes this; ours says: not there.
+        // The Makefile's probe for liburing writes local_config.h; an empty one means that there
+        // is no liburing.
         .arg("-I")
         .arg(paths.guest("selftests"))
         .arg("-isystem")
         .arg(headers)
         .arg("-o")
         .arg(binary)
-        // Named from their own folder: some make files beside what __FILE__ says.
+        // Compiled in their own folder, without a path: some make files beside __FILE__.
         .arg(format!("{program}.c"))
         .args(["vm_util.c", "thp_settings.c"])
         .current_dir(&mm);
     if program == "khugepaged" {
-        // It uses a constant of this header and does not include it.
+        // It uses a constant of this header, but does not include it.
         gcc.arg("-include").arg(source.join("kselftest.h"));
     }
     if program.starts_with("uffd-") {
@@ -236,7 +238,7 @@ fn compile_one(
     cc::compile(program, &prepare::unpacked(paths)?, &mut gcc, binary, &log)
 }
 
-/// Compiles `gup_test` alone, which the counts use, too.
+/// Compiles `gup_test` alone, which `kernel bench` uses, too.
 ///
 /// # Errors
 /// If it does not compile.
@@ -249,7 +251,7 @@ pub(crate) fn gup_test(paths: &Paths) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// The guest's script: each test with a limit, its status on a line of its own.
+/// The guest's script. It runs each test with a time limit, and prints its status on a line.
 fn script(tests: &[Test]) -> String {
     let mut text = String::from(
         "pool() { [ $(cat /proc/sys/vm/nr_hugepages) = $1 ] && return\n\
@@ -274,11 +276,11 @@ fn script(tests: &[Test]) -> String {
     text + "true"
 }
 
-/// A test's name and how it ended, from a guest's output.
+/// The tests and their results, from a guest's output.
 fn results(output: &str) -> Vec<(String, String)> {
     let row = |line: &str| {
         let (name, status) = line.strip_prefix("selftest|")?.split_once('|')?;
-        Some((name.to_string(), word(status.trim())))
+        Some((name.to_string(), result(status.trim())))
     };
     output.lines().filter_map(row).collect()
 }
@@ -301,8 +303,8 @@ fn run_on(
             image: &image,
             root: &root,
             command: &script(tests),
-            // Not with hugetlb_free_vmemmap=on: `cow` then hangs the plain 6.12.117
-            // (a split THP's page is freed as hugetlb), which would hide the rest.
+            // Not with hugetlb_free_vmemmap=on: then `cow` hangs the plain 6.12.117 (it frees a
+            // page of a split THP as hugetlb), and the tests after it would not run.
             append: "kunit.enable=0",
             accel,
             limit: Duration::from_secs(2400),
@@ -313,10 +315,10 @@ fn run_on(
     Ok(results(&outcome.output))
 }
 
-/// Runs them on both kernels, keeps the table, and compares.
+/// Runs the tests on both kernels, keeps the table, and compares it with the known results.
 ///
 /// # Errors
-/// A test that does not compile, or ends otherwise than it is known to on one of them.
+/// If a test does not compile, or has another result than the known one on a kernel.
 pub(crate) fn compare(paths: &Paths) -> Result<()> {
     let programs = compile(paths)?;
     let both = |name: &str, tests: &[Test]| -> Result<Vec<Row>> {
@@ -325,11 +327,11 @@ pub(crate) fn compare(paths: &Paths) -> Result<()> {
         Ok(table(tests, &plain, &series))
     };
     let mut rows = both("selftests", TESTS)?;
-    // Some fail by chance on any kernel: `mremap_test` when a mapping lies where it wants to map
-    // by force, and all of them out of time on a busy host. Both runs stand in the table.
+    // Some fail by chance on any kernel: `mremap_test` if another mapping lies at its fixed
+    // address, and any of them by the time limit on a busy host. The table shows both runs.
     for (row, test) in rows.iter_mut().zip(TESTS) {
-        if let Some(wrong) = wrong(row) {
-            println!("{wrong}; run again, by itself");
+        if let Some(unexpected) = unexpected(row) {
+            println!("{unexpected}; running it again, by itself");
             let again = both("selftests-again", &[*test])?.remove(0);
             row.plain = format!("{}{THEN}{}", row.plain, again.plain);
             row.series = format!("{}{THEN}{}", row.series, again.series);
@@ -338,11 +340,11 @@ pub(crate) fn compare(paths: &Paths) -> Result<()> {
     kept::keep(paths, RESULT, &rows)?;
     let passed = rows.iter().filter(|r| last(&r.series) == "pass").count();
     println!("selftests: {passed} of {} pass on patched", rows.len());
-    let bad: Vec<_> = rows.iter().filter_map(wrong).collect();
-    if !bad.is_empty() {
+    let unexpected: Vec<_> = rows.iter().filter_map(unexpected).collect();
+    if !unexpected.is_empty() {
         bail!(
-            "selftests that do not end as they are known to: {}; see {}",
-            bad.join("; "),
+            "selftests with an unexpected result: {}; see {}",
+            unexpected.join("; "),
             paths.log("output-selftests-series").display()
         );
     }
@@ -358,8 +360,8 @@ mod tests {
     }
 
     #[test]
-    fn a_test_ends_as_it_is_known_to() {
-        let fine = |plain: &str, series: &str| wrong(&row("cow", plain, series)).is_none();
+    fn a_test_must_have_its_known_result() {
+        let fine = |plain: &str, series: &str| unexpected(&row("cow", plain, series)).is_none();
         assert!(fine("pass", "pass"));
         assert!(fine("timeout, then pass", "pass, then pass"));
         assert!(fine("pass, then pass", "fail (1), then pass"));
@@ -368,7 +370,7 @@ mod tests {
             assert!(!fine("pass, then pass", &format!("timeout, then {other}")), "{other}");
         }
         for (test, plain, series) in KNOWN {
-            let fine = |plain, series| wrong(&row(test, plain, series)).is_none();
+            let fine = |plain, series| unexpected(&row(test, plain, series)).is_none();
             assert!(fine(plain, series), "{test}");
             assert_eq!(fine("pass", series), *plain == ANY, "{test}");
             for other in ["fail (2)", "no result", "did not run (126)"] {
@@ -390,7 +392,7 @@ mod tests {
         assert_eq!(of("gup_test -u"), "did not run (127)");
         assert_eq!(of("droppable"), "timeout");
         assert_eq!(of("compaction_test"), "no result");
-        let known = rows.iter().filter(|r| wrong(r).is_none()).map(|r| r.test.as_str());
+        let known = rows.iter().filter(|r| unexpected(r).is_none()).map(|r| r.test.as_str());
         assert_eq!(known.collect::<Vec<_>>(), ["cow", "hugetlb-read-hwpoison"]);
     }
 }

@@ -1,5 +1,5 @@
-//! The patches of `kernel/series`: applying them in order with `git am`, and
-//! telling whether the tree in the cache still carries these very patches.
+//! Applies the patches of `kernel/series` in order, by `git am`, and tells whether the patched
+//! tree in the cache has exactly these patches.
 
 use crate::git::{self, BASE_TAG, git};
 use crate::kernels::Tree;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// The patches, in order; the cover letter is not one.
+/// The patches in order, without the cover letter.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -28,8 +28,8 @@ pub(crate) fn patches(paths: &Paths) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The text of all patches: what the tree was made from.
-fn fingerprint(patches: &[PathBuf]) -> Result<String> {
+/// The text of all patches.
+fn all_text(patches: &[PathBuf]) -> Result<String> {
     let mut all = String::new();
     for patch in patches {
         all += &fs::read_to_string(patch)
@@ -38,34 +38,34 @@ fn fingerprint(patches: &[PathBuf]) -> Result<String> {
     Ok(all)
 }
 
-/// Where it is written down what the series' tree carries.
-fn note(paths: &Paths) -> PathBuf {
+/// The file that records what the patched tree was made from.
+fn record_file(paths: &Paths) -> PathBuf {
     paths.cache.join("src/applied")
 }
 
-/// What stands there if it is these patches, as git has applied them.
+/// The record of these patches: the hash of the tree that git made of them, and their text.
 fn applied(tree: &Path, patches: &str) -> Result<String> {
-    Ok(format!("{}\n{patches}", git::content(tree)?))
+    Ok(format!("{}\n{patches}", git::tree_hash(tree)?))
 }
 
-/// Brings the series' tree to base plus all patches; does nothing if it is there.
+/// Applies all patches to Debian's source. If the tree has them, it changes nothing.
 ///
 /// # Errors
-/// The first patch that does not apply, by name, with git's reason; or that the tree was
-/// edited, for edits that are in no patch are nobody's to throw away.
+/// If a patch does not apply; the error names it, with git's reason. If the tree was edited, as
+/// the edits would be lost.
 pub(crate) fn apply(paths: &Paths) -> Result<()> {
     let patches = patches(paths)?;
     let tree = paths.source(Tree::Series);
-    let want = fingerprint(&patches)?;
-    if let Ok(noted) = fs::read_to_string(note(paths))
+    let want = all_text(&patches)?;
+    if let Ok(recorded) = fs::read_to_string(record_file(paths))
         && tree.is_dir()
     {
         git::untouched(&tree)?;
-        if noted == applied(&tree, &want)? {
+        if recorded == applied(&tree, &want)? {
             return Ok(());
         }
-        if noted.ends_with(&format!("\n{want}")) {
-            println!("{}: not at the series' last commit; applying it anew", tree.display());
+        if recorded.ends_with(&format!("\n{want}")) {
+            println!("{}: not at the series' last commit; applying it again", tree.display());
         }
     }
     let before = Times::of(&tree);
@@ -77,35 +77,35 @@ pub(crate) fn apply(paths: &Paths) -> Result<()> {
     record(paths)
 }
 
-/// Notes that the series' tree carries all patches as they are now.
+/// Records that the tree has all patches as they are now.
 ///
 /// # Errors
-/// If a patch cannot be read or the note not be kept.
+/// If a patch cannot be read, or the record cannot be written.
 pub(crate) fn record(paths: &Paths) -> Result<()> {
-    let want = fingerprint(&patches(paths)?)?;
+    let want = all_text(&patches(paths)?)?;
     let text = applied(&paths.source(Tree::Series), &want)?;
-    fs::write(note(paths), text).context("cannot record what was applied")
+    fs::write(record_file(paths), text).context("cannot record which patches were applied")
 }
 
-/// Whether the series' tree is what the patches, as they are now, make of the base.
+/// Whether the tree has all patches as they are now, and nothing else.
 ///
 /// # Errors
 /// As `apply`.
 pub(crate) fn is_applied(paths: &Paths) -> Result<bool> {
     let tree = paths.source(Tree::Series);
-    let Ok(noted) = fs::read_to_string(note(paths)) else {
+    let Ok(recorded) = fs::read_to_string(record_file(paths)) else {
         return Ok(false);
     };
     git::untouched(&tree)?;
-    Ok(noted == applied(&tree, &fingerprint(&patches(paths)?)?)?)
+    Ok(recorded == applied(&tree, &all_text(&patches(paths)?)?)?)
 }
 
-/// What the series' files were before they were taken back to the base and patched
-/// again. Most come out as they went in; with their old times they are not built anew.
+/// The content and the times of the files of the series, before the tree is reset and patched
+/// again. Most files come out the same. With their old times, make does not compile them again.
 pub(crate) struct Times(Vec<(PathBuf, Vec<u8>, SystemTime)>);
 
 impl Times {
-    /// Of the files in which this tree differs from the base; none if it is not there.
+    /// The files in which this tree differs from Debian's source; none if there is no tree.
     pub(crate) fn of(tree: &Path) -> Self {
         let names = git(tree, &["diff", "--name-only", BASE_TAG]).unwrap_or_default();
         let file = |name: &str| {
@@ -116,7 +116,7 @@ impl Times {
         Self(names.lines().filter_map(file).collect())
     }
 
-    /// Gives the files that came out the same their old times back.
+    /// Restores the times of the files that came out the same.
     ///
     /// # Errors
     /// If a time cannot be set.
@@ -130,19 +130,19 @@ impl Times {
                     .with_context(|| format!("cannot set the time of {}", path.display()))?;
             }
         }
-        // Git's own note of the times is old now, which costs it a look at each file.
+        // The times in git's index are out of date now. Without this, git would read each file.
         git(tree, &["update-index", "-q", "--refresh"]).map(drop)
     }
 }
 
-/// The series' tree at the base, without any patch.
+/// Resets the patched tree to Debian's source, without any patch, and returns its path.
 ///
 /// # Errors
 /// If git cannot make the work tree.
 pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
     let tree = paths.source(Tree::Series);
-    // The note goes first, so that a failure half-way is not taken for done.
-    let _ = fs::remove_file(note(paths));
+    // The record is removed first, so that a failure half-way does not look finished.
+    let _ = fs::remove_file(record_file(paths));
     if tree.is_dir() {
         git::reset(&tree, BASE_TAG)?;
     } else {
@@ -155,10 +155,10 @@ pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// Applies one patch on top of what is there.
+/// Applies one patch to a tree.
 ///
 /// # Errors
-/// If it does not apply; the tree is left as it was before.
+/// If it does not apply. Then the tree is as it was before.
 pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
     let file = patch.to_string_lossy();
     if let Err(error) = git(tree, &["am", "-q", "--keep-cr", &file]) {
@@ -171,11 +171,11 @@ pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `checkpatch.pl --strict` over every patch. Its question about MAINTAINERS is
-/// left out: `mm/` is listed there as a whole.
+/// Runs `checkpatch.pl --strict` on every patch. Its question about MAINTAINERS is switched off:
+/// `mm/` is listed there as a whole.
 ///
 /// # Errors
-/// What it finds, patch by patch.
+/// If it finds something in a patch. The error has its output.
 pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
     let patches = patches(paths)?;
     let script = paths.source(Tree::Plain).join("scripts/checkpatch.pl");
@@ -184,10 +184,10 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
         perl.arg(&script)
             .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
             .arg(patch)
-            // It may leave a file where it works.
+            // It may leave a file in its working folder.
             .current_dir(paths.cache.join("log"));
         git::without_variables(&mut perl);
-        // Without a repository it takes every long number for a commit.
+        // Without a repository, it takes every long number for the hash of a commit.
         perl.env("GIT_DIR", paths.source(Tree::Plain).join(".git"));
         let out = proc::capture(&mut perl, Duration::from_secs(2 * 60))?;
         let [text, complaint] = [out.stdout, out.stderr]
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_patches_make_is_the_series() {
+    fn only_a_tree_made_by_the_patches_is_the_series() {
         let (_dir, paths, file) = cache();
         let tree = paths.source(Tree::Series);
         assert!(!is_applied(&paths).unwrap());
@@ -301,10 +301,10 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_killed_half_way_is_in_nobodys_way() {
+    fn the_leftovers_of_a_killed_run_are_removed() {
         let (_dir, paths, file) = cache();
         let tree = paths.source(Tree::Series);
-        // A new file of a patch that was being applied: `am` would not write over it.
+        // A new file of a patch that was being applied: `git am` would not overwrite it.
         let patch = PATCH.replace("diff --git a/a b/a", "diff --git a/b b/b\nnew file mode 100644\n--- /dev/null\n+++ b/b\n@@ -0,0 +1 @@\n+new\ndiff --git a/a b/a");
         fs::write(paths.kernel.join("series/0001-change.patch"), patch).unwrap();
         checkout(&paths).unwrap();

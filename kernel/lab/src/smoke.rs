@@ -1,4 +1,4 @@
-//! Booting a kernel once to see that it is sound: its `KUnit` tests, and reading its file systems.
+//! Boots a kernel once to check that it works: its `KUnit` tests, and reads of its file systems.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail};
 use std::fs;
 use std::time::Duration;
 
-/// The `KUnit` results in a kernel's log, of the suite whose source is `suite`: each of
-/// its cases has to pass.
+/// Checks the results of a `KUnit` suite in a kernel's log: each case of its source, `suite`,
+/// must have passed. Returns the summary.
 fn kunit(console: &str, suite: &str) -> Result<String> {
     let name = suite
         .lines()
         .find_map(|l| l.trim().strip_prefix(".name = \"")?.split('"').next())
-        .context("a KUnit suite without a name")?;
+        .context("a KUnit suite's source has no name")?;
     let line = console
         .lines()
         .find(|l| l.contains(&format!("# {name}: pass:")))
@@ -27,34 +27,35 @@ fn kunit(console: &str, suite: &str) -> Result<String> {
     let cases = suite.lines().filter(|l| l.trim_start().starts_with("KUNIT_CASE")).count();
     let wanted = format!("{name}: pass:{cases} fail:0 skip:0 total:{cases}");
     if !failed.is_empty() || cases == 0 || !line.ends_with(&wanted) {
-        bail!("KUnit: {line}, of {cases} cases\n{failed}");
+        bail!("KUnit: {line}, and its source has {cases} cases\n{failed}");
     }
     Ok(wanted)
 }
 
-/// Readers of tmpfs, and of ext4 where there is a disk.
+/// Reads of tmpfs, and of ext4 if there is a disk.
 const READ: &str = "set -e
 for f in /tmp/x /mnt/x; do
 pread_bench -t 2 -s 0.3 $f; pread_bench -p 2 -s 0.3 $f
 done";
 
-/// Without ACPI a kernel finds the CPUs that the firmware's MP table has: one a socket.
-/// The others stay with one socket, across which it would not trust the TSC.
+/// For the tiny kernel: without ACPI it finds the CPUs by the firmware's MP table, which has one
+/// for each socket. Kernels with ACPI keep one socket, because they do not trust the TSC across
+/// sockets.
 const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
 
-/// Boots once to see that the kernel is sound: `KUnit` runs, and its file systems
-/// are read by two threads and two processes.
+/// Boots once to check that the kernel works: the `KUnit` tests run, and two threads and then
+/// two processes read its file systems.
 ///
 /// # Errors
-/// A boot that fails, a splat, a failing test, a series without tests.
+/// If the boot fails, there is a splat, a test fails, or the series has no tests.
 pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
     if tree == Tree::Series && !build::has_tests(paths, tree) {
-        bail!("the series lacks KUnit tests, of {:?}", build::tests(paths, tree));
+        bail!("the patched source lacks KUnit tests: {:?}", build::tests(paths, tree));
     }
     smoke_part(paths, tree, config)
 }
 
-/// The same of a part of the series, which may not have the tests yet.
+/// The same for a part of the series, which may not have the tests yet.
 ///
 /// # Errors
 /// The same, but for missing tests.
@@ -81,7 +82,7 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
         },
     )?;
     if outcome.status != 0 {
-        bail!("{name}: reading failed with status {}:\n{}", outcome.status, outcome.output);
+        bail!("{name}: the reads failed with status {}:\n{}", outcome.status, outcome.output);
     }
     let tests = if build::has_tests(paths, tree) {
         let mut passed = Vec::new();
@@ -104,11 +105,11 @@ mod tests {
                          \t.name = \"page_ref\",\n";
 
     #[test]
-    fn kunit_results_are_judged() {
-        let judged = |summary: &str| kunit(&format!("x\n{summary}\nok 1 page_ref\n"), SUITE);
-        let error = |summary: &str| judged(summary).unwrap_err().to_string();
+    fn every_kunit_case_must_pass() {
+        let check = |summary: &str| kunit(&format!("x\n{summary}\nok 1 page_ref\n"), SUITE);
+        let error = |summary: &str| check(summary).unwrap_err().to_string();
         assert_eq!(
-            judged("# page_ref: pass:2 fail:0 skip:0 total:2").unwrap(),
+            check("# page_ref: pass:2 fail:0 skip:0 total:2").unwrap(),
             "page_ref: pass:2 fail:0 skip:0 total:2"
         );
         assert!(
@@ -117,12 +118,12 @@ mod tests {
         );
         assert!(error("# page_ref: pass:1 fail:0 skip:1 total:2").contains("skip:1"));
         assert!(error("# page_ref: pass:0 fail:0 skip:2 total:2").contains("skip:2"));
-        assert!(error("# page_ref: pass:1 fail:0 skip:0 total:1").contains("of 2 cases"));
+        assert!(error("# page_ref: pass:1 fail:0 skip:0 total:1").contains("has 2 cases"));
         assert!(error("nothing").contains("no KUnit"));
     }
 
     #[test]
-    fn no_cases_are_not_passed() {
+    fn a_suite_without_cases_does_not_pass() {
         let none = ".name = \"page_ref\",\n";
         kunit("# page_ref: pass:0 fail:0 skip:0 total:0\n", none).unwrap_err();
     }

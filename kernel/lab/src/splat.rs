@@ -1,7 +1,7 @@
-//! Finds what a kernel's log complains about. Only the log's text is looked at;
-//! whether a boot came to its end is `qemu`'s business.
+//! Finds the splats in a kernel's log: oopses, warnings, and the reports of sanitizers and other
+//! checks. `qemu.rs` checks whether the boot came to its end.
 
-/// How a splat begins, each with what to call it. The first that is in a line counts.
+/// Texts that begin a splat, each with the splat's kind. The first that is in a line counts.
 const MARKS: &[(&str, &str)] = &[
     ("BUG: KASAN", "KASAN"),
     ("BUG: KCSAN", KCSAN),
@@ -24,35 +24,36 @@ const MARKS: &[(&str, &str)] = &[
     ("Kernel panic", PANIC),
 ];
 
-/// The same of what counts at the beginning of a line only: what lockdep says (and
-/// everybody else who has no WARN for it), and what SLUB says of a cache.
+/// The same, for texts that count at the beginning of a line only: the reports of lockdep (and of
+/// others that print them without WARN), and those of SLUB about a cache.
 const OPENINGS: &[(&str, &str)] = &[("WARNING: ", "warning"), ("BUG ", BUG)];
 
 pub(crate) const KCSAN: &str = "KCSAN";
 const BUG: &str = "BUG";
 const OOPS: &str = "oops";
 
-/// One line, without a trace.
+/// A splat of one line, without a trace.
 const COUNTER: &str = "bad counter";
 
-/// A breakpoint nobody put there any more, and what may come of it. See `qemu::run`.
+/// A breakpoint that the kernel has removed already, and the panic that may follow. See
+/// `qemu::run`.
 pub(crate) const INT3: &str = "int3";
 pub(crate) const PANIC: &str = "panic";
 
-/// How many lines of a splat are shown.
+/// How many lines of a splat an error shows.
 const SHOWN_LINES: usize = 14;
 
-/// How many lines a splat may have, where nothing says that it ends.
+/// How many lines a splat may have, if no line marks its end.
 const MAX_LINES: usize = 120;
 
-/// How a splat ends, at the latest.
+/// Texts that end a splat.
 const ENDS: &[&str] = &["</TASK>", LAST_LINE, "=================="];
 const LAST_LINE: &str = "---[ end";
 
-/// How many callers tell one complaint from another.
+/// How many callers are compared to tell whether two splats are the same.
 const COMPARED_FRAMES: usize = 4;
 
-/// One complaint: what kind it is, and its lines.
+/// One splat: its kind, and its lines.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Splat {
     pub(crate) kind: &'static str,
@@ -65,10 +66,9 @@ impl Splat {
         self.lines[..self.lines.len().min(SHOWN_LINES)].join("\n")
     }
 
-    /// What is the same when another kernel, or the same a second time, makes
-    /// this complaint: its first line and its reason without what are numbers, and
-    /// who called. Frames that the unwinder is not sure of are left out, and so are
-    /// those of printing.
+    /// What two splats of one cause have in common: the first line without numbers, the reason,
+    /// and the callers. Frames of which the unwinder is not sure, and those of printing the
+    /// splat, are left out.
     pub(crate) fn signature(&self) -> String {
         let first = self.lines.first().map(|l| without_numbers(l)).unwrap_or_default();
         let reason = self.lines.iter().find(|l| l.contains("dumped because")).cloned();
@@ -87,8 +87,8 @@ impl Splat {
     }
 }
 
-/// The function of a line like `name.part.0+0x1a/0x30`; none if it is not such a
-/// line, or a guess of the unwinder's.
+/// The function of a line like `name.part.0+0x1a/0x30`. `None` for any other line, also for a
+/// frame of which the unwinder is not sure (`? name+0x1a/0x30`).
 fn function(line: &str) -> Option<&str> {
     let (name, rest) = line.trim().split_once('+')?;
     if name.contains(char::is_whitespace) || !rest.starts_with("0x") {
@@ -97,8 +97,8 @@ fn function(line: &str) -> Option<&str> {
     name.split('.').next()
 }
 
-/// A line without the words that are numbers, or end in one after a colon (a pfn, a
-/// line of source), without offsets into functions, and without a process's name.
+/// A line without the words that are numbers or end in one after a colon (a pfn, a line of
+/// source), without offsets into functions, and without a process's name.
 fn without_numbers(line: &str) -> String {
     let line = line.split(" in process ").next().unwrap_or(line);
     let is_number = |word: &str| {
@@ -123,7 +123,7 @@ fn message(line: &str) -> &str {
     }
 }
 
-/// What a line begins a complaint of.
+/// The kind of the splat that a line begins, if it begins one.
 fn mark(text: &str) -> Option<&'static str> {
     // A panic's last line repeats its first.
     if text.contains(LAST_LINE) {
@@ -133,8 +133,8 @@ fn mark(text: &str) -> Option<&'static str> {
     within.or_else(|| OPENINGS.iter().find(|(mark, _)| text.starts_with(mark))).map(|m| m.1)
 }
 
-/// The line after the complaint that begins at `start`: behind its call trace, at
-/// the next complaint, or, where there is neither, a few lines on.
+/// The number of the line after the splat that begins at `start`: after its call trace, at the
+/// next splat, or, if there is neither, a few lines on.
 fn end(lines: &[&str], start: usize, kind: &str) -> usize {
     if kind == COUNTER {
         return start + 1;
@@ -145,7 +145,7 @@ fn end(lines: &[&str], start: usize, kind: &str) -> usize {
         if ENDS.iter().any(|end| text.contains(end)) {
             return at + 1;
         }
-        // A BUG tells its address or place first, and is an oops then.
+        // A BUG first prints its address or line of source, and then an oops. Both are one splat.
         let goes_on = |next| kind == BUG && !traced && (next == OOPS || next == INT3);
         if mark(text).is_some_and(|next| !goes_on(next)) {
             return at;
@@ -155,7 +155,7 @@ fn end(lines: &[&str], start: usize, kind: &str) -> usize {
     lines.len().min(start + SHOWN_LINES)
 }
 
-/// All complaints of a log, in order.
+/// All splats of a log, in order.
 pub(crate) fn find(log: &str) -> Vec<Splat> {
     let lines: Vec<_> = log.lines().collect();
     let mut splats = Vec::new();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_other_cpu_complains_of_is_a_complaint() {
+    fn a_splat_of_another_cpu_in_between_is_found() {
         let race = "BUG: KCSAN: data-race in a / b\n\nwrite to 0x1 of 4 bytes by task 1 on cpu 1:\n f+0x1/0x2\n";
         let warn = "WARNING: CPU: 0 PID: 1 at mm/a.c:3 g+0x1/0x2\nCall Trace:\n <TASK>\n </TASK>\n";
         assert_eq!(
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_takes_no_trace_that_is_not_its_own() {
+    fn the_trace_after_a_bad_counter_is_not_part_of_it() {
         let counter = "BUG: Bad rss-counter state mm:00000000a1b2c3d4 type:MM_ANONPAGES val:1\n";
         let log = format!(
             "{counter}sh: quiet\nCall Trace:\n f+0x1/0x2\n </TASK>\n{counter}BUG: KASAN: a\n"
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bug_that_is_an_oops_then_is_one_splat() {
+    fn a_bug_and_its_oops_are_one_splat() {
         let log = "kernel BUG at mm/rmap.c:3!\nOops: invalid opcode: 0000 [#1] SMP\nRIP: 0010:f+0xa/0xb\n\
                    Call Trace:\n <TASK>\n </TASK>\n---[ end trace 0000000000000000 ]---\n";
         assert_eq!(kinds(log), ["BUG"]);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_is_known_again_by_its_callers() {
+    fn splats_are_compared_by_their_callers() {
         let bad_page = |pfn: &str, caller: &str| {
             let log = format!(
                 "BUG: Bad page state in process sh  pfn:{pfn}\npage: refcount:0 pfn:{pfn}\n\

@@ -1,7 +1,7 @@
-//! `kernel stress`: minutes of `kernel/guest/stress.sh` in one kernel. What the
-//! patched kernel complains of is put to the plain one under the same load: a
-//! complaint that plain makes as well is not the series' doing, any other fails.
-//! Wrong data fails in any case.
+//! `kernel stress` runs `kernel/guest/stress.sh` in one kernel for some minutes. If there are
+//! splats in the patched kernel's log, the plain kernel runs the same stress. A splat that the
+//! plain kernel has as well is not caused by the series; any other is an error. Wrong data is
+//! always an error.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -12,14 +12,14 @@ use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long the guest works, unless asked for more or less.
+/// How many seconds the guest works by default.
 pub(crate) const SECONDS: u32 = 180;
 
-/// What the guest is put through.
+/// What the guest does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) seconds: u32,
-    /// Without anybody who uses the memory.
+    /// Without workers that use the memory.
     pub(crate) idle: bool,
 }
 
@@ -29,17 +29,18 @@ impl Default for Load {
     }
 }
 
-/// How much longer than it works a guest may take: swap is emptied at the end, and
-/// a debug kernel under emulation is some fifty times slower than a real one.
+/// How much longer than its working time a guest may take: swap is emptied at the end, and a
+/// debug kernel under emulation is some fifty times slower than one on real cores.
 const GRACE: Duration = Duration::from_secs(1500);
 
-/// Memory to take out and put back, and memory that is a device, at 1280 MiB. The struct pages of
-/// memory that is out keep what they say, as they do without `DEBUG_VM`: compaction and
-/// `split_huge_pages` look at them without a lock in any kernel, and fall over poison.
+/// Boot parameters: movable memory that can go offline, and a device's memory at 1280 MiB. With
+/// `vm_debug=-` the struct pages of offline memory are not poisoned, as without `DEBUG_VM`:
+/// compaction and `split_huge_pages` read them without a lock in any kernel, and would take the
+/// poison for a page's fields.
 const APPEND: &str = "kunit.enable=0 movablecore=768M memhp_default_state=online_movable \
                       memmap=128M!1280M vm_debug=-";
 
-/// Memory that the host plugs in parts: of its second block of 128 MiB a part only.
+/// Memory that the host plugs: a whole block of 128 MiB, and a part of a second one.
 const DEVICES: &[&str] = &[
     "-m",
     "2048M,maxmem=2560M",
@@ -49,27 +50,27 @@ const DEVICES: &[&str] = &[
     "virtio-mem-pci,memdev=plugged,requested-size=200M",
 ];
 
-/// What one kernel made of the stress.
+/// What the stress found in one kernel.
 struct Found {
     splats: Vec<Splat>,
-    /// Why it did not come to a good end, if it did not.
+    /// Why the stress failed, if it did.
     failure: Option<Failure>,
     accel: &'static str,
 }
 
-/// Why a stress is no good.
+/// Why a stress failed.
 #[derive(Debug)]
 struct Failure {
-    /// What is the same when another kernel fails in this way.
+    /// What two failures of the same kind have in common, on whichever kernel.
     kind: String,
     text: String,
 }
 
-/// What `mm_stress` says when it reads what nobody has written.
+/// What `mm_stress` prints if it reads data that no worker has written.
 const WRONG_DATA: &str = "wrong data: ";
 
 impl Found {
-    /// How often it made each complaint, with the first of the kind.
+    /// The splats by signature: how many there are of each, and the first of them.
     fn kinds(&self) -> BTreeMap<String, (usize, &Splat)> {
         let mut kinds = BTreeMap::new();
         for splat in &self.splats {
@@ -82,8 +83,8 @@ impl Found {
 /// The stress on the patched kernel.
 ///
 /// # Errors
-/// A build or boot that fails, wrong data, and every splat that the plain kernel
-/// does not show under the same stress.
+/// If the build or the boot fails, there is wrong data, or there is a splat that the plain kernel
+/// does not have under the same stress.
 pub(crate) fn series(paths: &Paths, config: Config, load: Load) -> Result<()> {
     let found = run(paths, Tree::Series, config, load)?;
     let name = format!("stress-series-{}", config.name());
@@ -98,27 +99,30 @@ pub(crate) fn series(paths: &Paths, config: Config, load: Load) -> Result<()> {
         _ => {}
     }
     println!(
-        "{name}: {} complaint(s); plain is asked whether it makes them, too",
+        "{name}: {} splat(s); the plain kernel runs the same stress to see whether it has them",
         found.splats.len()
     );
     let plain = run(paths, Tree::Plain, config, load)?;
-    let new = not_in(&found, &plain);
+    let new = new_splats(&found, &plain);
     if !new.is_empty() {
-        bail!("{name}: complaints that plain does not make:\n{}", new.join("\n"));
+        bail!("{name}: splats that the plain kernel does not have:\n{}", new.join("\n"));
     }
-    if let Some(failure) = own_failure(&found, &plain) {
-        bail!("{}\n(plain made the same complaints, and did not fail so)", failure.text);
+    if let Some(failure) = new_failure(&found, &plain) {
+        bail!(
+            "{}\n(the plain kernel has the same splats, and does not fail in this way)",
+            failure.text
+        );
     }
     for (signature, (times, _)) in found.kinds() {
-        println!("{name}: {times} x {signature}; plain does it, too");
+        println!("{name}: {times} x {signature}; the plain kernel has it, too");
     }
     Ok(())
 }
 
-/// The stress on the plain kernel, to see what it complains of.
+/// The stress on the plain kernel, to see its splats.
 ///
 /// # Errors
-/// A build that fails, or an emulator that does not start.
+/// If the build fails, or QEMU does not start.
 pub(crate) fn plain(paths: &Paths, config: Config, load: Load) -> Result<()> {
     let found = run(paths, Tree::Plain, config, load)?;
     let name = format!("stress-plain-{}", config.name());
@@ -128,19 +132,19 @@ pub(crate) fn plain(paths: &Paths, config: Config, load: Load) -> Result<()> {
     if let Some(failure) = &found.failure {
         println!("{}", failure.text);
     }
-    println!("{name} ({}): {} complaint(s)", found.accel, found.splats.len());
+    println!("{name} ({}): {} splat(s)", found.accel, found.splats.len());
     Ok(())
 }
 
-/// The failure of one kernel that is not another's as well.
-fn own_failure<'a>(found: &'a Found, other: &Found) -> Option<&'a Failure> {
+/// The failure of a kernel, unless the other kernel fails in the same way.
+fn new_failure<'a>(found: &'a Found, other: &Found) -> Option<&'a Failure> {
     let failure = found.failure.as_ref()?;
     let shared = other.failure.as_ref().is_some_and(|f| f.kind == failure.kind);
     (!shared).then_some(failure)
 }
 
-/// The complaints of one kernel that another does not make.
-fn not_in(found: &Found, other: &Found) -> Vec<String> {
+/// The splats of a kernel that the other kernel does not have.
+fn new_splats(found: &Found, other: &Found) -> Vec<String> {
     let known = other.kinds();
     found
         .kinds()
@@ -181,7 +185,7 @@ fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
     Ok(Found { failure: failure(&name, &ran, idle), splats: ran.splats, accel: accel.name() })
 }
 
-/// What is wrong with how the guest ended.
+/// Why the stress failed, if it did.
 fn failure(name: &str, ran: &Ran, idle: bool) -> Option<Failure> {
     let fail = |kind: &str, text| Some(Failure { kind: kind.to_string(), text });
     if let Some(line) = ran.output.lines().find(|l| l.contains(WRONG_DATA)) {
@@ -190,15 +194,15 @@ fn failure(name: &str, ran: &Ran, idle: bool) -> Option<Failure> {
     match &ran.end {
         Err(error) => {
             let text = format!("{error:#}");
-            // Without the kernel's name, and the last lines of its log.
+            // The kind is the error's text without the boot's name and the last lines of logs.
             let kind = text.trim_start_matches(name).split(';').next().unwrap_or_default();
             fail(kind, text.clone())
         }
         Ok(0) => {
-            let lacking = coverage::lacking(&ran.output, idle).join(", ");
-            (!lacking.is_empty()).then(|| Failure {
-                kind: format!("without {lacking}"),
-                text: format!("{name}: came to its end without {lacking}"),
+            let missing = coverage::missing(&ran.output, idle).join(", ");
+            (!missing.is_empty()).then(|| Failure {
+                kind: format!("without {missing}"),
+                text: format!("{name}: ended without {missing}"),
             })
         }
         Ok(status) => {
@@ -218,28 +222,31 @@ mod tests {
     }
 
     #[test]
-    fn only_what_plain_does_not_say_is_new() {
+    fn only_splats_that_plain_does_not_have_are_new() {
         let series = found("BUG: a\n </TASK>\nBUG: b\n </TASK>\nBUG: a\n </TASK>\n");
-        assert_eq!(not_in(&series, &found("BUG: a\n")), ["1 x BUG: BUG: b  []\nBUG: b\n </TASK>"]);
-        assert_eq!(not_in(&series, &found("BUG: b\n </TASK>\nBUG: a\n")), Vec::<String>::new());
-        assert_eq!(not_in(&found("BUG: a\n </TASK>\nBUG: a\n"), &found("")).len(), 1);
+        assert_eq!(
+            new_splats(&series, &found("BUG: a\n")),
+            ["1 x BUG: BUG: b  []\nBUG: b\n </TASK>"]
+        );
+        assert_eq!(new_splats(&series, &found("BUG: b\n </TASK>\nBUG: a\n")), Vec::<String>::new());
+        assert_eq!(new_splats(&found("BUG: a\n </TASK>\nBUG: a\n"), &found("")).len(), 1);
     }
 
     #[test]
-    fn a_failure_is_plains_only_if_it_is_the_same() {
+    fn a_failure_of_the_same_kind_on_plain_is_not_new() {
         let failed = |kind: Option<&str>| Found {
             failure: kind.map(|k| Failure { kind: k.to_string(), text: String::new() }),
             ..found("")
         };
-        let own = |series, plain| own_failure(&failed(series), &failed(plain)).is_some();
-        assert!(own(Some("a"), None));
-        assert!(own(Some("a"), Some("b")));
-        assert!(!own(Some("a"), Some("a")));
-        assert!(!own(None, Some("a")));
+        let new = |series, plain| new_failure(&failed(series), &failed(plain)).is_some();
+        assert!(new(Some("a"), None));
+        assert!(new(Some("a"), Some("b")));
+        assert!(!new(Some("a"), Some("a")));
+        assert!(!new(None, Some("a")));
     }
 
     #[test]
-    fn a_bad_end_is_told_from_others() {
+    fn failures_are_told_apart_by_kind() {
         let kind = |output: &str, end| {
             let ran =
                 Ran { console: String::new(), output: output.to_string(), splats: Vec::new(), end };

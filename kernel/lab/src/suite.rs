@@ -1,6 +1,6 @@
-//! `kernel check` builds both kernels, boots them, and counts; `kernel test` adds
-//! the selftests, its `--full` the debug kernels and the stress, its `--each`
-//! every patch by itself.
+//! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
+//! selftests; its `--full` adds the stress on the debug kernels, and its `--each` builds and
+//! boots every patch by itself.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
 
-/// `kernel run`: one command in one kernel, its output on stdout.
+/// `kernel run`: runs a command in a kernel, and prints its output.
 ///
 /// # Errors
-/// Those of the boot, and the command's own failure.
+/// If the boot or the command fails.
 pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u64) -> Result<()> {
     let root = guest::root(paths, &[])?;
     let accel = qemu::accel(paths, image, &root)?;
@@ -38,7 +38,7 @@ pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u
     Ok(())
 }
 
-/// Both sources, and the series' style.
+/// Prepares both sources, and checks the style of the series.
 fn sources(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     let count = series::check_style(paths)?;
@@ -46,11 +46,11 @@ fn sources(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// `kernel check`: what every change of the project has to pass. Quickest first: the
-/// tiny kernel alone has the checks of `DEBUG_VM`.
+/// `kernel check`: what every change of the project has to pass. The tiny kernel comes first: it
+/// is the quickest, and the only one here with the checks of `DEBUG_VM`.
 ///
 /// # Errors
-/// The first thing that is not as it should be.
+/// The first step that fails.
 pub(crate) fn check(paths: &Paths) -> Result<()> {
     sources(paths)?;
     for (tree, config) in
@@ -64,10 +64,10 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// `kernel test`: the same, and what takes longer.
+/// `kernel test`: the same, and the steps that take longer.
 ///
 /// # Errors
-/// The first thing that is not as it should be.
+/// The first step that fails.
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     check(paths)?;
     selftests::compare(paths)?;

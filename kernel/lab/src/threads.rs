@@ -1,5 +1,5 @@
-//! Readers of one file on real cores, plain beside patched, where KVM boots the kernels.
-//! The host does other things, too: the kernels take turns, and the medians are compared.
+//! Measures readers of one file on real cores, on the plain and on the patched kernel, where KVM
+//! boots them. The host may be busy: so the kernels take turns, and the medians are compared.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -10,29 +10,29 @@ use std::fmt::Write as _;
 use std::thread;
 use std::time::Duration;
 
-/// As many boots of each kernel.
+/// How many boots of each kernel.
 const RUNS: usize = 5;
 /// `CONFIG_NR_CPUS`.
 const MOST_CPUS: usize = 64;
 
-/// Operations per second of so many threads or processes.
+/// Operations per second of a number of threads or processes.
 #[derive(Debug, PartialEq)]
 struct Row {
     readers: String,
     ops: f64,
 }
 
-/// The table in Markdown; none where KVM boots nothing.
+/// The table in Markdown; `None` where KVM does not work.
 ///
 /// # Errors
-/// A boot that fails, or readers that do.
+/// If a boot or a reader fails.
 pub(crate) fn table(paths: &Paths) -> Result<Option<String>> {
     let images = [Tree::Plain, Tree::Series].map(|tree| build::image(paths, tree, Config::Fast));
     let root = guest::root(paths, &[])?;
     if !qemu::kvm_works(paths, &images[1], &root)? {
         println!(
-            "no thread table: KVM boots nothing here, and emulated time means nothing; \
-             `pinfold bench ref` has the two instruction sequences on this machine's cores"
+            "no table of threads: KVM does not boot these kernels here, and emulated time means \
+             nothing; `pinfold bench ref` compares both instruction sequences on this machine"
         );
         return Ok(None);
     }
@@ -54,7 +54,11 @@ pub(crate) fn table(paths: &Paths) -> Result<Option<String>> {
             };
             let outcome = qemu::boot(paths, &boot)?;
             if outcome.status != 0 {
-                bail!("threads: status {}:\n{}", outcome.status, outcome.output);
+                bail!(
+                    "threads: the reads failed with status {}:\n{}",
+                    outcome.status,
+                    outcome.output
+                );
             }
             runs.push(outcome.output.lines().filter_map(parse).collect());
         }
@@ -64,7 +68,7 @@ pub(crate) fn table(paths: &Paths) -> Result<Option<String>> {
     Ok(Some(table))
 }
 
-/// How many readers: powers of two, up to one for each CPU.
+/// The numbers of readers: powers of two, up to one for each CPU.
 fn readers(cpus: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |n| *n <= cpus)
 }
@@ -77,7 +81,7 @@ fn command(cpus: usize) -> String {
     text
 }
 
-/// A line of `pread_bench`'s.
+/// Reads a line of `pread_bench`'s output.
 fn parse(line: &str) -> Option<Row> {
     let [kind, count, "block_bytes", _, "ops_per_s", ops] =
         line.split_whitespace().collect::<Vec<_>>()[..]
@@ -93,7 +97,7 @@ fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     (values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
-/// Plain's runs beside patched's.
+/// The table, from the runs on plain and on patched.
 fn compare(cpus: usize, runs: &[Vec<Vec<Row>>; 2]) -> Result<String> {
     let mut table = String::from("| readers | plain | patched | ratio |\n|---|---:|---:|---:|\n");
     for n in readers(cpus) {
@@ -102,7 +106,8 @@ fn compare(cpus: usize, runs: &[Vec<Vec<Row>>; 2]) -> Result<String> {
             let of = |runs: &Vec<Vec<Row>>| -> Result<(f64, f64, f64)> {
                 let found = runs.iter().map(|run| {
                     let row = run.iter().find(|row| row.readers == name);
-                    row.map(|row| row.ops).with_context(|| format!("no figure of {name}"))
+                    row.map(|row| row.ops)
+                        .with_context(|| format!("a boot printed no figure for {name}"))
                 });
                 Ok(spread(found.collect::<Result<_>>()?))
             };
@@ -121,7 +126,7 @@ fn compare(cpus: usize, runs: &[Vec<Vec<Row>>; 2]) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// What a guest with two CPUs has printed, but for the figures.
+    /// What a guest with two CPUs prints, with other figures.
     fn run(scale: f64) -> Vec<Row> {
         let line = |kind, n, ops| format!("{kind} {n} block_bytes 64 ops_per_s {:.0}", ops * scale);
         [
@@ -154,7 +159,7 @@ mod tests {
         let mut cut = run(1.0);
         cut.remove(2);
         let error = compare(2, &[vec![run(1.0)], vec![cut]]).unwrap_err().to_string();
-        assert_eq!(error, "no figure of 2 threads");
+        assert_eq!(error, "a boot printed no figure for 2 threads");
         assert!(compare(4, &[vec![run(1.0)], vec![run(1.0)]]).is_err());
     }
 

@@ -29,7 +29,7 @@ enum Version {
 
 /// A group below which one may be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct Parent {
     version: Version,
     dir: PathBuf,
 }
@@ -42,15 +42,15 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes one with a limit. The error says why there is none, for all places tried.
+    /// Makes one with a limit. The error says why there is none, for all parents tried.
     pub fn make(limit_bytes: u64) -> Result<Self, String> {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let places = places(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        let parents = parents(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         let mut refusals = Vec::new();
-        for place in places {
-            match Self::make_below(&place, limit_bytes) {
+        for parent in parents {
+            match Self::make_below(&parent, limit_bytes) {
                 Ok(group) => return Ok(group),
-                Err(why) => refusals.push(format!("{}: {why}", place.dir.display())),
+                Err(why) => refusals.push(format!("{}: {why}", parent.dir.display())),
             }
         }
         if refusals.is_empty() {
@@ -59,19 +59,19 @@ impl Group {
         Err(refusals.join("; "))
     }
 
-    fn make_below(place: &Place, limit_bytes: u64) -> io::Result<Self> {
-        if place.version == Version::Two {
-            let passed_on = fs::read_to_string(place.dir.join("cgroup.subtree_control"))?;
+    fn make_below(parent: &Parent, limit_bytes: u64) -> io::Result<Self> {
+        if parent.version == Version::Two {
+            let passed_on = fs::read_to_string(parent.dir.join("cgroup.subtree_control"))?;
             if !passed_on.split_whitespace().any(|controller| controller == "memory") {
                 return Err(io::Error::other("it does not pass the memory controller on"));
             }
         }
-        remove_stale(&place.dir);
-        let dir = place.dir.join(format!("{PREFIX}{}", std::process::id()));
+        remove_stale(&parent.dir);
+        let dir = parent.dir.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&dir)?;
-        let group = Group { version: place.version, dir };
+        let group = Group { version: parent.version, dir };
         let set = |file: &str, bytes: u64| fs::write(group.dir.join(file), bytes.to_string());
-        match place.version {
+        match parent.version {
             Version::One => set("memory.limit_in_bytes", limit_bytes)?,
             Version::Two => {
                 set("memory.max", limit_bytes)?;
@@ -146,8 +146,8 @@ fn remove_stale(dir: &Path) {
 }
 
 /// Where a group may be made, the best first: from `/proc/self/mountinfo` and `/proc/self/cgroup`.
-fn places(mountinfo: &str, own: &str) -> Vec<Place> {
-    let mut places = Vec::new();
+fn parents(mountinfo: &str, own: &str) -> Vec<Parent> {
+    let mut parents = Vec::new();
     for version in [Version::Two, Version::One] {
         let Some((root, mount)) = mountinfo.lines().find_map(|line| mounted(line, version)) else {
             continue;
@@ -160,14 +160,15 @@ fn places(mountinfo: &str, own: &str) -> Vec<Place> {
         // it may work.
         let beside = dir.parent().filter(|_| version == Version::Two && below != Path::new(""));
         let beside = beside.map(Path::to_owned);
-        places.extend([Some(dir), beside].into_iter().flatten().map(|dir| Place { version, dir }));
+        parents
+            .extend([Some(dir), beside].into_iter().flatten().map(|dir| Parent { version, dir }));
     }
-    places
+    parents
 }
 
 /// Root and mount point, if the line of mountinfo is of the hierarchy with the memory controller.
 fn mounted(line: &str, version: Version) -> Option<(&str, &str)> {
-    let (place, kind) = line.split_once(" - ")?;
+    let (mount, kind) = line.split_once(" - ")?;
     let mut kind = kind.split_whitespace();
     let fitting = match version {
         Version::One => {
@@ -176,8 +177,8 @@ fn mounted(line: &str, version: Version) -> Option<(&str, &str)> {
         }
         Version::Two => kind.next() == Some("cgroup2"),
     };
-    let mut place = place.split_whitespace().skip(3);
-    fitting.then(|| Some((place.next()?, place.next()?))).flatten()
+    let mut mount = mount.split_whitespace().skip(3);
+    fitting.then(|| Some((mount.next()?, mount.next()?))).flatten()
 }
 
 /// The group of this process, if the line of /proc/self/cgroup is of that hierarchy.
@@ -204,29 +205,29 @@ mod tests {
 32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu
 33 30 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
 
-    fn place(version: Version, dir: &str) -> Place {
-        Place { version, dir: dir.into() }
+    fn parent(version: Version, dir: &str) -> Parent {
+        Parent { version, dir: dir.into() }
     }
 
     #[test]
     fn below_the_own_group_or_beside_it() {
         assert_eq!(
-            places(UNIFIED, "0::/user.slice/run.scope"),
+            parents(UNIFIED, "0::/user.slice/run.scope"),
             [
-                place(Version::Two, "/sys/fs/cgroup/user.slice/run.scope"),
-                place(Version::Two, "/sys/fs/cgroup/user.slice"),
+                parent(Version::Two, "/sys/fs/cgroup/user.slice/run.scope"),
+                parent(Version::Two, "/sys/fs/cgroup/user.slice"),
             ]
         );
-        assert_eq!(places(UNIFIED, "0::/"), [place(Version::Two, "/sys/fs/cgroup")]);
+        assert_eq!(parents(UNIFIED, "0::/"), [parent(Version::Two, "/sys/fs/cgroup")]);
     }
 
     #[test]
     fn version_two_before_version_one() {
         assert_eq!(
-            places(BOTH, "9:cpu:/\n4:memory:/a/b\n0::/"),
+            parents(BOTH, "9:cpu:/\n4:memory:/a/b\n0::/"),
             [
-                place(Version::Two, "/sys/fs/cgroup/unified"),
-                place(Version::One, "/sys/fs/cgroup/memory/a/b"),
+                parent(Version::Two, "/sys/fs/cgroup/unified"),
+                parent(Version::One, "/sys/fs/cgroup/memory/a/b"),
             ]
         );
     }
@@ -235,18 +236,18 @@ mod tests {
     fn in_a_container_the_mount_itself() {
         let inside = "33 30 0:29 /docker/1f /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
         assert_eq!(
-            places(inside, "4:memory:/docker/1f"),
-            [place(Version::One, "/sys/fs/cgroup/memory")]
+            parents(inside, "4:memory:/docker/1f"),
+            [parent(Version::One, "/sys/fs/cgroup/memory")]
         );
         assert_eq!(
-            places(inside, "4:memory:/elsewhere"),
-            [place(Version::One, "/sys/fs/cgroup/memory")]
+            parents(inside, "4:memory:/elsewhere"),
+            [parent(Version::One, "/sys/fs/cgroup/memory")]
         );
     }
 
     #[test]
     fn nothing_is_found_in_nothing() {
-        assert_eq!(places("", ""), []);
-        assert_eq!(places("gibberish - \n - cgroup", "x\n4:memory"), []);
+        assert_eq!(parents("", ""), []);
+        assert_eq!(parents("gibberish - \n - cgroup", "x\n4:memory"), []);
     }
 }

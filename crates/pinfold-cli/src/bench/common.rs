@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::publish::publish;
+use super::publish::{self, publish};
 use super::workers::Crew;
 use super::{report, shared};
 
@@ -23,7 +23,7 @@ pub struct Common {
     pub processes: Vec<usize>,
 
     /// Length of one sample
-    #[arg(long, value_name = "S", default_value_t = 0.5)]
+    #[arg(long, value_name = "S", default_value_t = 0.5, allow_negative_numbers = true)]
     pub seconds: f64,
 
     /// Samples of each engine, interleaved with the other engines'
@@ -40,7 +40,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// The crews to measure with, in order; by default so many threads.
+    /// The crews to measure with, in order; by default so many threads. Every benchmark calls it
+    /// first, so it also checks the other common options.
     pub fn crews(&self, threads: &[usize]) -> Result<Vec<Crew>> {
         let threads = if self.threads.is_empty() { threads } else { &self.threads };
         let crews: Vec<Crew> = if self.processes.is_empty() {
@@ -56,6 +57,7 @@ impl Common {
             );
         }
         ensure!(self.runs > 0, "--runs 0: at least one sample is needed");
+        publish::check(self.json.as_deref())?;
         Ok(crews)
     }
 

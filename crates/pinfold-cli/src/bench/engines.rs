@@ -17,7 +17,7 @@ use memmap2::{Advice, Mmap, MmapMut};
 use pinfold::{Cache, Options};
 
 use super::opaque::{looked_at, unknown};
-use super::place::open_plain;
+use super::scratch::open_plain;
 use super::shared::Board;
 use super::workers::{self, BATCH};
 
@@ -284,8 +284,8 @@ impl Blocks {
         board: &Board,
         worker: usize,
     ) -> Result<()> {
-        let mut room = super::place::Aligned::zeroed(self.block_bytes);
-        let buf = &mut room.bytes_mut()[..self.block_bytes];
+        let mut memory = super::scratch::Aligned::zeroed(self.block_bytes);
+        let buf = &mut memory.bytes_mut()[..self.block_bytes];
         match self.random_below {
             None => workers::work(board, worker, BATCH, || batch_of_first::<R, BYTES>(reader, buf)),
             Some(below) => {

@@ -36,8 +36,8 @@ almost nothing: nearly every read evicts a page. Another reads 64 bytes of pages
   borrow-fenced  the same with a fence in each borrow, and no membarrier
   get            in place, under a counted reference
 
-The ratio is of evictions beside the engine over those beside `read`, as a median of neighbouring
-samples.";
+The ratio is that of the evictions beside the engine to those beside `read`: the median of the
+ratios of neighbouring samples.";
 
 /// Options of `pinfold bench evict`.
 #[derive(Debug, Args)]

@@ -16,9 +16,9 @@ use super::by_engine::{ByEngine, distinct};
 use super::common::{Common, chosen};
 use super::engines;
 use super::get_engines::{self, BLOCK_BYTES, Opened, Origin, PAGE_BYTES, PEERS, Spot, Walk};
-use super::place::{self, Scratch};
 use super::ranks::{Ranks, check_skew};
 use super::report::{self, Object, Row};
+use super::scratch::{self, Scratch};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
 use crate::size::Size;
@@ -58,11 +58,11 @@ Engines:
                   program built with --features peers, which on Debian 12 needs librocksdb-dev
 
 Every engine holds the whole file, and every page of it is compared with the file before anything is
-measured. A page that is missing later makes the benchmark fail. Each sample is preceded by a
-quarter of its length that is not measured. Workers are bound to one CPU each; more workers than
-CPUs share them. Ratios are medians of those of neighbouring samples; the best of the peers is the
-one with the highest median in that column. Memory: the file's length once, and once more for each
-engine.";
+measured. A page that is missing later makes the benchmark fail. Before each sample, the engine runs
+unmeasured for a quarter of the sample's length. Workers are bound to one CPU each; more workers
+than CPUs share them. A ratio is the median of the ratios of neighbouring samples; the best of the
+peers is the one with the highest median in that column. The benchmark needs memory of the file's
+length once, and once more for each engine.";
 
 /// Options of `pinfold bench get`.
 #[derive(Debug, Args)]
@@ -173,8 +173,8 @@ pub fn run(args: &GetArgs) -> Result<()> {
     let (cells, length) = (args.cells()?, common.sample()?);
     let names = distinct(cells.iter().map(|cell| cell.engine));
     report::ensure_memory(args.file_bytes.0 * (1 + names.len() as u64), "--file-bytes")?;
-    let dir = args.dir.clone().unwrap_or_else(place::memory_dir);
-    let file_system = place::file_system(&dir)?;
+    let dir = args.dir.clone().unwrap_or_else(scratch::memory_dir);
+    let file_system = scratch::file_system(&dir)?;
     let opened = open(args, &dir, &names)?;
     let draws = draws(args, &cells)?;
     let before = misses(&opened);

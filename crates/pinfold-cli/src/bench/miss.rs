@@ -14,10 +14,10 @@ use super::by_engine::{ByEngine, distinct};
 use super::cgroup::Group;
 use super::common::{Common, chosen};
 use super::miss_child::{Job, Order, Outcome};
-use super::place::{self, Scratch};
 use super::processes;
 use super::ranks::check_skew;
 use super::report::{self, Object, Row};
+use super::scratch::{self, Scratch};
 use super::workers::Crew;
 use crate::size::Size;
 
@@ -55,10 +55,11 @@ Engines:
 Every sample is taken by a process of its own, which begins with nothing of the file in memory and
 warms up first. All of them run in one memory control group (version 2 or 1), whose limit is the
 budget and 16 MiB for the process itself; page cache counts. Where no group can be made (that takes
-root, or a group that was delegated) the kernel's engines are not limited, and the rows say so.
-Hit ratios are the part of the bytes asked for that was not read from storage; of the kernel's
-engines, where the kernel counts that, and not of scans. All engines get a hint of the order,
-unless --no-hints. By default: 1, 2, 4, 8, 16 and 32 threads, which takes about ten minutes.";
+root, or a group that was delegated) pread and mmap are not limited, and the rows say so. A hit
+ratio is the part of the bytes asked for that was not read from storage; pread and mmap have one
+where the kernel counts that, but not for scans. All engines get a hint of the order in which the
+file will be read, unless --no-hints is given. By default, the benchmark measures 1, 2, 4, 8, 16 and
+32 threads, which takes about ten minutes.";
 
 /// Options of `pinfold bench miss`.
 #[derive(Debug, Args)]
@@ -193,10 +194,10 @@ pub fn run(args: &MissArgs) -> Result<()> {
     args.check()?;
     common.sample()?;
     let cells = args.cells()?;
-    let dir = args.dir.clone().unwrap_or_else(place::disk_dir);
-    place::ensure_direct(&dir)?;
+    let dir = args.dir.clone().unwrap_or_else(scratch::disk_dir);
+    scratch::ensure_direct(&dir)?;
     let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |_| {})?;
-    let (path, plain) = (scratch.path(), place::open_plain(&scratch.path())?);
+    let (path, plain) = (scratch.path(), scratch::open_plain(&scratch.path())?);
     let group = Group::make(args.budget.0 + ALLOWANCE_BYTES);
     let outcomes = common.interleave(&cells, |&cell| {
         let group = group.as_ref().ok();
@@ -211,13 +212,13 @@ pub fn run(args: &MissArgs) -> Result<()> {
             args.budget,
             Size(ALLOWANCE_BYTES)
         ),
-        Err(why) => format!("The kernel's engines were NOT LIMITED: no control group ({why})"),
+        Err(why) => format!("pread and mmap were NOT LIMITED: no control group ({why})"),
     };
     let rows = rows(args, &cells, &outcomes, limit);
     let figures = outcomes.iter().flatten().filter_map(|outcome| outcome.cache.as_ref());
     let metadata_percent = figures.clone().map(|figures| figures.metadata_percent).reduce(f64::max);
     let source = figures.map(|figures| figures.source.clone()).next();
-    let file_system = place::file_system(&dir)?;
+    let file_system = scratch::file_system(&dir)?;
     let told =
         metadata_percent.zip(source.as_ref()).map_or_else(String::new, |(percent, source)| {
             format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.")
@@ -250,7 +251,7 @@ pub fn run(args: &MissArgs) -> Result<()> {
 
 /// Has a process take one sample.
 fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
-    place::forget(plain)?;
+    scratch::forget(plain)?;
     if let Some(group) = group {
         group.settle(ALLOWANCE_BYTES / 4);
     }

@@ -18,8 +18,8 @@ use rustix::fs::Advice as FileAdvice;
 use serde::{Deserialize, Serialize};
 
 use super::engines::{Bytes, Reader, mapping_of};
-use super::place::{Aligned, open_direct, open_plain};
 use super::ranks::Ranks;
+use super::scratch::{Aligned, open_direct, open_plain};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Work};
 use super::{cgroup, processes};
@@ -123,8 +123,8 @@ pub fn run(args: &ChildArgs) -> Result<()> {
         let lanes = match job.engine.as_str() {
             // Its memory is charged to the group, too.
             "direct-deep" => {
-                let room = (job.budget_bytes / job.block_bytes) as usize;
-                (room.min(DEEP_ALL) / threads).clamp(1, DEEP)
+                let fit = (job.budget_bytes / job.block_bytes) as usize;
+                (fit.min(DEEP_ALL) / threads).clamp(1, DEEP)
             }
             _ => 1,
         };
@@ -273,8 +273,8 @@ impl Walk<'_> {
         mut block: impl FnMut() -> u64,
     ) -> Result<()> {
         let block_bytes = self.job.block_bytes;
-        let mut room = Aligned::zeroed(block_bytes as usize);
-        let buf = room.bytes_mut();
+        let mut memory = Aligned::zeroed(block_bytes as usize);
+        let buf = memory.bytes_mut();
         workers::work(board, worker, 1, || {
             let got = reader.read(buf, block() * block_bytes)?;
             black_box(buf.as_mut_ptr());

@@ -4,7 +4,7 @@
 //! [`common::Common`] has the options of all and takes the samples interleaved (every engine once,
 //! then every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`]
 //! has the rows for the table and the JSON. [`engines`] are the ways to read a file that the
-//! benchmarks of reads compare, [`place`] makes their files, [`cgroup`] limits the kernel's share
+//! benchmarks of reads compare, [`scratch`] makes their files, [`cgroup`] limits the kernel's share
 //! of memory. The parts that `try` uses are in every build, the rest in builds with the feature
 //! `bench`.
 
@@ -28,10 +28,9 @@ mod miss_child;
 mod opaque;
 #[cfg(feature = "bench")]
 mod pin;
-pub mod place;
 #[cfg(feature = "bench")]
 mod processes;
-mod publish;
+pub mod publish;
 #[cfg(feature = "bench")]
 mod ranks;
 #[cfg(feature = "bench")]
@@ -41,6 +40,7 @@ mod read_tables;
 #[cfg(feature = "bench")]
 mod refs;
 pub mod report;
+pub mod scratch;
 pub mod shared;
 #[cfg(feature = "bench")]
 mod worker_process;

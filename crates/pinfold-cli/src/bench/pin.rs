@@ -47,8 +47,8 @@ Engines:
 
 A pass pins --bytes in calls of --pages each, keeps all of it pinned, and unpins all of it, as
 gup_test -m 4096 -n 512 does; get_us and put_us are the microseconds of the two halves of a pass. A
-sample is the mean of as many passes as fit. One thread. Ratios are medians of those of
-neighbouring samples.";
+sample is the mean of as many passes as fit. The benchmark has one thread. A ratio is the median of
+the ratios of neighbouring samples.";
 
 /// Options of `pinfold bench pin`.
 #[derive(Debug, Args)]

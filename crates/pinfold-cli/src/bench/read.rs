@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::common::{Common, chosen};
 use super::engines::{self, Blocks, Opened};
-use super::place::{self, Scratch};
 use super::processes;
 use super::read_tables::{self, Cell};
 use super::report::{self, Object, Row};
+use super::scratch::{self, Scratch};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Crew, Work};
 use crate::size::Size;
@@ -43,9 +43,9 @@ Engines:
 By default: 64 bytes of the same file of 4 KiB, and at random, with 1 and 2 threads. Everything is
 read once before it is measured; a read that had to go to the file makes the benchmark fail. With
 --processes every worker opens a cache of its own, as processes do not share a cache.
-Workers are bound to one CPU each; more workers than CPUs share them. Ratios are medians of those
-of neighbouring samples. The random case needs memory of the size of its file for the file itself,
-if that is in memory, and for memcpy and every engine of the cache.";
+Workers are bound to one CPU each; more workers than CPUs share them. A ratio is the median of the
+ratios of neighbouring samples. The random case needs memory of the size of its file for memcpy, for
+every engine of the cache, and for the file itself if that is in memory.";
 
 /// Options of `pinfold bench read`.
 #[derive(Debug, Args)]
@@ -245,8 +245,8 @@ fn paths(files: &[Scratch]) -> Vec<PathBuf> {
 pub fn run(args: &ReadArgs) -> Result<()> {
     let common = &args.common;
     let (cells, length) = (args.cells()?, common.sample()?);
-    let dir = args.dir.clone().unwrap_or_else(place::memory_dir);
-    let file_system = place::file_system(&dir)?;
+    let dir = args.dir.clone().unwrap_or_else(scratch::memory_dir);
+    let file_system = scratch::file_system(&dir)?;
     let files = write_files(&cells, &dir)?;
     let engines = open(&cells, &files)?;
     let board = SharedBoard::new()?;

@@ -28,8 +28,8 @@ Engines:
   frozen32    the frozen bit in 32 bits, as proposed for Linux
   frozen      Pinfold's word: frozen bit, generation, pins and references in 64 bits
 
-Workers are bound to one CPU each; more workers than CPUs share them. The boost is of frozen over
-cas, as a median of neighbouring samples.";
+Workers are bound to one CPU each; more workers than CPUs share them. The boost is how much faster
+frozen is than cas: the median over neighbouring samples.";
 
 /// Options of `pinfold bench ref`.
 #[derive(Debug, Args)]

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SimError {
     /// The file cannot be read.
-    #[error("cannot read trace {}: {source}", .path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot read trace {}: {cause}", .path.display())]
+    Read { path: PathBuf, cause: std::io::Error },
     /// The same, and the name is no generator's either.
-    #[error("cannot read trace {}: {source} (generators are: {generators})", .path.display())]
-    Unknown { path: PathBuf, source: std::io::Error, generators: String },
+    #[error("cannot read trace {}: {cause} (the generators are {generators})", .path.display())]
+    Unknown { path: PathBuf, cause: std::io::Error, generators: String },
     /// A line is no page number.
     #[error("{}, line {line}: {text:?} is not a page number (a whole number below 2^64)", .path.display())]
     BadLine { path: PathBuf, line: u64, text: String },
@@ -27,6 +27,6 @@ pub(crate) enum SimError {
     #[error("generator {name}: {why}")]
     BadGenerator { name: String, why: String },
     /// The figures cannot be written.
-    #[error("cannot write {}: {source}", .path.display())]
-    Write { path: PathBuf, source: std::io::Error },
+    #[error("cannot write {}: {cause}", .path.display())]
+    Write { path: PathBuf, cause: std::io::Error },
 }

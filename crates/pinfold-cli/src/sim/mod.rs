@@ -33,6 +33,7 @@ use self::pinfold::Driver;
 use self::report::Row;
 use self::tinylfu::WTinyLfu;
 use self::trace::Trace;
+use crate::bench::publish;
 
 /// Every engine but the optimum, which needs to know the future.
 fn engine(name: &str, distinct: u32, capacity: u32, options: S3FifoOptions) -> Box<dyn Engine> {
@@ -53,7 +54,8 @@ fn engine(name: &str, distinct: u32, capacity: u32, options: S3FifoOptions) -> B
 ///
 /// # Errors
 /// If a trace cannot be read or made, or the JSON cannot be written.
-pub(crate) fn run(args: &SimArgs) -> Result<(), SimError> {
+pub(crate) fn run(args: &SimArgs) -> anyhow::Result<()> {
+    publish::check(args.json.as_deref())?;
     let mut rows = Vec::new();
     let mut tables = Vec::new();
     for name in &args.traces {
@@ -66,10 +68,10 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), SimError> {
     for table in tables {
         if json_on_stdout { eprintln!("{table}\n") } else { println!("{table}\n") }
     }
-    match &args.json {
-        Some(path) => report::write_json(path, args, &rows),
-        None => Ok(()),
+    if let Some(path) = &args.json {
+        report::write_json(path, args, &rows)?;
     }
+    Ok(())
 }
 
 fn load(name: &str, args: &SimArgs) -> Result<Trace, SimError> {
@@ -77,8 +79,8 @@ fn load(name: &str, args: &SimArgs) -> Result<Trace, SimError> {
         generate::generate(name, args.pages, args.requests, args.skew, args.seed)
     } else {
         trace::read(name.as_ref(), args.format).map_err(|error| match error {
-            SimError::Read { path, source } => {
-                SimError::Unknown { path, source, generators: generate::NAMES.join(", ") }
+            SimError::Read { path, cause } => {
+                SimError::Unknown { path, cause, generators: generate::NAMES.join(", ") }
             }
             other => other,
         })

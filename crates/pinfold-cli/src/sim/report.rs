@@ -97,5 +97,5 @@ pub(super) fn write_json(path: &Path, args: &SimArgs, rows: &[Row]) -> Result<()
     } else {
         std::fs::write(path, text)
     };
-    written.map_err(|source| SimError::Write { path: path.to_owned(), source })
+    written.map_err(|cause| SimError::Write { path: path.to_owned(), cause })
 }

@@ -62,7 +62,7 @@ impl Trace {
 /// Reads a trace file whole.
 pub(super) fn read(path: &Path, format: Format) -> Result<Trace, SimError> {
     let bytes =
-        std::fs::read(path).map_err(|source| SimError::Read { path: path.to_owned(), source })?;
+        std::fs::read(path).map_err(|cause| SimError::Read { path: path.to_owned(), cause })?;
     let sniffed = &bytes[..bytes.len().min(SNIFFED_BYTES)];
     let is_binary = match format {
         Format::Auto => sniffed.contains(&0),

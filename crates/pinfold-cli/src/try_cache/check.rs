@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::subject::{Subject, bytes_bar};
-use crate::bench::place::open_plain;
+use crate::bench::scratch::open_plain;
 
 const CHUNK_BYTES: usize = 1 << 20;
 /// Random reads are from 1 byte to as many.

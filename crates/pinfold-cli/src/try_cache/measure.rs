@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::subject::{Subject, bytes_bar};
 use crate::bench::engines::{Blocks, Bytes, Opened, Reader, mapping_of, options};
-use crate::bench::place::{forget, open_plain};
 use crate::bench::report::median;
+use crate::bench::scratch::{forget, open_plain};
 use crate::bench::shared::{Board, SharedBoard};
 use crate::bench::workers::{self, Work};
 

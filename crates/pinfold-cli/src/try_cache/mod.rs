@@ -16,8 +16,8 @@ use clap::Args;
 use pinfold::{Cache, Options};
 
 use self::subject::{Subject, bytes_bar};
-use crate::bench::place::{self, Scratch};
-use crate::bench::publish;
+use crate::bench::publish::{self, publish};
+use crate::bench::scratch::{self, Scratch};
 use crate::size::Size;
 
 /// What happens, for people.
@@ -25,10 +25,10 @@ pub const HELP: &str = "\
 The program reads the whole file through the cache, in order and at random, and compares every byte
 with plain reads; the first difference ends it with an error. Then it times the cache beside pread
 and mmap. The file is only read, and must not change meanwhile. Without FILE the program writes a
-temporary file, which has no name and is gone when the program ends, in whatever way.
+temporary file. That file has no name, and is gone when the program ends, in whatever way.
 
-The kernel's engines may use all of the machine's memory; `pinfold bench miss` compares under the
-same limit.";
+pread and mmap may use all of the machine's memory for the kernel's page cache. `cargo pinfold bench
+miss` compares them with the cache under the same limit.";
 
 /// The default budget is the file's length divided by this.
 const BUDGET_PART: u64 = 4;
@@ -53,7 +53,7 @@ pub struct TryArgs {
     dir: Option<PathBuf>,
 
     /// The least time that each measurement takes
-    #[arg(long, value_name = "S", default_value_t = 0.4)]
+    #[arg(long, value_name = "S", default_value_t = 0.4, allow_negative_numbers = true)]
     seconds: f64,
 
     /// Write the result as one JSON object to FILE, or to standard output for -
@@ -68,6 +68,7 @@ pub fn run(args: &TryArgs) -> Result<()> {
         "--seconds {}: must be above 0 and at most 60",
         args.seconds
     );
+    publish::check(args.json.as_deref())?;
     let written = match &args.file {
         Some(_) => None,
         None => Some(write(args)?),
@@ -101,7 +102,7 @@ pub fn run(args: &TryArgs) -> Result<()> {
 }
 
 fn write(args: &TryArgs) -> Result<(Scratch, PathBuf)> {
-    let dir = args.dir.clone().unwrap_or_else(place::disk_dir);
+    let dir = args.dir.clone().unwrap_or_else(scratch::disk_dir);
     let bar = bytes_bar("writing a file", args.file_bytes.0);
     let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |bytes| bar.inc(bytes))?;
     bar.finish_and_clear();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::bench::place;
+use crate::bench::scratch;
 
 /// The file that is tried: its path, its length, and its name for people.
 #[derive(Debug)]
@@ -22,5 +22,5 @@ pub(super) fn bytes_bar(what: &'static str, bytes: u64) -> ProgressBar {
 }
 
 pub(super) fn file_system(path: &Path) -> String {
-    place::file_system(path).unwrap_or_else(|_| "unknown".to_owned())
+    scratch::file_system(path).unwrap_or_else(|_| "unknown".to_owned())
 }

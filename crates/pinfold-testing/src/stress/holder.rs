@@ -8,8 +8,8 @@ use std::ops::Deref;
 use fastrand::Rng;
 use pinfold::{Borrowed, Error, File, FolioRef, Reader};
 
+use super::check::{Before, Checked, unexpected};
 use super::files::{Nature, Subject};
-use super::judge::{Before, Checked, unexpected};
 use super::kept::Guarded;
 use super::report::Failure;
 use super::shared::Shared;
@@ -106,7 +106,7 @@ impl Holder<'_> {
             };
             match guard {
                 Ok(guard) => {
-                    before.judge(page * PAGE, PAGE as usize, &guard)?;
+                    before.check(page * PAGE, PAGE as usize, &guard)?;
                     self.desk.read(guard.len());
                     let copy = guard.to_vec();
                     guards.push((guard, copy));

@@ -11,7 +11,7 @@
 //! | `files.rs` | what there is to read |
 //! | `watch.rs` | who does what, and whether it goes on |
 //! | `shared.rs` | what the threads share, and what must hold in the end |
-//! | `judge.rs` | whether what came is right |
+//! | `check.rs` | whether the bytes that came are right |
 //! | `reader.rs`, `holder.rs`, `pinner.rs`, `shaker.rs` | the threads |
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
@@ -20,9 +20,9 @@
 
 #![allow(clippy::unnecessary_box_returns, reason = "failures are large, and made once")]
 
+mod check;
 mod files;
 mod holder;
-mod judge;
 mod kept;
 mod options;
 mod pinner;

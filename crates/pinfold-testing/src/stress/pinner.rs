@@ -8,8 +8,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use pinfold::Error;
 
+use super::check::{self, Checked};
 use super::files::{Nature, Subject};
-use super::judge::{self, Checked};
 use super::kept::Pinned;
 use super::options::Sabotage;
 use super::shared::Shared;
@@ -116,7 +116,7 @@ fn check(shared: &Shared, desk: &Desk, held: &Pinned) -> Checked {
     let range = held.range.range();
     let mut bytes = vec![0; held.range.len() as usize];
     held.range.copy_to(&mut bytes, range.start).expect("all of it is pinned");
-    judge::check(shared, desk, subject, range.start, &bytes, held.epochs.clone())?;
+    check::check(shared, desk, subject, range.start, &bytes, held.epochs.clone())?;
     desk.read(bytes.len());
     Ok(())
 }
@@ -136,5 +136,5 @@ fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Che
         desk.excuse();
         return Ok(());
     }
-    Err(judge::unexpected(shared, desk, error))
+    Err(check::unexpected(shared, desk, error))
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use pinfold::{Error, File};
 
+use super::check::{Before, Checked, unexpected};
 use super::files::{Nature, Subject};
-use super::judge::{Before, Checked, unexpected};
 use super::options::Schedule;
 use super::report::Failure;
 use super::shared::Shared;
@@ -162,12 +162,12 @@ impl Reader<'_> {
         Ok(reads.into())
     }
 
-    /// One read, judged.
+    /// One read, checked.
     fn read(&mut self, subject: &Subject, file: &File, offset: u64, bytes: usize) -> Checked {
         let before = Before::now(self.shared, self.desk, subject);
         match file.read_at(&mut self.buf[..bytes], offset) {
             Ok(got) => {
-                if before.judge(offset, bytes, &self.buf[..got])? {
+                if before.check(offset, bytes, &self.buf[..got])? {
                     self.desk.read(got);
                 } else {
                     self.desk.excuse();

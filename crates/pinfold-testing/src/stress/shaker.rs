@@ -13,8 +13,8 @@ use pinfold::source::{Hint, Source};
 
 use crate::faulty::{Fault, Operation, Rule, When};
 
+use super::check::{Checked, check, unexpected};
 use super::files::{Nature, Subject, open};
-use super::judge::{Checked, check, unexpected};
 use super::options::{Sabotage, Schedule};
 use super::report::Failure;
 use super::shared::Shared;

@@ -30,7 +30,7 @@ use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
 use crate::found::{AnyPage, Found, Mark};
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT, guessed};
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 
@@ -100,7 +100,7 @@ impl Handle {
         if !used_most && self.counters().shard().comes_to(head.0) {
             frame.note_use();
         }
-        let bytes = guessed(from, at as usize, 0);
+        let bytes = predicted(from, at as usize, 0);
         // SAFETY: the page is at offset `at` of the folio, which the reference keeps.
         Some(unsafe { View::at(frame, bytes, view::page_bytes(at as usize, span as usize)) })
     }

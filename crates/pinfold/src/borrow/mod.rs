@@ -1,4 +1,4 @@
-//! The second door: borrowing pages in place.
+//! The second way in: borrowing pages in place.
 //!
 //! | way | file | stores to shared memory | may it leave its thread? |
 //! |---|---|---|---|

@@ -29,7 +29,7 @@ use super::view::{self, View};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::found::{AnyPage, Found, Mark, Want, WholePage};
-use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, guessed};
+use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, Ordering};
@@ -190,7 +190,7 @@ fn announce_found<const ANY: bool>(
 ) -> bool {
     // Inside the folio at this head if head and order are of one moment; otherwise still inside the
     // arena, as each order that a head has had is that of a folio that began there.
-    let bytes = guessed(from, at as usize, 0);
+    let bytes = predicted(from, at as usize, 0);
     let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
     if mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
         return false;

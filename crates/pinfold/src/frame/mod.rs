@@ -2,12 +2,12 @@
 //!
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
 //! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
-//! allocator (`buddy`), the prediction of a page's address (`guess`), what a handle keeps of the
+//! allocator (`buddy`), the prediction of a page's address (`predict`), what a handle keeps of the
 //! arena (`window`), and the handle over them that all other modules call (`Frames`, in this file).
 //! What does not: which page of which file a frame holds and how it is found (`index`), where its
 //! bytes come from (`fill`, `source`), and which folio to evict (`reclaim`).
 //!
-//! Called by `index` (nodes are folios too), `fill`, the four doors, and `reclaim`.
+//! Called by `index` (nodes are folios too), `fill`, the four ways in, and `reclaim`.
 
 mod arena;
 mod buddy;
@@ -17,8 +17,8 @@ pub(crate) mod bytes;
 mod copy;
 mod count;
 mod entry;
-mod guess;
 mod mobility;
+mod predict;
 mod run_map;
 mod table;
 mod units;
@@ -42,8 +42,8 @@ pub(crate) use bytes::{copy_racing, copy_still};
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
-pub(crate) use guess::guessed;
 pub(crate) use mobility::Mobility;
+pub(crate) use predict::predicted;
 pub(crate) use run_map::RunMap;
 pub(crate) use units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 pub(crate) use window::Window;

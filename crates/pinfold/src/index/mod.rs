@@ -3,7 +3,7 @@
 //!
 //! Here: the tree and the pool its nodes come from. Not here: what a frame is and whether it is
 //! still the right one (`frame/`), which thread may change a file (its mutex), which page to evict
-//! (policy). Called by: the doors, which look up; fill inserts; reclaim stores shadows; writeback
+//! (policy). Called by: the ways in, which look up; fill inserts; reclaim stores shadows; writeback
 //! follows marks.
 //!
 //! | file | subject |

@@ -48,5 +48,5 @@ fn reopen() {
 
 #[test]
 fn a_file_that_is_opened_again_is_not_given_up() {
-    holds_and_catches(reopen, &[(Mutant::RetireByGuess, "an open file")]);
+    holds_and_catches(reopen, &[(Mutant::RetireUnchecked, "an open file")]);
 }

@@ -1,4 +1,4 @@
-//! The third door: pinning, for I/O and DMA that outlive the call.
+//! The third way in: pinning, for I/O and DMA that outlive the call.
 //!
 //! [`PinnedRange`] is what a program holds. The files:
 //!

@@ -9,7 +9,7 @@
 //! the compiler from reordering the two.
 //!
 //! Chooses the kind of fence, and has both halves. The announcements are in `readers`. Called by
-//! `readers` (the heavy half) and by the borrowing door (the light half).
+//! `readers` (the heavy half) and by borrowing (the light half).
 
 use crate::mutant::{self, Mutant};
 use crate::sync::{Ordering, fence};

@@ -1,7 +1,7 @@
 //! Readers: a record per thread, with slots for the folios that the thread borrows.
 //!
 //! Registering and unregistering, the slots, and the scan of all slots. The guards are in
-//! `borrow/`, freezing in `freeze`. Called by `cache`, the borrowing door, and everything that
+//! `borrow/`, freezing in `freeze`. Called by `cache`, borrowing, and everything that
 //! freezes.
 //!
 //! | file | subject |

@@ -117,13 +117,13 @@ const LIVE: u8 = 0;
 const CANCELLED: u8 = 1;
 const TIMED_OUT: u8 = 2;
 
-type Tell = Box<dyn FnOnce() + Send>;
+type Callback = Box<dyn FnOnce() + Send>;
 
 /// The functions to call when the request is asked to stop. Each layer that it passes through may
 /// set one: sources, and then the workers or the ring.
 enum Hooks {
     /// Nobody has asked yet. In the order in which they were set.
-    Set(Vec<Tell>),
+    Set(Vec<Callback>),
     /// It was asked: they were taken to be called, and a later one is called at once.
     Asked,
     /// The request has ended: none is called any more.
@@ -180,19 +180,19 @@ impl Control {
         }
     }
 
-    /// As [`Request::on_stop`]. The caller must not hold a lock that `tell` takes.
-    pub(super) fn on_stop(&self, tell: Tell) {
+    /// As [`Request::on_stop`]. The caller must not hold a lock that `callback` takes.
+    pub(super) fn on_stop(&self, callback: Callback) {
         let mut hooks = self.hooks.lock();
         match &mut *hooks {
-            Hooks::Set(set) => set.push(tell),
+            Hooks::Set(set) => set.push(callback),
             // `ask` stored the reason, but looked for functions before this one was set.
             Hooks::Asked => {
                 drop(hooks);
-                call(tell);
+                call(callback);
             }
             Hooks::Ended => {
                 drop(hooks);
-                quietly("a drop", || drop(tell));
+                quietly("a drop", || drop(callback));
             }
         }
     }
@@ -202,16 +202,16 @@ impl Control {
         let hooks = std::mem::replace(&mut *self.hooks.lock(), Hooks::Ended);
         if let Hooks::Set(set) = hooks {
             // One by one: two panics at once would end the process.
-            for tell in set {
-                quietly("a drop", || drop(tell));
+            for callback in set {
+                quietly("a drop", || drop(callback));
             }
         }
     }
 }
 
 /// The calling thread has more to do than this request: the clock, a worker, the ring.
-fn call(tell: Tell) {
-    quietly("on_stop", tell);
+fn call(callback: Callback) {
+    quietly("on_stop", callback);
 }
 
 impl Stop {
@@ -342,17 +342,17 @@ impl Request {
         self.control.as_ref()?.stop()
     }
 
-    /// Calls `tell` once when the request is asked to stop: on the thread that asks (often the
+    /// Calls `callback` once when the request is asked to stop: on the thread that asks (often the
     /// cache's clock, which serves all deadlines), or in this call if that was before. It is not
-    /// called if the request ends first; if it ends at that moment, `tell` may run a little after
+    /// called if the request ends first; if it ends at that moment, `callback` may run a little after
     /// the end. A request can have any number of these, for instance one of each source that it is
-    /// passed through; they are called in the order in which they were set. `tell` must be short,
+    /// passed through; they are called in the order in which they were set. `callback` must be short,
     /// and must not finish the request itself. A panic in it is caught, after the panic hook has
     /// printed it. The call does nothing for a request that cannot be stopped, because it has
     /// neither a deadline nor a [`Canceller`].
-    pub fn on_stop(&self, tell: impl FnOnce() + Send + 'static) {
+    pub fn on_stop(&self, callback: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
-            control.on_stop(Box::new(tell));
+            control.on_stop(Box::new(callback));
         }
     }
 

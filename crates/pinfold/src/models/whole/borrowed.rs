@@ -1,6 +1,6 @@
 //! The shipped borrow: no fence of its own, a membarrier on the other side, delayed stores.
 
-use super::{House, PAGE_BYTES, Plan, SMALL, Stores, draw, holds_and_catches, race};
+use super::{Fixture, PAGE_BYTES, Plan, SMALL, Stores, draw, holds_and_catches, race};
 use crate::borrow::Reader;
 use crate::freeze;
 use crate::mutant::Mutant;
@@ -11,42 +11,43 @@ use crate::sync::scheduled;
 const PLAN: Plan = Plan { frames: 6, ..SMALL };
 
 /// Reads a held page again and again while other threads run.
-fn look_long(house: &House, file: usize, page: u64, bytes: &[u8]) {
+fn look_long(fixture: &Fixture, file: usize, page: u64, bytes: &[u8]) {
     for _ in 0..3 {
-        house.check_bytes(file, page, &bytes[..PAGE_BYTES]);
+        fixture.check_bytes(file, page, &bytes[..PAGE_BYTES]);
         (0..20).for_each(|_| scheduled::point());
     }
-    house.check_bytes(file, page, &bytes[..PAGE_BYTES]);
+    fixture.check_bytes(file, page, &bytes[..PAGE_BYTES]);
 }
 
 /// Borrows pages, each twice in a row, and reads each again after other threads have run.
-fn borrow_some(house: &House) {
-    let reader = Reader::new(house.core.readers.register().expect("there are records"));
+fn borrow_some(fixture: &Fixture) {
+    let reader = Reader::new(fixture.core.readers.register().expect("there are records"));
     for _ in 0..2 {
         let (file, page) = (draw(2) as usize, draw(3));
         for _ in 0..2 {
-            let guard = house.files[file].borrow(page, &reader).expect("the source does not fail");
-            look_long(house, file, page, &guard);
+            let guard =
+                fixture.files[file].borrow(page, &reader).expect("the source does not fail");
+            look_long(fixture, file, page, &guard);
         }
     }
 }
 
-fn read_some(house: &House) {
+fn read_some(fixture: &Fixture) {
     for _ in 0..3 {
-        house.read(draw(2) as usize, draw(3), 64).expect("the source does not fail");
+        fixture.read(draw(2) as usize, draw(3), 64).expect("the source does not fail");
     }
 }
 
-fn evict_some(house: &House) {
+fn evict_some(fixture: &Fixture) {
     for _ in 0..2 {
-        house.evict();
-        read_some(house);
+        fixture.evict();
+        read_some(fixture);
     }
 }
 
 /// Against eviction and refills.
 fn evicted() {
-    race(&House::new(PLAN), &[borrow_some, borrow_some, evict_some]);
+    race(&Fixture::new(PLAN), &[borrow_some, borrow_some, evict_some]);
 }
 
 #[test]
@@ -60,16 +61,16 @@ fn what_is_borrowed_without_a_fence_is_not_evicted() {
     holds_and_catches(Stores::Buffered, evicted, &mutants);
 }
 
-fn drop_some(house: &House) {
+fn drop_some(fixture: &Fixture) {
     for _ in 0..2 {
-        house.invalidate_any();
-        read_some(house);
+        fixture.invalidate_any();
+        read_some(fixture);
     }
 }
 
 /// Against invalidation: an announced folio is freed later.
 fn invalidated() {
-    race(&House::new(PLAN), &[borrow_some, borrow_some, drop_some]);
+    race(&Fixture::new(PLAN), &[borrow_some, borrow_some, drop_some]);
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn what_is_borrowed_without_a_fence_and_dropped_is_freed_later() {
 /// With fences of the readers' own, for systems without membarrier.
 fn fenced() {
     let plan = Plan { barrier: Barrier::FullFence, ..PLAN };
-    race(&House::new(plan), &[borrow_some, borrow_some, evict_some]);
+    race(&Fixture::new(plan), &[borrow_some, borrow_some, evict_some]);
 }
 
 #[test]
@@ -93,23 +94,23 @@ fn what_is_borrowed_with_a_fence_is_not_evicted() {
 /// The system refuses membarrier while a page is borrowed. The page is dropped, and can be freed
 /// only when the reader has unregistered. Readers registered later have fences.
 fn refused() {
-    let house = House::new(Plan { frames: 12, ..PLAN });
-    house.read(0, 0, 64).expect("the source does not fail");
-    let borrow = |house: &House| {
+    let fixture = Fixture::new(Plan { frames: 12, ..PLAN });
+    fixture.read(0, 0, 64).expect("the source does not fail");
+    let borrow = |fixture: &Fixture| {
         for _ in 0..2 {
-            let reader = Reader::new(house.core.readers.register().expect("there are records"));
-            let guard = house.files[0].borrow(0, &reader).expect("the source does not fail");
-            look_long(house, 0, 0, &guard);
+            let reader = Reader::new(fixture.core.readers.register().expect("there are records"));
+            let guard = fixture.files[0].borrow(0, &reader).expect("the source does not fail");
+            look_long(fixture, 0, 0, &guard);
         }
     };
-    let refuse = |house: &House| {
-        house.core.readers.refuse_membarrier();
+    let refuse = |fixture: &Fixture| {
+        fixture.core.readers.refuse_membarrier();
         for page in 0..2 {
-            freeze::drop_clean(&house.core, &house.files[0].mapping, 0..1);
-            house.read(1, page, 64).expect("the source does not fail");
+            freeze::drop_clean(&fixture.core, &fixture.files[0].mapping, 0..1);
+            fixture.read(1, page, 64).expect("the source does not fail");
         }
     };
-    race(&house, &[borrow, refuse]);
+    race(&fixture, &[borrow, refuse]);
 }
 
 #[test]
@@ -120,14 +121,14 @@ fn what_is_borrowed_when_the_membarrier_is_refused_stays() {
 /// Against compaction and splits.
 fn moved() {
     let plan = Plan { frames: 24, order_max: 1, ..SMALL };
-    let change = |house: &House| {
-        reclaim::compact(&house.core);
-        reclaim::migrate_range(&house.core, &house.files[0].mapping, 0..4);
-        reclaim::split_range(&house.core, &house.files[1].mapping, 0..4);
-        house.invalidate_any();
-        read_some(house);
+    let change = |fixture: &Fixture| {
+        reclaim::compact(&fixture.core);
+        reclaim::migrate_range(&fixture.core, &fixture.files[0].mapping, 0..4);
+        reclaim::split_range(&fixture.core, &fixture.files[1].mapping, 0..4);
+        fixture.invalidate_any();
+        read_some(fixture);
     };
-    race(&House::new(plan), &[borrow_some, borrow_some, change]);
+    race(&Fixture::new(plan), &[borrow_some, borrow_some, change]);
 }
 
 #[test]

@@ -1,20 +1,20 @@
 //! Misses under pressure: fills, evictions, the daemon, readahead, and dropping folios being
 //! filled.
 
-use super::{House, Plan, SMALL, Stores, draw, holds_and_catches, race};
+use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, race};
 use crate::fill;
 use crate::mutant::Mutant;
 
-fn read_some(house: &House) {
+fn read_some(fixture: &Fixture) {
     for _ in 0..3 {
-        house.read_any().expect("the source does not fail");
+        fixture.read_any().expect("the source does not fail");
     }
 }
 
 /// Three readers of eight pages in four frames, and the daemon.
 fn pressure() {
-    let house = House::new(Plan { watermarks: (1, 2), ..SMALL });
-    race(&house, &[read_some, read_some, read_some]);
+    let fixture = Fixture::new(Plan { watermarks: (1, 2), ..SMALL });
+    race(&fixture, &[read_some, read_some, read_some]);
 }
 
 #[test]
@@ -32,12 +32,12 @@ fn readers_and_the_daemon_with_too_little_memory() {
 
 /// Drops pages that are or were being read: a reader gets its pages all the same.
 fn dropping() {
-    let drop_some = |house: &House| {
+    let drop_some = |fixture: &Fixture| {
         for _ in 0..3 {
-            house.invalidate_any();
+            fixture.invalidate_any();
         }
     };
-    race(&House::new(SMALL), &[read_some, read_some, drop_some]);
+    race(&Fixture::new(SMALL), &[read_some, read_some, drop_some]);
 }
 
 #[test]
@@ -59,19 +59,19 @@ const AHEAD: Plan = Plan {
     ..SMALL
 };
 
-fn read_on(house: &House) {
+fn read_on(fixture: &Fixture) {
     let from = draw(3);
     for page in from..from + 4 {
-        house.read(0, page, 64).expect("the source does not fail");
+        fixture.read(0, page, 64).expect("the source does not fail");
     }
 }
 
-fn will_need(house: &House) {
-    fill::will_need(&house.files[0], 0..8);
+fn will_need(fixture: &Fixture) {
+    fill::will_need(&fixture.files[0], 0..8);
 }
 
 fn ahead() {
-    race(&House::new(AHEAD), &[read_on, read_on, will_need]);
+    race(&Fixture::new(AHEAD), &[read_on, read_on, will_need]);
 }
 
 #[test]
@@ -87,18 +87,18 @@ fn what_is_read_ahead_arrives_or_ends() {
 /// The same with one read in three failing, and pages dropped: an error comes from the source, and
 /// no thread waits for ever.
 fn ahead_failing() {
-    let read = |house: &House| {
+    let read = |fixture: &Fixture| {
         for page in draw(3)..6 {
-            if let Err(error) = house.read(0, page, 64) {
+            if let Err(error) = fixture.read(0, page, 64) {
                 assert!(error.to_string().contains("as the model wants it"), "{error}");
             }
         }
     };
-    let drop_some = |house: &House| {
-        house.invalidate_any();
-        house.invalidate_any();
+    let drop_some = |fixture: &Fixture| {
+        fixture.invalidate_any();
+        fixture.invalidate_any();
     };
-    race(&House::failing(AHEAD, 3), &[read, read, will_need, drop_some]);
+    race(&Fixture::failing(AHEAD, 3), &[read, read, will_need, drop_some]);
 }
 
 #[test]

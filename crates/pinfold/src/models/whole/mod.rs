@@ -271,7 +271,7 @@ impl Source for Pages {
 }
 
 /// A cache and its files.
-struct House {
+struct Fixture {
     core: Arc<Core>,
     files: Vec<Handle>,
     sources: Vec<Arc<Pages>>,
@@ -279,7 +279,7 @@ struct House {
     fresh: FrameStats,
 }
 
-impl House {
+impl Fixture {
     fn new(plan: Plan) -> Arc<Self> {
         Self::failing(plan, 0)
     }
@@ -327,7 +327,7 @@ impl House {
             spawn(move || source.device())
         });
         let devices = Mutex::new(devices.collect());
-        Arc::new(House { core, files, sources, devices, fresh })
+        Arc::new(Fixture { core, files, sources, devices, fresh })
     }
 
     /// Reads a number of bytes of a page, and checks that they are the page's, of one generation.
@@ -409,16 +409,16 @@ impl House {
 }
 
 /// Runs all sides at once on the cache, which no thread holds afterwards.
-fn race(house: &Arc<House>, sides: &[fn(&House)]) {
+fn race(fixture: &Arc<Fixture>, sides: &[fn(&Fixture)]) {
     let threads: Vec<_> = sides
         .iter()
         .map(|&side| {
-            let house = house.clone();
-            spawn(move || side(&house))
+            let fixture = fixture.clone();
+            spawn(move || side(&fixture))
         })
         .collect();
     for thread in threads {
         thread.join().expect("a thread of the model");
     }
-    house.ends();
+    fixture.ends();
 }

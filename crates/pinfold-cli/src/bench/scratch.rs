@@ -40,7 +40,7 @@ const FILE_SYSTEMS: [(u64, &str); 11] = [
 /// The kind of file system that `path` is on.
 pub fn file_system(path: &Path) -> Result<String> {
     let told = rustix::fs::statfs(path)
-        .with_context(|| format!("cannot find the file system of {}", path.display()))?;
+        .with_context(|| format!("cannot use the directory {}", path.display()))?;
     let number = told.f_type.cast_unsigned();
     let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == number);
     Ok(known.map_or_else(|| format!("{number:#x}"), |(_, name)| (*name).to_owned()))
@@ -59,10 +59,9 @@ pub fn memory_dir() -> PathBuf {
 /// Where files on a disk go: the build's own directory if this is run from a checkout, else a
 /// directory for temporary files that is not in memory, else the current directory.
 pub fn disk_dir() -> PathBuf {
-    let places = [PathBuf::from("target"), std::env::temp_dir(), PathBuf::from("/var/tmp")];
-    places
-        .into_iter()
-        .find(|place| place.is_dir() && !in_memory(place))
+    let dirs = [PathBuf::from("target"), std::env::temp_dir(), PathBuf::from("/var/tmp")];
+    dirs.into_iter()
+        .find(|dir| dir.is_dir() && !in_memory(dir))
         .unwrap_or_else(|| PathBuf::from("."))
 }
 
@@ -117,13 +116,13 @@ pub fn open_direct(path: &Path) -> Result<File> {
 /// Makes sure that files in `dir` can be read past the kernel's cache.
 pub fn ensure_direct(dir: &Path) -> Result<()> {
     let system = file_system(dir)?;
-    let other = "choose a place on a disk with --dir";
-    let refuses = format!("{} ({system}) does not do direct I/O; {other}", dir.display());
+    let other = "choose a directory on a disk with --dir";
+    let refuses = format!("{} ({system}) does not support direct I/O; {other}", dir.display());
     ensure!(!in_memory(dir), "{refuses}");
     let probe = Scratch::write(dir, DIRECT_ALIGNMENT_BYTES as u64, 0, |_| {})?;
     let file = open_direct(&probe.path()).context(refuses.clone())?;
-    let mut room = Aligned::zeroed(DIRECT_ALIGNMENT_BYTES);
-    let got = std::os::unix::fs::FileExt::read_at(&file, room.bytes_mut(), 0).context(refuses)?;
+    let mut memory = Aligned::zeroed(DIRECT_ALIGNMENT_BYTES);
+    let got = std::os::unix::fs::FileExt::read_at(&file, memory.bytes_mut(), 0).context(refuses)?;
     ensure!(got == DIRECT_ALIGNMENT_BYTES, "a direct read of 4096 bytes gave {got}");
     Ok(())
 }
@@ -139,7 +138,7 @@ pub fn forget(file: &File) -> Result<()> {
 /// Memory that direct I/O may read into.
 #[derive(Debug)]
 pub struct Aligned {
-    room: Vec<u8>,
+    memory: Vec<u8>,
     begin: usize,
     bytes: usize,
 }
@@ -150,22 +149,22 @@ impl Aligned {
     pub fn zeroed(bytes: usize) -> Self {
         let huge = bytes >= HUGE_PAGE_BYTES;
         let alignment = if huge { HUGE_PAGE_BYTES } else { DIRECT_ALIGNMENT_BYTES };
-        let mut room = vec![0; bytes + alignment];
-        let begin = room.as_ptr().align_offset(alignment);
+        let mut memory = vec![0; bytes + alignment];
+        let begin = memory.as_ptr().align_offset(alignment);
         assert!(begin <= alignment, "a byte's address can be rounded up");
         if huge {
-            let memory = room[begin..].as_mut_ptr().cast();
+            let aligned = memory[begin..].as_mut_ptr().cast();
             let advice = rustix::mm::Advice::LinuxHugepage;
             // SAFETY: the range is inside the vector; the advice changes how it is backed, not what
             // it holds. Where it is refused small pages do.
-            let _ = unsafe { rustix::mm::madvise(memory, bytes, advice) };
+            let _ = unsafe { rustix::mm::madvise(aligned, bytes, advice) };
         }
-        Aligned { room, begin, bytes }
+        Aligned { memory, begin, bytes }
     }
 
     /// All of it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.room[self.begin..][..self.bytes]
+        &mut self.memory[self.begin..][..self.bytes]
     }
 }
 

@@ -1,7 +1,7 @@
-//! The judgement of what came, and what is said of what is wrong.
+//! Checks the bytes that came, and makes the report if they are wrong.
 //!
 //! Belongs here: whether bytes are those of their file, and all of them. Does not: which errors are
-//! excused, as each door has its own. Called by all threads of `stress`.
+//! excused, as each way in has its own. Called by all threads of `stress`.
 
 use std::ops::RangeInclusive;
 
@@ -29,9 +29,9 @@ impl<'a> Before<'a> {
         Before { shared, desk, subject, phase, oldest_epoch: subject.oldest_epoch() }
     }
 
-    /// Judges what came of `asked` bytes at `offset`, and tells whether it is all there should be.
-    /// It may be less of a file that is being cut.
-    pub(super) fn judge(
+    /// Checks the bytes that came of `asked` at `offset`, and tells whether they are all there
+    /// should be. There may be fewer if the file is being cut.
+    pub(super) fn check(
         &self,
         offset: u64,
         asked: usize,
@@ -80,7 +80,7 @@ pub(super) fn check(
     })
 }
 
-/// What is said of an error that nobody injected. Its file is in the error, or in what the thread does.
+/// The report of an error that nobody injected. The error, or the thread's work, names the file.
 pub(super) fn unexpected(shared: &Shared, desk: &Desk, error: &Error) -> Box<Failure> {
     Box::new(Failure::Unexpected {
         thread: desk.name.clone(),

@@ -7,18 +7,18 @@
 
 use std::arch::asm;
 
-/// `from + at`, computed as `from + guess` if both are the same.
+/// `from + at`, computed as `from + prediction` if both are the same.
 #[inline(always)]
-pub(crate) fn guessed(from: *mut u8, at: usize, guess: usize) -> *mut u8 {
-    let mut address = hidden(from.wrapping_add(guess));
-    if at != guess {
+pub(crate) fn predicted(from: *mut u8, at: usize, prediction: usize) -> *mut u8 {
+    let mut address = hidden(from.wrapping_add(prediction));
+    if at != prediction {
         address = hidden(from.wrapping_add(at));
     }
     address
 }
 
 /// The same address, with its origin hidden from the compiler. Otherwise the compiler, which knows
-/// that `at` and `guess` are equal in one branch, would merge the two branches.
+/// that `at` and `prediction` are equal in one branch, would merge the two branches.
 #[inline(always)]
 fn hidden(mut address: *mut u8) -> *mut u8 {
     // SAFETY: the assembly is empty.
@@ -31,11 +31,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guess_changes_nothing() {
+    fn a_prediction_changes_nothing() {
         let mut bytes = [0_u8; 64];
         let from = bytes.as_mut_ptr();
-        for (at, guess) in [(0, 0), (5, 0), (5, 5), (0, 5)] {
-            assert_eq!(guessed(from, at, guess), from.wrapping_add(at));
+        for (at, prediction) in [(0, 0), (5, 0), (5, 5), (0, 5)] {
+            assert_eq!(predicted(from, at, prediction), from.wrapping_add(at));
         }
     }
 }

@@ -63,7 +63,8 @@ sizes! {
     /// held examines each of them as often as it may.
     SWEEP_EFFORT_MAX: u32 = 4096, loom 4096, shuttle 16;
 
-    /// How long a thread waits for memory before it gets an error. No time passes in a model.
+    /// How long a thread waits for memory that others hold before it gets an error; for reads under
+    /// way it waits longer (`reclaim`). No time passes in a model.
     PATIENCE: std::time::Duration = std::time::Duration::from_secs(2),
         loom std::time::Duration::MAX, shuttle std::time::Duration::MAX;
 }

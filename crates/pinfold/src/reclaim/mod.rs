@@ -99,14 +99,18 @@ pub(crate) fn allocate(
 }
 
 /// How long a thread waits for memory. It begins anew with each read that ends, of whatever file:
-/// what the read brought can be evicted. So a slow source is waited for, and one that hangs is not.
+/// what the read brought can be evicted. While no read ends but some are under way, it is longer by
+/// [`READS_TAKE`]: a disk that starts up is waited for, a source that hangs is not without end.
 ///
 /// A thread in a source's call has folios on their way itself, for which others wait. It waits only
-/// once.
+/// once, and not for other reads.
 struct Patience {
     ended: u64,
     since: Instant,
 }
+
+/// How many times longer it waits while reads are under way.
+const READS_TAKE: u32 = 15;
 
 impl Patience {
     fn new(core: &Core) -> Self {
@@ -114,11 +118,15 @@ impl Patience {
     }
 
     fn is_over(&mut self, core: &Core) -> bool {
-        let ended = core.engine.ended();
-        if ended != self.ended && !source::in_a_source() {
+        let (patience, ended) = (core.options.patience, core.engine.ended());
+        if source::in_a_source() {
+            return self.since.elapsed() > patience;
+        }
+        if ended != self.ended {
             *self = Patience { ended, since: Instant::now() };
         }
-        self.since.elapsed() > core.options.patience
+        let reading = core.engine.is_reading();
+        self.since.elapsed() > if reading { patience.saturating_mul(READS_TAKE) } else { patience }
     }
 }
 

@@ -176,6 +176,35 @@ fn a_source_that_hangs_is_not_waited_for_without_end() {
     });
 }
 
+/// All memory is on its way from a source of which each read takes longer than others are waited
+/// for.
+#[test]
+fn a_slow_read_is_waited_for_longer_than_those_who_hold_memory() {
+    // Ends: unless something else has all cores again and again.
+    loop {
+        let (cache, slow) = (impatient(), Slow::new(None));
+        let mut in_time = false;
+        with_all_on_its_way(&cache, &slow, |file| {
+            std::thread::scope(|scope| {
+                let since = Instant::now();
+                let waiter = scope.spawn(|| file.read_at(&mut [0; 8], 32 << 20));
+                std::thread::sleep(3 * PATIENCE);
+                let waits = !waiter.is_finished();
+                slow.open();
+                let read = waiter.join().unwrap();
+                in_time = since.elapsed() < super::READS_TAKE * PATIENCE;
+                if in_time {
+                    assert!(waits, "it did not wait: {read:?}");
+                    assert_eq!(read.unwrap(), 8);
+                }
+            });
+        });
+        if in_time {
+            return;
+        }
+    }
+}
+
 /// While one read after another ends, memory is waited for, however long it takes. These reads are
 /// into memory of the test's own: what they bring is no use to the cache.
 #[test]

@@ -62,6 +62,11 @@ impl Engine {
         self.under_way.ended()
     }
 
+    /// Whether a source has a request or a call of this cache at the moment.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.under_way.any()
+    }
+
     pub(super) fn under_way(&self) -> &UnderWay {
         &self.under_way
     }

@@ -17,7 +17,7 @@
 //! | `open.rs` | from a path to a source |
 //! | `identity.rs` | when two sources are the same object |
 //! | `meter.rs` | calls, bytes, latencies |
-//! | `under_way.rs` | how many requests and calls have ended |
+//! | `under_way.rs` | how many requests and calls have begun and ended |
 //! | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
 
 mod aligned;

@@ -1,17 +1,23 @@
-//! What sources are at: how many requests and calls of a cache's sources have ended, and whether
-//! the calling thread is in one of them.
+//! What sources are at: how many requests and calls of a cache's sources have begun and ended, and
+//! whether the calling thread is in one of them.
 //!
-//! Belongs here: the two answers, for whoever waits for memory and asks whether there is any to
-//! come. Called by `backing.rs`, `request.rs` and `pool.rs`; asked by `reclaim`.
+//! Belongs here: the answers, for whoever waits for memory and asks whether there is any to come.
+//! Called by `backing.rs`, `request.rs` and `pool.rs`; asked by `reclaim`.
 
 use std::cell::Cell;
 use std::sync::Arc;
 // Not from `crate::sync`: no protocol hangs on it.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many have ended.
+/// The requests and calls of a cache's sources.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnderWay(Arc<AtomicU64>);
+pub(super) struct UnderWay(Arc<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
 
 /// One that is under way, until it is dropped.
 #[derive(Debug)]
@@ -20,17 +26,24 @@ pub(super) struct Move(UnderWay);
 impl UnderWay {
     /// One more begins.
     pub(super) fn begin(&self) -> Move {
+        self.0.begun.fetch_add(1, Ordering::Relaxed); // these numbers order nothing
         Move(self.clone())
     }
 
+    /// How many have ended.
     pub(super) fn ended(&self) -> u64 {
-        self.0.load(Ordering::Relaxed) // a number of about now, as below
+        self.0.ended.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is one; about now.
+    pub(super) fn any(&self) -> bool {
+        self.0.begun.load(Ordering::Relaxed) != self.ended()
     }
 }
 
 impl Drop for Move {
     fn drop(&mut self) {
-        self.0.0.fetch_add(1, Ordering::Relaxed);
+        self.0.0.ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 

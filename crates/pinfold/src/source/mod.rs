@@ -153,7 +153,8 @@ pub enum Start {
 /// calls that may block may call anything, including the cache: a source may be layered over
 /// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
 /// that called the source**. The handles that it keeps for that end with it, and so with the last
-/// handle of its own file: they do not keep the cache alive by themselves. Two things are not allowed, because they would never end:
+/// handle of its own file: they do not keep the cache alive by themselves. Two things are not
+/// allowed, because they would never end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;

@@ -145,7 +145,7 @@ pub enum Start {
 /// - The cache drops a source with the last handle of its file: pages that stay cached need none,
 ///   and the next attach brings one. Requests that the source has taken may be under way then.
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
-///   prints it first. A panic in the source's `Drop` is caught as well, wherever the cache drops it.
+///   prints it first. A panic in the source's `Drop` is caught as well, where the cache drops it.
 ///
 /// # What a source may call
 ///
@@ -300,9 +300,9 @@ pub trait Source: Send + Sync + Debug {
     /// default, is no limit.
     ///
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
-    /// ended from outside, because its memory is in use until it returns. A read that a thread waits
-    /// for is such a call, so that the thread waits as long as the source does. A source that has a
-    /// deadline must keep it in these calls, and return the same kind of error.
+    /// ended from outside, because its memory is in use until it returns. A read that a thread
+    /// waits for is such a call, so the thread waits as long as the source does. A source that has
+    /// a deadline must keep it in these calls, and return the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None
     }

@@ -1,8 +1,7 @@
 //! Calls of the program's code that may panic: a panic of a source is an error of the source, and
 //! one of a completion or of a function of `Request::on_stop` concerns no other request.
 //!
-//! Called by whatever makes such a call: `backing.rs`, `pool.rs`, `request.rs`, and the cache when a
-//! source is attached.
+//! Called by whatever makes such a call: `backing.rs`, `shared.rs`, `pool.rs` and `request.rs`.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -145,7 +145,7 @@ pub enum Start {
 /// - The cache drops a source with the last handle of its file: pages that stay cached need none,
 ///   and the next attach brings one. Requests that the source has taken may be under way then.
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
-///   prints it first. A panic in the source's `Drop` is caught as well, wherever the cache drops it.
+///   prints it first. A panic in the source's `Drop` is caught as well, where the cache drops it.
 ///
 /// # What a source may call
 ///
@@ -153,7 +153,8 @@ pub enum Start {
 /// calls that may block may call anything, including the cache: a source may be layered over
 /// another file of the same cache, and may copy, borrow or pin that file's pages **on the thread
 /// that called the source**. The handles that it keeps for that end with it, and so with the last
-/// handle of its own file: they do not keep the cache alive by themselves. Two things are not allowed, because they would never end:
+/// handle of its own file: they do not keep the cache alive by themselves. Two things are not
+/// allowed, because they would never end:
 ///
 /// - reading through the cache, even indirectly, from the file that it is the source of: the read
 ///   would wait for itself;
@@ -299,9 +300,9 @@ pub trait Source: Send + Sync + Debug {
     /// default, is no limit.
     ///
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
-    /// ended from outside, because its memory is in use until it returns. A read that a thread waits
-    /// for is such a call, so that the thread waits as long as the source does. A source that has a
-    /// deadline must keep it in these calls, and return the same kind of error.
+    /// ended from outside, because its memory is in use until it returns. A read that a thread
+    /// waits for is such a call, so the thread waits as long as the source does. A source that has
+    /// a deadline must keep it in these calls, and return the same kind of error.
     fn deadline(&self) -> Option<Duration> {
         None
     }

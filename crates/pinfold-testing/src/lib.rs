@@ -1,4 +1,5 @@
-//! What tests of the whole cache are made of, and tests of programs that bring a source of their own.
+//! What tests of the whole cache are made of, and tests of programs that bring a source of their
+//! own.
 //!
 //! | module | what it has |
 //! |---|---|
@@ -12,8 +13,8 @@
 //!
 //! # Where tests live
 //!
-//! - Public behaviour: `crates/pinfold/tests`, with what is here. A unit test of `pinfold` cannot use
-//!   this crate: to it, the cache that this crate links is another one, with types of its own.
+//! - Public behaviour: `crates/pinfold/tests`, with what is here. A unit test of `pinfold` cannot
+//!   use this crate: to it, the cache that this crate links is another one, with types of its own.
 //! - What needs internals: a `tests` module beside the code.
 //! - Protocols, in every interleaving or in schedules that are drawn: `crates/pinfold/src/models`.
 //!

@@ -134,7 +134,8 @@ impl Cache {
         self.open_with(path, FileOptions::default())
     }
 
-    /// [`open`](Self::open) with options. A file that is already cached keeps the options it has.
+    /// [`open`](Self::open) with options. A file that is open keeps the options it has; one that is
+    /// only cached takes these.
     ///
     /// # Errors
     /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported.
@@ -242,8 +243,8 @@ impl Cache {
         }
     }
 
-    /// Free runs of 2 MiB, and how many there could be. Feature `testing`: for tests of what pins do
-    /// to them.
+    /// Free runs of 2 MiB, and how many there could be. Feature `testing`: for tests of what pins
+    /// do to them.
     #[cfg(feature = "testing")]
     pub fn whole_runs(&self) -> (u32, u32) {
         let free = self.core.frames.stats().free_blocks[usize::from(frame::Order::MAX.get())];

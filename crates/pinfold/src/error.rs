@@ -153,8 +153,8 @@ pub enum Error {
         /// Where the file ended.
         cause: Truncated,
     },
-    /// The budget is full of memory that cannot be evicted, and nobody let go of any for two seconds.
-    /// While reads from sources were under way, thirty seconds since one of them ended.
+    /// The budget is full of memory that cannot be evicted, and nobody let go of any for two
+    /// seconds. While reads from sources were under way, thirty seconds since one of them ended.
     #[error(
         "no memory for {wanted_bytes} bytes in a budget of {budget_bytes}: {pinned_bytes} are \
          pinned, {held_bytes} held by readers, {filling_bytes} being read, {dirty_bytes} dirty, \

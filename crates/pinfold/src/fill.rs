@@ -242,8 +242,9 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
 #[cold]
 #[inline(never)]
 pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
-    // The thread that clears the mark does the work. A forked child clears the marks of its own copy
-    // and reads nothing: a mark that stayed would keep the page from optimistic readers for ever.
+    // The thread that clears the mark does the work. A forked child clears the marks of its own
+    // copy and reads nothing: a mark that stayed would keep the page from optimistic readers for
+    // ever.
     let marked = held.frame().clear_flags(Flags::READAHEAD).contains(Flags::READAHEAD);
     if !marked || !reader.core.owner.is_here() {
         return;
@@ -377,7 +378,8 @@ fn insert(
             Err(InsertError::Occupied(_)) => break Err(NotInserted::Occupied),
             Err(InsertError::NoNodes(short)) => {
                 drop(changing);
-                // Not waited for but for the first folio: others may wait for those before this one.
+                // Not waited for but for the first folio: others may wait for those before this
+                // one.
                 match reclaim::refill_nodes(core, short.wanted, needed) {
                     Ok(true) => {}
                     Ok(false) => break Err(NotInserted::NoMemory(None)),

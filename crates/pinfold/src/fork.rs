@@ -21,7 +21,8 @@ use std::sync::{Arc, OnceLock};
 // Not from `crate::sync`: models do not fork.
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// How often this process, counted from its first ancestor that had a cache, is the child of a fork.
+/// How often this process, counted from its first ancestor that had a cache, is the child of a
+/// fork.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// All [`Kept`], the newest first. The list only grows and changes by single stores, so a child can

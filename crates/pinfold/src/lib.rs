@@ -18,8 +18,8 @@
 //! so.
 
 // Where tests live: what the public interface shows, in `crates/pinfold/tests`, made of what is in
-// `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols, in
-// `src/models`.
+// `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols,
+// in `src/models`.
 
 // loom builds without the public types, so much of the crate is unused there.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unreachable_pub))]

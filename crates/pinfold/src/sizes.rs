@@ -38,8 +38,8 @@ sizes! {
     /// Log2 of a node's slots. With two slots, two pages make a tree.
     NODE_BITS: u32 = 6, loom 1, shuttle 6;
 
-    /// The most blocks of a directory: 16 GiB of a file. loom's has one: more words would be more to
-    /// interleave.
+    /// The most blocks of a directory: 16 GiB of a file. loom's has one: more words would be more
+    /// to interleave.
     DIRECTORY_BLOCKS_MAX: u64 = 1 << 16, loom 1, shuttle 1 << 16;
 
     /// Folios that one reader can borrow at once without a counted reference.

@@ -598,8 +598,8 @@ fn a_real_file_cut_short_by_somebody_else_is_told_where() {
 
 // ---- no memory ----
 
-/// Of a slow source more is read at once than the budget has room for: all wait, and get it. Held by
-/// guards it is an error that says so, and no hang; all is well afterwards.
+/// Of a slow source more is read at once than the budget has room for: all wait, and get it. Held
+/// by guards it is an error that says so, and no hang; all is well afterwards.
 #[test]
 fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
     const READERS: u64 = 400;

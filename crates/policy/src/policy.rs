@@ -29,8 +29,8 @@ pub trait PolicyState: Send {
 /// `next_victim` looks at no more folios than the sweep's effort allows.
 pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// Inserts a folio, and sets its use count to 0: the first read of a folio that a reader waited
-    /// for is not a use, and the caller does not raise the count for it. `shadow` is the entry found
-    /// where the folio is inserted, if any.
+    /// for is not a use, and the caller does not raise the count for it. `shadow` is the entry
+    /// found where the folio is inserted, if any.
     ///
     /// # Panics
     /// In debug builds if the folio's place is not `Out`.

@@ -1,7 +1,7 @@
 //! Those who read in place and keep what they read.
 //!
-//! Belongs here: borrows and counted guards of all ways of keeping, and the look, as long as they are
-//! kept, whether a byte has changed. Called by `stress`.
+//! Belongs here: borrows and counted guards of all ways of keeping, and the look, as long as they
+//! are kept, whether a byte has changed. Called by `stress`.
 
 use std::ops::Deref;
 

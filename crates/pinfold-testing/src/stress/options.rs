@@ -27,8 +27,8 @@ pub struct Options {
     pub schedule: Schedule,
     /// Of the cache.
     pub budget_bytes: u64,
-    /// Of the files together, where the schedule is [`Schedule::Mixed`]; ten times the budget unless
-    /// there is a reason.
+    /// Of the files together, where the schedule is [`Schedule::Mixed`]; ten times the budget
+    /// unless there is a reason.
     pub data_bytes: u64,
     /// Where the real files go; they are left there.
     pub dir: PathBuf,
@@ -69,8 +69,8 @@ pub enum Sabotage {
 }
 
 impl Options {
-    /// Two readers and a holder per core, two shakers and two pinners, for 5 seconds, on files of ten
-    /// times 8 MiB in `dir`.
+    /// Two readers and a holder per core, two shakers and two pinners, for 5 seconds, on files of
+    /// ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {

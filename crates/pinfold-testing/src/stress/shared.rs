@@ -1,7 +1,7 @@
 //! What the threads of a run share.
 //!
-//! Belongs here: the end of a run, its first failure, what must hold when all threads have left, and
-//! what is told of it. Called by all threads of `stress`.
+//! Belongs here: the end of a run, its first failure, what must hold when all threads have left,
+//! and what is told of it. Called by all threads of `stress`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -144,8 +144,8 @@ impl Arena {
         let (word, bit) = self.touched.word_and_bit(frame);
         let _touching = self.touched.touching.lock();
         if word.load(Ordering::Relaxed) & bit == 0 {
-            // SAFETY: the frame is inside the arena, and the caller's alone: no frame of a huge page
-            // is in use before the page is touched.
+            // SAFETY: the frame is inside the arena, and the caller's alone: no frame of a huge
+            // page is in use before the page is touched.
             let byte = unsafe { AtomicU8::from_ptr(self.address(frame)) };
             // Relaxed: the value means nothing.
             byte.store(0, Ordering::Relaxed);

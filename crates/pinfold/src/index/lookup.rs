@@ -40,9 +40,10 @@ impl<const BITS: u32> Lookup<BITS> {
         }
     }
 
-    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a page,
-    /// where the directory has it as far as it is known here. For all other pages there is
-    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios only.
+    /// As [`Index::lookup_hint`] of the page that has byte `at` of an array of `1 << unit` bytes a
+    /// page, where the directory has it as far as it is known here. For all other pages there is
+    /// [`Self::hint_behind`]. The page's number is needed, and computed, in blocks of small folios
+    /// only.
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
         let block = at >> (unit + BITS);
@@ -74,7 +75,8 @@ impl<const BITS: u32> Lookup<BITS> {
     #[inline(never)]
     pub(crate) fn hint_behind(&self, index: &Index<BITS>, page: u64) -> FrameNumber {
         let words = index.directory.words();
-        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the same.
+        // Relaxed: the bound grows once in an index's life, so whoever else is here stores the
+        // same.
         if words.len() > self.blocks.load(Ordering::Relaxed) {
             self.words.store(words.as_ptr().cast_mut(), Ordering::Relaxed);
             let order = if mutant::on(Mutant::BoundRelaxed) {

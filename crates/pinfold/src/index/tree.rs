@@ -1,7 +1,7 @@
 //! One file's index as readers have it: the root, and looking a page up.
 //!
-//! Here: the walk, and what the writer keeps of the tree. Not here: changing it (`writer.rs`), and the
-//! way of a hit (`lookup.rs`).
+//! Here: the walk, and what the writer keeps of the tree. Not here: changing it (`writer.rs`), and
+//! the way of a hit (`lookup.rs`).
 
 use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
@@ -21,8 +21,8 @@ pub(crate) struct Index<const BITS: u32 = { super::types::BITS }> {
 
 /// The right to change one index. Keep it inside the file's mutex.
 ///
-/// It can be neither copied nor made: [`NodePool::new_index`] makes one for each index, and a writer
-/// borrows it mutably. So two writers at once do not type-check.
+/// It can be neither copied nor made: [`NodePool::new_index`] makes one for each index, and a
+/// writer borrows it mutably. So two writers at once do not type-check.
 #[derive(Debug)]
 pub(crate) struct IndexOwner {
     pub(super) id: u64,
@@ -55,7 +55,8 @@ impl<const BITS: u32> Index<BITS> {
         self.memory.clone()
     }
 
-    /// The head of the folio that holds `page`: a hint in both directions, see the head of the file.
+    /// The head of the folio that holds `page`: a hint in both directions, see the head of the
+    /// file.
     ///
     /// Wait-free, stores nothing. Costs one load for a file of one folio, and one more per level: 1
     /// up to 256 KiB, 2 up to 16 MiB, 3 up to 1 GiB, 4 up to 64 GiB.
@@ -64,8 +65,8 @@ impl<const BITS: u32> Index<BITS> {
         self.walk(page).frame()
     }
 
-    /// As `lookup`, and faster, for somebody who checks what comes out of it: of a page that is not in
-    /// the index, or that is being put there, it may be any head, or a number that no arena has.
+    /// As `lookup`, and faster, for somebody who checks what comes out of it: of a page that is not
+    /// in the index, or that is being put there, it may be any head, or a number that no arena has.
     #[inline(always)]
     pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {
         let Some(entry) = self.directory.get(page >> BITS) else { return self.lookup_far(page) };

@@ -199,8 +199,8 @@ fn shrinking_and_growing_stays_inside_the_file() {
     holds_and_catches(&[], shrink_and_grow);
 }
 
-/// A file has grown by all that it has. Two threads look its page up through one handle, which knows
-/// nothing of the larger directory yet.
+/// A file has grown by all that it has. Two threads look its page up through one handle, which
+/// knows nothing of the larger directory yet.
 fn larger_directory() {
     let file = File::<1>::of_pages(&Arc::new(NodePool::model(2, GARBAGE)), 0);
     // SAFETY: both threads have the file.

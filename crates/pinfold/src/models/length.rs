@@ -109,7 +109,8 @@ fn a_counted_read_of_a_file_that_grows() {
     holds_and_catches(grown_counted, &mutants);
 }
 
-/// The file is cut while its page becomes dirty. Once it is dirty, it stays, and so does the length.
+/// The file is cut while its page becomes dirty. Once it is dirty, it stays, and so does the
+/// length.
 fn cut_and_written() {
     let cut = |model: &Model| {
         becomes(model, 1, 4);

@@ -114,8 +114,9 @@ pub(crate) struct Opened {
 }
 
 /// Opens the file or block device at `path`, which must exist, as a source by itself: to be read or
-/// written without a cache, or for a source of one's own that is layered over it. What is to be read
-/// through a cache as it is, [`Cache::open`](crate::Cache::open) opens better: with the cache's ring.
+/// written without a cache, or for a source of one's own that is layered over it. What is to be
+/// read through a cache as it is, [`Cache::open`](crate::Cache::open) opens better: with the
+/// cache's ring.
 ///
 /// ```
 /// use pinfold::source::{Access, Preference, Source, open_file};

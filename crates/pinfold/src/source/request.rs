@@ -344,12 +344,12 @@ impl Request {
 
     /// Calls `callback` once when the request is asked to stop: on the thread that asks (often the
     /// cache's clock, which serves all deadlines), or in this call if that was before. It is not
-    /// called if the request ends first; if it ends at that moment, `callback` may run a little after
-    /// the end. A request can have any number of these, for instance one of each source that it is
-    /// passed through; they are called in the order in which they were set. `callback` must be short,
-    /// and must not finish the request itself. A panic in it is caught, after the panic hook has
-    /// printed it. The call does nothing for a request that cannot be stopped, because it has
-    /// neither a deadline nor a [`Canceller`].
+    /// called if the request ends first; if it ends at that moment, `callback` may run a little
+    /// after the end. A request can have any number of these, for instance one of each source that
+    /// it is passed through; they are called in the order in which they were set. `callback` must
+    /// be short, and must not finish the request itself. A panic in it is caught, after the panic
+    /// hook has printed it. The call does nothing for a request that cannot be stopped, because it
+    /// has neither a deadline nor a [`Canceller`].
     pub fn on_stop(&self, callback: impl FnOnce() + Send + 'static) {
         if let Some(control) = &self.control {
             control.on_stop(Box::new(callback));

@@ -153,7 +153,8 @@ pub enum Error {
         /// Where the file ended.
         cause: Truncated,
     },
-    /// The budget is full of memory that cannot be evicted.
+    /// The budget is full of memory that cannot be evicted, and for two seconds no read of a source
+    /// ended that would have brought some.
     #[error(
         "no memory for {wanted_bytes} bytes in a budget of {budget_bytes}: {pinned_bytes} are \
          pinned, {held_bytes} held by readers, {filling_bytes} being read, {dirty_bytes} dirty, \

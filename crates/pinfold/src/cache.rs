@@ -72,10 +72,12 @@ impl std::fmt::Debug for Cache {
     /// One line; [`Cache::stats`] has the rest.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let frames = &self.core.frames;
+        // A forked child does not look: the table may be locked for ever.
+        let files = if self.core.check_owner().is_ok() { self.core.mappings.count() } else { 0 };
         f.debug_struct("Cache")
             .field("budget_bytes", &(u64::from(frames.frames()) * PAGE_BYTES as u64))
             .field("free_bytes", &(u64::from(frames.free_frames()) * PAGE_BYTES as u64))
-            .field("files", &self.core.mappings.count())
+            .field("files", &files)
             .finish_non_exhaustive()
     }
 }
@@ -122,7 +124,7 @@ impl Cache {
     /// page cache otherwise; [`Stats::sources`] says which.
     ///
     /// A file whose last handle is dropped stays open for the system as long as it is cached.
-    /// Such files have at most a quarter of the descriptors that the process may have
+    /// Such files of one cache have at most a quarter of the descriptors that the process may have
     /// (`RLIMIT_NOFILE`): beyond that, the one that was closed first is given up, with its pages.
     /// The same happens where opening finds no descriptor left (`EMFILE`, `ENFILE`), until it
     /// succeeds or no such file is left.

@@ -33,7 +33,9 @@ impl Failures {
     /// Call it before the folio is freed.
     pub(crate) fn forget(&self, head: FrameNumber, frame: &Frame) {
         if frame.flags().contains(Flags::FAILED) {
-            self.0.lock().remove(&head.0);
+            // Dropped without the lock: it may have an error of the program's own.
+            let error = self.0.lock().remove(&head.0);
+            drop(error);
         }
     }
 }

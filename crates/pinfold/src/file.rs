@@ -300,6 +300,9 @@ fn close(core: &Core, mapping: &Mapping) -> bool {
     let Closed { last, for_good, source } = core.mappings.drop_handle(mapping);
     if for_good {
         freeze::drop_clean(core, mapping, 0..PAGES_END);
+    } else if source.is_some() {
+        // The source may never answer. Whoever opens the file again has a source that does.
+        freeze::drop_on_their_way(core, mapping);
     }
     core.retire(mapping);
     drop(source);

@@ -240,33 +240,24 @@ impl Mappings {
             let mapping = mapping.expect("a file that is listed has a mapping");
             // Relaxed, here and below: ordered by the table's mutex.
             let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
-            table.no_longer_closed(&mapping);
-            let changed = changed(&mapping, identity.as_ref(), &path);
-            match changed {
+            match changed(&mapping, identity.as_ref(), &path) {
                 Some(error) if !nobodys => return Err(error),
+                Some(_) if table.is_full() => return Err(table.too_many(path)),
                 Some(_) => mapping.outdated.store(true, Ordering::Relaxed),
                 None if nobodys => _old_source = mapping.backing.adopt(&backing),
                 None => {}
             }
+            if mapping.outdated.load(Ordering::Relaxed) && table.is_full() {
+                return Err(table.too_many(path));
+            }
+            table.no_longer_closed(&mapping);
             mapping.handles.fetch_add(1, Ordering::Relaxed);
             if !mapping.outdated.load(Ordering::Relaxed) {
                 return Ok((mapping, None));
             }
             outdated = Some(mapping);
         }
-        let id = match table.free_ids.pop() {
-            Some(id) => id,
-            None if table.by_id.len() < table.ids_end as usize => {
-                table.by_id.push(None);
-                table.by_id.len() as u32 - 1
-            }
-            None => {
-                if let Some(outdated) = outdated {
-                    outdated.handles.fetch_sub(1, Ordering::Relaxed);
-                }
-                return Err(Error::TooManyFiles { path, most: table.ids_end });
-            }
-        };
+        let Some(id) = table.take_id() else { return Err(table.too_many(path)) };
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
             index,
@@ -369,6 +360,25 @@ impl Mappings {
 }
 
 impl Table {
+    fn is_full(&self) -> bool {
+        self.free_ids.is_empty() && self.by_id.len() >= self.ids_end as usize
+    }
+
+    fn too_many(&self, path: PathBuf) -> Error {
+        Error::TooManyFiles { path, most: self.ids_end }
+    }
+
+    /// A number for a new mapping.
+    fn take_id(&mut self) -> Option<u32> {
+        if self.is_full() {
+            return None;
+        }
+        Some(self.free_ids.pop().unwrap_or_else(|| {
+            self.by_id.push(None);
+            self.by_id.len() as u32 - 1
+        }))
+    }
+
     fn no_longer_closed(&mut self, mapping: &Mapping) {
         self.closed.remove(&mapping.closing.load(Ordering::Relaxed));
     }

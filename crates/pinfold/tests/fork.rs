@@ -128,6 +128,7 @@ fn read_ahead(cache: &Cache) -> File {
 fn tells_nothing(cache: &Cache) {
     assert_eq!(cache.stats().budget_bytes, 0);
     assert!(cache.pins().is_none() && !cache.compact());
+    assert!(format!("{cache:?}").contains("files: 0"));
 }
 
 /// A child cannot read ahead, and must not wait for somebody who does.

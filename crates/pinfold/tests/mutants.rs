@@ -59,6 +59,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("directory-stays", "readers find by the tree what the directory does not know"),
     ("directory-grows-empty", "readers find by the tree what the directory does not know"),
     ("old-directory-stays", "readers find by the tree what the directory does not know"),
+    ("bound-relaxed", "x86-64 reorders no stores"),
     ("length-first", "nobody here knows which of two lengths a reader had seen before"),
     ("announce-late", "the window is a few instructions wide, and the models see it"),
     ("announce-unfenced", "membarrier(2) is the fence"),

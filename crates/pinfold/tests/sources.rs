@@ -242,6 +242,45 @@ fn reads(file: &File, page: u64, byte: u8) {
     assert_eq!(buf, [byte; 64]);
 }
 
+/// An object whose store does not answer.
+#[derive(Debug)]
+struct Unreachable(Object, Arc<Gate>);
+
+impl Source for Unreachable {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.1.pass();
+        self.0.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        self.0.kind()
+    }
+    fn identity(&self) -> Option<SourceIdentity> {
+        self.0.identity()
+    }
+}
+
+/// Neither for a page that the source before was asked for, nor for one behind its queue.
+#[test]
+fn whoever_attaches_again_does_not_wait_for_the_source_before() {
+    in_time(|| {
+        let (cache, gate) = (cache(), Arc::new(Gate::default()));
+        let _open = OpenAtLast(gate.clone());
+        let object = Object { version: "1", byte: 1, reads: AtomicUsize::new(0) };
+        let old = cache.attach("old", Arc::new(Unreachable(object, gate.clone()))).unwrap();
+        ask_page_by_page(&old);
+        gate.wait_for(1);
+        drop(old);
+        let new = cache.attach("new", Object::new("1", 1)).unwrap();
+        new.advise(40 * PAGE..41 * PAGE, Hint::WillNeed).unwrap();
+        for page in [0, 1, 40, 41] {
+            reads(&new, page, 1);
+        }
+    });
+}
+
 #[test]
 fn two_attaches_of_one_object_share_its_pages() {
     let (cache, first, second) = (cache(), Object::new("1", 1), Object::new("1", 1));

@@ -27,11 +27,12 @@ use crate::readers::LOOK_MAX;
 /// Folios dropped under one hold of the mutex, and looked for in one scan.
 const BATCH: usize = LOOK_MAX;
 
-/// What happens to dirty folios.
+/// Which folios go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Unclean {
-    Stay,
-    Go,
+enum Which {
+    Clean,
+    OnTheirWay,
+    All,
 }
 
 /// Drops every clean folio that has a page of `pages`; returns the bytes dropped.
@@ -39,13 +40,18 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
     if mutant::on(Mutant::InvalidateNothing) {
         return 0;
     }
-    let unclean = if mutant::on(Mutant::LoseDirty) { Unclean::Go } else { Unclean::Stay };
-    drop_range(core, mapping, pages, unclean, None)
+    let which = if mutant::on(Mutant::LoseDirty) { Which::All } else { Which::Clean };
+    drop_range(core, mapping, pages, which, None)
+}
+
+/// Drops the folios that are being filled. Their fills go on, and nobody waits for them any more.
+pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
+    drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
 }
 
 /// Drops every folio that has a page of `pages`, dirty ones included: their changes are lost.
 pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
-    drop_range(core, mapping, pages, Unclean::Go, None)
+    drop_range(core, mapping, pages, Which::All, None)
 }
 
 /// Sets the mapping's length to `len_bytes`, the source's current length. The caller holds its
@@ -67,7 +73,7 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
         discard(core, mapping, pages);
     } else if len_bytes != old_bytes {
         let set_len = || mapping.set_len_bytes(len_bytes);
-        drop_range(core, mapping, pages, Unclean::Go, Some(&set_len));
+        drop_range(core, mapping, pages, Which::All, Some(&set_len));
     }
 }
 
@@ -78,7 +84,7 @@ fn drop_range(
     core: &Core,
     mapping: &Mapping,
     pages: Range<u64>,
-    unclean: Unclean,
+    which: Which,
     when_empty: Option<&dyn Fn()>,
 ) -> u64 {
     let mut dropped = 0;
@@ -102,7 +108,13 @@ fn drop_range(
                 break;
             };
             from = folio.end();
-            if unclean == Unclean::Stay && !writer.is_clean(folio.page) {
+            let goes = match which {
+                Which::Clean => writer.is_clean(folio.page),
+                // Under the mutex no folio is frozen, so an odd version says that it is filled.
+                Which::OnTheirWay => core.frames.frame(folio.frame).is_changing(),
+                Which::All => true,
+            };
+            if !goes {
                 continue;
             }
             drop(writer);

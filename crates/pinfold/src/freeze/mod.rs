@@ -28,7 +28,7 @@ mod users;
 pub(crate) use batch::{Batch, Candidate, Frozen};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
-pub(crate) use drop::{drop_clean, resize};
+pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
 #[cfg(feature = "testing")]
 pub(crate) use split::split;

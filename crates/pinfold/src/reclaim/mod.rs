@@ -114,19 +114,19 @@ const READS_TAKE: u32 = 15;
 
 impl Patience {
     fn new(core: &Core) -> Self {
-        Patience { ended: core.engine.ended(), since: Instant::now() }
+        Patience { ended: core.engine.reads().ended, since: Instant::now() }
     }
 
     fn is_over(&mut self, core: &Core) -> bool {
-        let (patience, ended) = (core.options.patience, core.engine.ended());
+        let (patience, now) = (core.options.patience, core.engine.reads());
         if source::in_a_source() {
             return self.since.elapsed() > patience;
         }
-        if ended != self.ended {
-            *self = Patience { ended, since: Instant::now() };
+        if now.ended != self.ended {
+            *self = Patience { ended: now.ended, since: Instant::now() };
         }
-        let reading = core.engine.is_reading();
-        self.since.elapsed() > if reading { patience.saturating_mul(READS_TAKE) } else { patience }
+        let limit = if now.under_way { patience.saturating_mul(READS_TAKE) } else { patience };
+        self.since.elapsed() > limit
     }
 }
 

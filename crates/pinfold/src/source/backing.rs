@@ -28,11 +28,18 @@ const CLOSED: &str = "none: the file is closed";
 /// A source in use by a cache.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    /// May be replaced by another source of the same object. `None` once it was let go of.
-    source: RwLock<Option<SharedSource>>,
+    current: RwLock<Current>,
     engine: Arc<Engine>,
     meter: Arc<Meter>,
-    lane: pool::Lane,
+}
+
+/// What another source of the same object brings with it when it takes over.
+#[derive(Debug)]
+struct Current {
+    /// `None` once it was let go of.
+    source: Option<SharedSource>,
+    /// The source's own: nothing waits behind the requests of the one before.
+    lane: Arc<pool::Lane>,
 }
 
 /// A file was truncated: it ended before the length that it had when the cache last asked.
@@ -74,13 +81,13 @@ impl Truncated {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let source = RwLock::new(Some(source.into()));
-        Self { source, engine, meter: Arc::default(), lane: pool::Lane::new() }
+        let current = Current { source: Some(source.into()), lane: Arc::new(pool::Lane::new()) };
+        Self { current: RwLock::new(current), engine, meter: Arc::default() }
     }
 
     /// The source, as it is now. Only for whoever has a handle of the file.
     pub(super) fn source(&self) -> SharedSource {
-        self.source.read().clone().expect("a file with a handle has a source")
+        self.current.read().source.clone().expect("a file with a handle has a source")
     }
 
     /// What the source says that it is.
@@ -108,15 +115,16 @@ impl Backing {
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
-    /// Takes over the source of `other`, which is of the same object. Returns the old one, for the
-    /// caller to drop where that may take long.
+    /// Takes over the source of `other`, which is of the same object, and its lane. Returns the old
+    /// source, for the caller to drop where that may take long.
     pub(crate) fn adopt(&self, other: &Self) -> Option<SharedSource> {
-        self.source.write().replace(other.source())
+        let (source, lane) = (Some(other.source()), other.current.read().lane.clone());
+        std::mem::replace(&mut *self.current.write(), Current { source, lane }).source
     }
 
     /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
     pub(crate) fn let_go(&self) -> Option<SharedSource> {
-        self.source.write().take()
+        self.current.write().source.take()
     }
 
     /// Reads into `extents` and returns the number of bytes read. A short count means that the
@@ -148,7 +156,8 @@ impl Backing {
         }
         // If the source panics, requests it has not taken stay in the batch; dropping ends the
         // others.
-        let start = || Ok(self.engine.start(&self.lane, &source, batch));
+        let lane = self.current.read().lane.clone();
+        let start = || Ok(self.engine.start(&lane, &source, batch));
         let _ = guarded("start", start);
         for request in batch {
             request.forget_clock();
@@ -164,7 +173,7 @@ impl Backing {
     }
 
     fn kind(&self) -> Cow<'static, str> {
-        let Some(source) = self.source.read().clone() else { return CLOSED.into() };
+        let Some(source) = self.current.read().source.clone() else { return CLOSED.into() };
         let kind = guarded("kind", || Ok(source.kind()));
         kind.unwrap_or("unknown (it panicked when it was asked)".into())
     }

@@ -12,7 +12,7 @@ use super::pool::{Lane, Pool};
 use super::request::Request;
 use super::ring::Ring;
 use super::shared::SharedSource;
-use super::under_way::UnderWay;
+use super::under_way::{Reads, UnderWay};
 
 /// Limits on requests in flight.
 #[derive(Clone, Copy, Debug)]
@@ -57,14 +57,9 @@ impl Engine {
         &self.clock
     }
 
-    /// How many requests and calls of this cache's sources have ended. Memory may come of each.
-    pub(crate) fn ended(&self) -> u64 {
-        self.under_way.ended()
-    }
-
-    /// Whether a source has a request or a call of this cache at the moment.
-    pub(crate) fn is_reading(&self) -> bool {
-        self.under_way.any()
+    /// What the requests and calls of this cache's sources are at.
+    pub(crate) fn reads(&self) -> Reads {
+        self.under_way.reads()
     }
 
     pub(super) fn under_way(&self) -> &UnderWay {

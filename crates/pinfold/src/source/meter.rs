@@ -55,7 +55,7 @@ pub struct LaneStats {
     pub latency: [u64; LATENCY_BUCKETS],
 }
 
-/// What was counted for one source since it was opened.
+/// What was counted for one file since it was first opened, over all its sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceStats {
     /// The kind of source: [`Source::kind`](super::Source::kind). `"none: the file is closed"` for

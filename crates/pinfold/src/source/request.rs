@@ -60,8 +60,8 @@ pub enum Stop {
 /// What is called at the end of a request. Implemented for closures.
 pub trait Completion: Send {
     /// Called exactly once per request, on the thread that ended it: the ring's, a worker's, the
-    /// clock's, a source's own, one that cancels it, or the one that drops it. Never from inside
-    /// the call that submitted it. The memory is no longer in use.
+    /// clock's, a source's own, one that cancels it, or the one that drops it. From inside the
+    /// call that submitted it only if it was asked to stop before. The memory is no longer in use.
     ///
     /// For a read, `Ok(n)` with `n` below the request's bytes means that the source ended there;
     /// the memory beyond is zeroed. A write moves all bytes or is an error. After a failed read the
@@ -99,7 +99,7 @@ pub struct Request {
 struct Metered {
     meter: Arc<Meter>,
     since: Instant,
-    _moves: Move,
+    moves: Move,
 }
 
 /// Asks a request to end before it is done. It may outlive the request: then it does nothing.
@@ -375,12 +375,14 @@ impl Request {
     /// From now on the request's time counts, for `meter`.
     pub(super) fn start_clock(&mut self, meter: &Arc<Meter>, under_way: &UnderWay) {
         let (since, moves) = (Instant::now(), under_way.begin());
-        self.metered = Some(Metered { meter: Arc::clone(meter), since, _moves: moves });
+        self.metered = Some(Metered { meter: Arc::clone(meter), since, moves });
     }
 
     /// The request goes back to the caller, as if it had never been submitted.
     pub(super) fn forget_clock(&mut self) {
-        self.metered = None;
+        if let Some(metered) = self.metered.take() {
+            metered.moves.refuse();
+        }
     }
 
     fn end(&mut self, result: io::Result<usize>) {

@@ -318,6 +318,8 @@ impl Driver {
 
     /// Goes on without the ring; see the head of the file.
     fn do_without(mut self, cause: &io::Error) {
+        // Dropped before `self` is, so that an unwinding ends before it drops the requests.
+        let guard = AbortOnUnwind;
         let waiting = {
             let mut state = self.shared.state.lock();
             state.refused = Some(format!("refused since: {cause}"));
@@ -337,8 +339,8 @@ impl Driver {
         let Self { ring, mut gone, flights, wake_armed, wake_count, .. } = self;
         drop(ring);
         let in_hand: Vec<_> = flights.into_iter().flatten().collect();
-        // After `in_hand`, so that an unwinding ends here before it drops the requests.
-        let guard = AbortOnUnwind;
+        // The same for `in_hand`.
+        let guard_in_hand = AbortOnUnwind;
         if wake_armed || !in_hand.is_empty() {
             // Ends: nothing is written to the pipe, so this returns when the kernel has released
             // the ring.
@@ -350,7 +352,7 @@ impl Driver {
             };
             assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
         }
-        drop(guard);
+        drop((guard_in_hand, guard));
         drop(wake_count);
         readers.extend(read_plainly(in_hand.into_iter().map(Into::into).collect()));
         readers.into_iter().for_each(pool::join_unless_self);

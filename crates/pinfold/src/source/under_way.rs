@@ -6,8 +6,8 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-// Not from `crate::sync`: no protocol hangs on it.
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::{AtomicU64, Ordering};
 
 /// The requests and calls of a cache's sources.
 #[derive(Clone, Debug, Default)]
@@ -21,29 +21,50 @@ struct Numbers {
 
 /// One that is under way, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Move(UnderWay);
+pub(super) struct Move {
+    under_way: UnderWay,
+    refused: bool,
+}
+
+/// What they are at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reads {
+    /// Whether there was one a moment ago.
+    pub(crate) under_way: bool,
+    /// How many have ended. If none was under way, these are all that had ended then.
+    pub(crate) ended: u64,
+}
 
 impl UnderWay {
     /// One more begins.
     pub(super) fn begin(&self) -> Move {
-        self.0.begun.fetch_add(1, Ordering::Relaxed); // these numbers order nothing
-        Move(self.clone())
+        self.0.begun.fetch_add(1, Ordering::Relaxed); // these numbers order nothing else
+        Move { under_way: self.clone(), refused: false }
     }
 
-    /// How many have ended.
-    pub(super) fn ended(&self) -> u64 {
-        self.0.ended.load(Ordering::Relaxed)
+    pub(super) fn reads(&self) -> Reads {
+        // Relaxed: loads of one word are in order, so the second `ended` is no older than the first.
+        let under_way =
+            self.0.begun.load(Ordering::Relaxed) != self.0.ended.load(Ordering::Relaxed);
+        Reads { under_way, ended: self.0.ended.load(Ordering::Relaxed) }
     }
+}
 
-    /// Whether there is one; about now.
-    pub(super) fn any(&self) -> bool {
-        self.0.begun.load(Ordering::Relaxed) != self.ended()
+impl Move {
+    /// It was not carried out, and does not count as ended.
+    pub(super) fn refuse(mut self) {
+        self.refused = true;
     }
 }
 
 impl Drop for Move {
     fn drop(&mut self) {
-        self.0.0.ended.fetch_add(1, Ordering::Relaxed);
+        let numbers = &self.under_way.0;
+        if self.refused {
+            numbers.begun.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            numbers.ended.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -72,4 +93,50 @@ impl Drop for Inside {
 /// waits for.
 pub(crate) fn in_a_source() -> bool {
     CALLS.get() > 0
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_has_not_ended() {
+        let numbers = UnderWay::default();
+        let (first, second) = (numbers.begin(), numbers.begin());
+        first.refuse();
+        assert!(matches!(numbers.reads(), Reads { under_way: true, ended: 0 }));
+        drop(second);
+        assert!(matches!(numbers.reads(), Reads { under_way: false, ended: 1 }));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+
+    /// A look at the numbers while a read ends.
+    fn look(reads: fn(&UnderWay) -> Reads) {
+        loom::model(move || {
+            let numbers = UnderWay::default();
+            let read = numbers.begin();
+            let ends = loom::thread::spawn(move || drop(read));
+            let Reads { under_way, ended } = reads(&numbers);
+            assert!(under_way || ended == 1, "the read is over and has not ended");
+            ends.join().expect("it does not panic");
+        });
+    }
+
+    #[test]
+    fn a_read_that_is_over_has_ended() {
+        look(UnderWay::reads);
+    }
+
+    #[test]
+    #[should_panic(expected = "the read is over and has not ended")]
+    fn the_other_order_is_caught() {
+        look(|numbers| {
+            let ended = numbers.reads().ended;
+            Reads { ended, ..numbers.reads() }
+        });
+    }
 }

@@ -126,11 +126,10 @@ impl Cache {
     /// which report more than they have, fail with [`Error::Truncated`].
     ///
     /// Each open file holds one descriptor, however many handles it has. A file whose last handle
-    /// is dropped stays open for the system as long as it is cached.
-    /// Such files have at most a quarter of the descriptors that the process may have
-    /// (`RLIMIT_NOFILE`): beyond that, the one that was closed first is given up, with its pages.
-    /// The same happens where opening finds no descriptor left (`EMFILE`, `ENFILE`), until it
-    /// succeeds or no such file is left.
+    /// is dropped stays open for the system as long as it is cached. Such files have at most a
+    /// quarter of the descriptors that the process may have (`RLIMIT_NOFILE`): beyond that, the one
+    /// that was closed first is given up, with its pages. The same happens where opening finds no
+    /// descriptor left (`EMFILE`, `ENFILE`), until it succeeds or no such file is left.
     ///
     /// # Errors
     /// [`Error::Open`] if the file cannot be opened; [`Error::Length`] if its length cannot be

@@ -22,8 +22,9 @@ use crate::source::{self, Hint};
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
 /// keeps its own hints. Give each sequential scan its own clone: scans that share a handle look
-/// like random reads, so little is read ahead of them. When the last handle is dropped the pages stay cached until their memory is
-/// needed, or their descriptor ([`Cache::open`](crate::Cache::open)).
+/// like random reads, so little is read ahead of them. When the last handle is dropped the pages
+/// stay cached until their memory is needed, or their descriptor
+/// ([`Cache::open`](crate::Cache::open)).
 pub struct File {
     handle: Handle,
 }
@@ -159,10 +160,10 @@ impl File {
     /// # Moving before pinning
     ///
     /// A small folio that is pinned anywhere would keep the 2 MiB of memory around it from becoming
-    /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved to
-    /// memory that is set apart for them, unless it is there already or there is none. A folio can
-    /// move only at a moment at which nobody holds it. The call tries for half a second, and then
-    /// fails with [`Error::PinHeld`]. So
+    /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
+    /// to memory that is set apart for them, unless it is there already or there is none. A folio
+    /// can move only at a moment at which nobody holds it. The call tries for half a second, and
+    /// then fails with [`Error::PinHeld`]. So
     ///
     /// - drop the thread's own guards of these pages, and of others in the same folios, before the
     ///   call: it would wait for them in vain;
@@ -210,10 +211,10 @@ impl File {
         self.len() == 0
     }
 
-    /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode of this
-    /// handle, whatever the range, until the next of the two. `WillNeed` starts to read the range,
-    /// up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets the hint
-    /// as well.
+    /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
+    /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
+    /// range, up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets
+    /// the hint as well.
     ///
     /// # Errors
     /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].

@@ -38,10 +38,10 @@ impl Options {
     ///
     /// The budget covers all page memory, including the frame table and the indexes. Its address
     /// space is reserved at once, and its memory is used as pages are read. It is not compared with
-    /// the machine's memory: a budget that is larger ends in swapping, or in the kernel's killing
-    /// the process. Outside of the budget are some 1.6 KiB for each file that is open or cached, 4
-    /// bytes for each 256 KiB of its length (256 KiB at most, twice that if it has grown), 128 bytes
-    /// for each handle, 33 KiB of counters for each cache, its threads, and its `io_uring`.
+    /// the machine's memory: a larger one may end in swapping, or with the process killed. Outside
+    /// of the budget are some 1.6 KiB for each file that is open or cached, 4 bytes for each 256
+    /// KiB of its length (256 KiB at most, twice that if it has grown), 128 bytes for each handle,
+    /// 33 KiB of counters for each cache, its threads, and its `io_uring`.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,
@@ -138,8 +138,8 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// Direct I/O, or the kernel's page cache. [`Preference::Auto`] by default: direct I/O where the
-    /// file system supports it. A file that is open already keeps what it has.
+    /// Direct I/O, or the kernel's page cache. [`Preference::Auto`] by default: direct I/O where
+    /// the file system supports it. A file that is open already keeps what it has.
     #[must_use]
     pub fn preference(mut self, preference: Preference) -> Self {
         self.preference = preference;

@@ -22,8 +22,8 @@ pub use crate::counters::READ_SIZE_BUCKETS;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Calls of `read_at` by size: bucket 0 counts empty reads, bucket n reads of 2^(n-1) to 2^n - 1 bytes, the
-    /// last bucket also all longer ones.
+    /// Calls of `read_at` by size: bucket 0 counts empty reads, bucket n reads of 2^(n-1) to
+    /// 2^n - 1 bytes, the last bucket also all longer ones.
     pub reads: [u64; READ_SIZE_BUCKETS],
     /// Calls of `read_at` that were served without a reference.
     pub short_reads: u64,

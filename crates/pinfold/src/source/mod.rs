@@ -8,7 +8,7 @@
 //! | implement | so that |
 //! |---|---|
 //! | [`Source::read_extents_at`] | bytes go straight to the cache's memory, without a copy |
-//! | [`Source::identity`] | all attaches of one object share its pages, also after the last handle |
+//! | [`Source::identity`] | attaches of one object share its pages, which outlive its handles |
 //! | [`Source::deadline`] | a read ahead that takes too long is asked to stop |
 //! | [`Source::carry_out`] | it can stop in the middle of a transfer |
 //! | [`Source::start`] | reads ahead need no threads: for clients with a queue of their own |

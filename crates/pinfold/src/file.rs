@@ -163,19 +163,18 @@ impl File {
     /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
     /// to memory that is set apart for them, unless it is there already or there is none. A folio
     /// can move only at a moment at which nobody holds it. The call tries for half a second, and
-    /// then fails with [`Error::PinHeld`]. So
+    /// then fails with [`Error::PinHeld`].
     ///
-    /// - drop the thread's own guards of these pages, and of others in the same folios, before the
-    ///   call: it would wait for them in vain;
-    /// - a page that several threads hold in turn may never have such a moment. Pin it before they
+    /// - A thread must first drop its own guards of these pages, and of others in the same folios:
+    ///   the call would wait for them in vain.
+    /// - A page that several threads hold in turn may never have such a moment. Pin it before they
     ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
     ///
-    /// With the feature `testing`, `Options::pin_in_place` moves nothing.
+    /// With the feature `testing`, `Options::pin_in_place(true)` moves nothing before a pin.
     ///
     /// # Cost
-    ///
-    /// Cost for a cached folio that need not move: a lookup and one atomic addition per folio, and
-    /// one atomic subtraction to unpin it.
+    /// For a cached folio that need not move: a lookup and one atomic addition, and one atomic
+    /// subtraction to unpin it.
     ///
     /// # Errors
     /// Nothing stays pinned after an error. [`Error::PinRange`] if the range is empty, reversed, or

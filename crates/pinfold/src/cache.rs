@@ -123,11 +123,16 @@ impl Cache {
     /// [`File::invalidate`]. Reads use direct I/O where the file system supports it, the kernel's
     /// page cache otherwise; [`Stats::sources`] says which.
     ///
-    /// A file whose last handle is dropped stays open for the system as long as it is cached.
-    /// Such files of one cache have at most a quarter of the descriptors that the process may have
-    /// (`RLIMIT_NOFILE`): beyond that, the one that was closed first is given up, with its pages.
-    /// The same happens where opening finds no descriptor left (`EMFILE`, `ENFILE`), until it
-    /// succeeds or no such file is left.
+    /// The length is the one that the file system reports. Files whose content has another length
+    /// cannot be read: those of `/proc` report 0 and so look empty, and reads of those of `/sys`,
+    /// which report more than they have, fail with [`Error::Truncated`].
+    ///
+    /// Each open file holds one descriptor, however many handles it has. A file whose last handle
+    /// is dropped stays open for the system as long as it is cached. Such files of one
+    /// cache have at most a quarter of the descriptors that the process may have (`RLIMIT_NOFILE`):
+    /// beyond that, the one that was closed first is given up, with its pages. The same happens
+    /// where opening finds no descriptor left (`EMFILE`, `ENFILE`), until it succeeds or no such
+    /// file is left.
     ///
     /// # Errors
     /// [`Error::Open`] if the file cannot be opened; [`Error::Length`] if its length cannot be

@@ -21,8 +21,10 @@ use crate::source::{self, Hint};
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
-/// keeps its own hints. When the last handle is dropped the pages stay cached until their memory is
-/// needed, or their descriptor ([`Cache::open`](crate::Cache::open)).
+/// keeps its own hints. Give each sequential scan its own clone: scans that share a handle look
+/// like random reads, so little is read ahead of them. When the last handle is dropped the pages
+/// stay cached until their memory is needed, or their descriptor
+/// ([`Cache::open`](crate::Cache::open)).
 pub struct File {
     handle: Handle,
 }
@@ -78,6 +80,9 @@ impl File {
     /// The page number `page` (bytes `page * 4096` and up), in place, under a counted reference.
     /// Derefs to the page's bytes: 4096, fewer only at the end of the file. Reads from the source
     /// what is not cached.
+    ///
+    /// A value that spans two pages lies in one piece in [`FolioRef::folio`], if both pages are in
+    /// one folio; otherwise [`read_at`](Self::read_at) copies it.
     ///
     /// Cost of a hit: a lookup and one atomic add on the folio's line, and one subtraction when the
     /// guard is dropped. Nothing is copied.
@@ -149,13 +154,27 @@ impl File {
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
-    /// A pinned folio is neither evicted nor moved. A folio smaller than 2 MiB that lies in a run
-    /// that could become free is therefore moved before it is pinned; the call waits up to half a
-    /// second for its holders to release it. A large folio is kept as a whole, however few of its
-    /// pages are pinned.
+    /// A pinned folio is neither evicted nor moved. It is kept as a whole, however few of its pages
+    /// are pinned.
     ///
-    /// Cost for a cached folio that need not move: a lookup and one atomic addition per folio, and
-    /// one atomic subtraction to unpin it.
+    /// # Moving before pinning
+    ///
+    /// A small folio that is pinned anywhere would keep the 2 MiB of memory around it from becoming
+    /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
+    /// to memory that is set apart for them, unless it is there already or there is none. A folio
+    /// can move only at a moment at which nobody holds it. The call tries for half a second, and
+    /// then fails with [`Error::PinHeld`].
+    ///
+    /// - A thread must first drop its own guards of these pages, and of others in the same folios:
+    ///   the call would wait for them in vain.
+    /// - A page that several threads hold in turn may never have such a moment. Pin it before they
+    ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
+    ///
+    /// With the feature `testing`, `Options::pin_in_place(true)` moves nothing before a pin.
+    ///
+    /// # Cost
+    /// For a cached folio that need not move: a lookup and one atomic addition, and one atomic
+    /// subtraction to unpin it.
     ///
     /// # Errors
     /// Nothing stays pinned after an error. [`Error::PinRange`] if the range is empty, reversed, or
@@ -191,10 +210,10 @@ impl File {
         self.len() == 0
     }
 
-    /// Says how the bytes `range` will be used. `Sequential` and `Random` set the mode of this
-    /// handle, whatever the range, until the next of the two. `WillNeed` starts to read the range,
-    /// up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets the hint
-    /// as well.
+    /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
+    /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
+    /// range, up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets
+    /// the hint as well.
     ///
     /// # Errors
     /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].
@@ -215,7 +234,25 @@ impl File {
 
     /// Drops every cached folio that has a byte of `range`, including those in use: their holders
     /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
-    /// source for its length. Returns the number of bytes dropped.
+    /// source for its length: `0..0` does only that. Returns the number of bytes dropped, in whole
+    /// folios.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("file");
+    /// # std::fs::write(&path, "old").unwrap();
+    /// let file = cache.open(&path)?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 3);
+    /// std::fs::write(&path, "newer").unwrap(); // the cache does not notice
+    /// assert_eq!(file.len(), 3);
+    /// file.invalidate(0..i64::MAX as u64)?; // everything, whatever the length is by now
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 5);
+    /// assert_eq!(&buf[..5], b"newer");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Nothing is dropped after an error. [`Error::Range`] as for [`advise`](Self::advise);

@@ -14,6 +14,10 @@
 //! A page has 4096 bytes. A folio is a power of two of pages, 4 KiB to 2 MiB, that are contiguous
 //! in the file and in memory and are cached as one.
 //!
+//! `borrow`, `get` and `optimistic` take the number of a page; `read_at` takes an offset in bytes,
+//! and `pin`, `advise` and `invalidate` take a range of bytes. Each call returns when the bytes are
+//! there: there is no asynchronous interface yet, but [`Hint::WillNeed`] only starts to read.
+//!
 //! The feature `testing` adds what only tests, benchmarks and comparisons need; each such item says
 //! so.
 

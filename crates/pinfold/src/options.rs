@@ -32,8 +32,16 @@ pub enum Reference {
 }
 
 impl Options {
-    /// A cache of `budget_bytes` bytes. The budget covers all page memory, including the frame
-    /// table and the indexes. It is reserved at once and used as pages are read.
+    /// A cache of `budget_bytes` bytes, from [`BUDGET_MIN_BYTES`](crate::BUDGET_MIN_BYTES) to
+    /// [`BUDGET_MAX_BYTES`](crate::BUDGET_MAX_BYTES); [`Cache::new`](crate::Cache::new) refuses
+    /// others. Rounded down to whole pages.
+    ///
+    /// The budget covers all page memory, including the frame table and the indexes. Its address
+    /// space is reserved at once, and its memory is used as pages are read. It is not compared with
+    /// the machine's memory: a larger one may end in swapping, or with the process killed. Outside
+    /// of the budget are some 1.6 KiB for each file that is open or cached, 4 bytes for each 256
+    /// KiB of its length (256 KiB at most, twice that if it has grown), 128 bytes for each handle,
+    /// 33 KiB of counters for each cache, its threads, and its `io_uring`.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,
@@ -49,16 +57,21 @@ impl Options {
     }
 
     /// The longest read, in bytes, that is first tried without a reference: it copies, checks that
-    /// nothing changed meanwhile, and copies again under a reference if something did. 0 turns that
-    /// off.
+    /// nothing changed meanwhile, and copies again under a reference if something did.
+    ///
+    /// 64 KiB by default, 4 GiB - 1 at most; 0 turns such reads off. A read that crosses the end of
+    /// a folio, which has at most 2 MiB, always takes references.
     #[must_use]
     pub fn short_read_max_bytes(mut self, bytes: usize) -> Self {
         self.short_read_max_bytes = bytes;
         self
     }
 
-    /// The most bytes that are read ahead of a sequential reader in one piece, at most 2 MiB; 0
-    /// turns readahead off.
+    /// The most bytes that are read ahead of a sequential reader in one piece.
+    ///
+    /// 2 MiB by default. At most 2 MiB and a 32nd of the budget: more counts as that. Rounded up to
+    /// whole pages. Pieces begin with 64 KiB, or this if it is less, and double. 0 turns readahead
+    /// off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in single pages.
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
@@ -75,9 +88,9 @@ impl Options {
         self
     }
 
-    /// Whether readahead may use `io_uring`; by default it does where the kernel allows it.
-    /// Otherwise threads read. Turn it off under debuggers and valgrind, which support rings
-    /// poorly.
+    /// Whether readahead may use `io_uring`. True by default; where the kernel has no `io_uring` or
+    /// forbids it, and for files without direct I/O, threads read all the same. Turn it off under
+    /// debuggers and valgrind, which support rings poorly.
     #[must_use]
     pub fn io_uring(mut self, allowed: bool) -> Self {
         self.io_uring = allowed;
@@ -85,7 +98,7 @@ impl Options {
     }
 
     /// Keeps a list of all pins, for [`Cache::pins`](crate::Cache::pins) and
-    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation; off by
+    /// [`Cache::close`](crate::Cache::close). Costs each pin a lock and an allocation. False by
     /// default.
     #[must_use]
     pub fn track_pins(mut self, track: bool) -> Self {
@@ -93,7 +106,7 @@ impl Options {
         self
     }
 
-    /// Pins folios where they lie, instead of moving them out of runs that could be made whole.
+    /// Pins folios where they lie, instead of moving those below 2 MiB first. False by default.
     /// Feature `testing`: for comparisons only.
     #[cfg(feature = "testing")]
     #[must_use]
@@ -102,7 +115,8 @@ impl Options {
         self
     }
 
-    /// How readers that need a reference take it. Feature `testing`: for comparisons only.
+    /// How readers that need a reference take it. [`Reference::Add`] by default. Feature `testing`:
+    /// for comparisons only.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn reference(mut self, reference: Reference) -> Self {
@@ -124,7 +138,8 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
-    /// Direct I/O, or the kernel's page cache; by default direct where the file system supports it.
+    /// Direct I/O, or the kernel's page cache. [`Preference::Auto`] by default: direct I/O where
+    /// the file system supports it. A file that is open already keeps what it has.
     #[must_use]
     pub fn preference(mut self, preference: Preference) -> Self {
         self.preference = preference;

@@ -6,29 +6,47 @@ use crate::source::SourceStats;
 pub use crate::counters::READ_SIZE_BUCKETS;
 
 /// A cache's counters. They are summed one after another while threads go on counting.
+///
+/// Not every way in counts every hit, because counting costs time:
+///
+/// | call | a hit counts in | a page that is not up to date counts in |
+/// |---|---|---|
+/// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` |
+/// | [`File::get`](crate::File::get) | `counted_hits` | `misses` |
+/// | [`File::borrow`](crate::File::borrow) | nothing | `misses` |
+/// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` |
+/// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` |
+///
+/// So no hit rate of borrows, optimistic reads or pins can be computed from them. Where more than
+/// 64 threads count at a time, some counts may be lost.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Reads by size: bucket 0 counts empty reads, bucket n reads of 2^(n-1) to 2^n - 1 bytes, the
-    /// last bucket also all longer ones.
+    /// Calls of `read_at` by size: bucket 0 counts empty reads, bucket n reads of 2^(n-1) to
+    /// 2^n - 1 bytes, the last bucket also all longer ones.
     pub reads: [u64; READ_SIZE_BUCKETS],
-    /// Reads served without a reference.
+    /// Calls of `read_at` that were served without a reference.
     pub short_reads: u64,
-    /// Reads longer than the short-read limit.
+    /// Calls of `read_at` that were longer than the short-read limit.
     pub long_reads: u64,
-    /// Short reads that failed, by reason; they were repeated under a reference.
+    /// Calls of `read_at` within the short-read limit that failed without a reference, by reason;
+    /// they were repeated under a reference.
     pub fallbacks: Fallbacks,
-    /// Folios copied under a reference.
+    /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` that
+    /// needs a second look counts here, too.
     pub counted_hits: u64,
-    /// Folios that a reader wanted and that were not up to date in the cache.
+    /// Folios that a call wanted and that were not up to date in the cache.
     pub misses: u64,
     /// Misses that waited for a fill already in flight.
     pub waits: u64,
-    /// Folios read ahead of a reader.
+    /// Folios that the cache began to read ahead of a reader, or for a
+    /// [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
-    /// Fills that failed.
+    /// Folios whose fill failed. One call of a source may fill many folios, so this is not the
+    /// number of failed calls, which [`sources`](Self::sources) has. Folios that were to be read
+    /// ahead, and were not because too much was under way, count as well.
     pub fill_errors: u64,
     /// Folios evicted.
     pub evictions: u64,

@@ -219,11 +219,14 @@ impl<'a> FolioRef<'a> {
         self.view.folio_offset()
     }
 
-    /// Whether the file still has these bytes. False for ever once they were invalidated or written
-    /// to, or the file's length changed within the folio.
+    /// Whether the file, as the cache knows it, still has these bytes. False for ever once they
+    /// were invalidated or written to, or the file's length changed within the folio.
     ///
-    /// If it is true, everything read before this call, through any guard or copy, is consistent
-    /// with this page: see `docs/borrow.md`. Cost: one load.
+    /// If it is true, the file has had these bytes ever since the guard was taken. So guards of
+    /// several pages that all say so, once the last of them was taken, show the file as of that one
+    /// moment. To go down an index tree, take the parent, read the child's number in it, take the
+    /// child, and then ask the parent: if it is current, the child is the right one. Cost: one
+    /// load.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
     }

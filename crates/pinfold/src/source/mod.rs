@@ -1,24 +1,44 @@
-//! Sources of bytes: files, block devices, memory, or a source that the program implements.
+//! Where a cache reads bytes from: files, block devices, memory, or a source of the program's own.
 //!
-//! Belongs here: the [`Source`] trait, its implementations, opening files, requests that complete
-//! later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
-//! when, the readers that wait for them, the state of a page (`fill`), or frames. Called by: `fill`
-//! for reads, `Cache` for opening and stats.
+//! [`Cache::open`](crate::Cache::open) makes the source of a file or block device by itself. For
+//! bytes that lie elsewhere, implement [`Source`] and pass it to
+//! [`Cache::attach`](crate::Cache::attach). Three methods must be there: `read_at`, `len_bytes` and
+//! `kind`. The others have defaults:
 //!
-//! | file | what it holds |
+//! | implement | so that |
 //! |---|---|
-//! | `extent.rs` | a run of memory that other threads may read meanwhile |
-//! | `request.rs` | one transfer: its bytes, its deadline and its completion |
-//! | `clock.rs` | deadlines |
-//! | `backing.rs` | the source of one file, with its counters and the engine |
-//! | `engine.rs`, `ring.rs`, `pool.rs` | carrying out requests |
-//! | `descriptor.rs` | the system calls on an open file |
-//! | `disk.rs`, `memory.rs` | the sources |
-//! | `open.rs` | from a path to a source |
-//! | `identity.rs` | when two sources are the same object |
-//! | `meter.rs` | calls, bytes, latencies |
-//! | `under_way.rs` | how many requests and calls have begun and ended |
-//! | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
+//! | [`Source::read_extents_at`] | bytes go straight to the cache's memory, without a copy |
+//! | [`Source::identity`] | attaches of one object share its pages, which outlive its handles |
+//! | [`Source::deadline`] | a read ahead that takes too long is asked to stop |
+//! | [`Source::carry_out`] | it can stop in the middle of a transfer |
+//! | [`Source::start`] | reads ahead need no threads: for clients with a queue of their own |
+//! | [`Source::advise`] | the source learns how the program will use a range |
+//! | [`Source::alignment`] | offsets, lengths and addresses suit a device |
+//!
+//! The cache does not write yet: `write_at`, `write_extents_at`, `set_len` and `sync` are called by
+//! programs only.
+//!
+//! Sources that come with the cache: [`open_file`] for a file without a cache, and [`Memory`].
+
+// Belongs here: the `Source` trait, its implementations, opening files, requests that complete
+// later (the `Engine`) and the counting of calls (the `Meter`). Does not: which pages are read
+// when, the readers that wait for them, the state of a page (`fill`), or frames. Called by: `fill`
+// for reads, `Cache` for opening and stats.
+//
+// | file | what it holds |
+// |---|---|
+// | `extent.rs` | a run of memory that other threads may read meanwhile |
+// | `request.rs` | one transfer: its bytes, its deadline and its completion |
+// | `clock.rs` | deadlines |
+// | `backing.rs` | the source of one file, with its counters and the engine |
+// | `engine.rs`, `ring.rs`, `pool.rs` | carrying out requests |
+// | `descriptor.rs` | the system calls on an open file |
+// | `disk.rs`, `memory.rs` | the sources |
+// | `open.rs` | from a path to a source |
+// | `identity.rs` | when two sources are the same object |
+// | `meter.rs` | calls, bytes, latencies |
+// | `under_way.rs` | how many requests and calls have begun and ended |
+// | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
 
 mod aligned;
 mod backing;
@@ -129,6 +149,28 @@ pub enum Start {
 /// # Ok::<(), io::Error>(())
 /// ```
 ///
+/// # Which calls it gets
+///
+/// - **A read that a thread waits for** is a call of [`read_extents_at`](Self::read_extents_at) on
+///   that thread. It asks for what the thread wants, in whole pages, from the first page that is
+///   not cached on; for a sequential reader it asks for a window, if that is more: 64 KiB at first,
+///   and twice as much each time, up to
+///   [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes). It asks for less if a
+///   later page is cached already, or if little memory is free. There are as many of these calls at
+///   once as threads that wait for different pages.
+/// - **Reading ahead** makes requests of at most a window, which for
+///   [`Hint::WillNeed`] is `readahead_max_bytes`. [`start`](Self::start) is asked first. What it
+///   calls unsupported, the cache's worker threads carry out ([`carry_out`](Self::carry_out)): at
+///   most 16 for each cache and 8 for each source. A source has at most 128 requests there, queued
+///   or running. What exceeds these limits is not read ahead.
+/// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
+/// - **A failure of a read ahead is counted, and not reported**: each folio in
+///   [`Stats::fill_errors`](crate::Stats::fill_errors), each request in
+///   [`SourceStats::read_ahead`]. A thread that wants such a page reads it again, and gets the
+///   error of its own read.
+/// - **After the last handle of the file is dropped**, requests that wait for a worker are still
+///   carried out. They keep the source until then, and the cache's memory.
+///
 /// # What the cache relies on
 ///
 /// - Calls come from many threads at once, and may block. During a call the cache holds no lock
@@ -142,8 +184,8 @@ pub enum Start {
 ///   that moment, and the cache can tell the end of a file from a file that was truncated.
 /// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
 ///   of kind [`io::ErrorKind::InvalidData`].
-/// - The cache drops a source with the last handle of its file: pages that stay cached need none,
-///   and the next attach brings one. Requests that the source has taken may be under way then.
+/// - The cache drops a source with the last handle of its file, or after the last request that is
+///   under way then. Pages that stay cached need no source, and the next attach brings one.
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
 ///   prints it first. A panic in the source's `Drop` is caught as well, where the cache drops it.
 ///
@@ -176,7 +218,47 @@ pub trait Source: Send + Sync + Debug {
     /// calls this; the extents are its frames.
     ///
     /// The default reads through a temporary buffer with [`read_at`](Self::read_at), which costs an
-    /// allocation and a copy that an override can avoid.
+    /// allocation and a copy that an override can avoid:
+    ///
+    /// ```
+    /// use pinfold::source::{Extent, Source};
+    /// # use std::{borrow::Cow, io, sync::Arc};
+    ///
+    /// #[derive(Debug)]
+    /// struct Bytes(Arc<[u8]>);
+    ///
+    /// impl Source for Bytes {
+    ///     fn read_extents_at(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
+    ///         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.0.len());
+    ///         let mut left = &self.0[from..];
+    ///         let mut done = 0;
+    ///         for extent in extents {
+    ///             let (now, later) = left.split_at(left.len().min(extent.bytes()));
+    ///             extent.store(0, now);
+    ///             done += now.len();
+    ///             left = later;
+    ///         }
+    ///         Ok(done) // fewer than asked for only at the end
+    ///     }
+    ///     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+    ///         self.read_extents_at(offset, &[Extent::of(buf)])
+    ///     }
+    /// #   fn len_bytes(&self) -> io::Result<u64> {
+    /// #       Ok(self.0.len() as u64)
+    /// #   }
+    /// #   fn kind(&self) -> Cow<'static, str> {
+    /// #       "bytes".into()
+    /// #   }
+    ///     // and `len_bytes` and `kind`
+    /// }
+    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
+    /// # let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n % 251) as u8).collect();
+    /// # let file = cache.attach("bytes", Arc::new(Bytes(bytes.clone().into())))?;
+    /// # let mut buf = vec![0; 70_001];
+    /// # assert_eq!(file.read_at(&mut buf, 0)?, bytes.len());
+    /// # assert_eq!(buf[..70_000], bytes);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -290,6 +372,48 @@ pub trait Source: Send + Sync + Debug {
     /// detect it, and would mix the bytes of two versions.
     ///
     /// `None`, the default: each attach is a file of its own.
+    ///
+    /// ```
+    /// use pinfold::source::{Source, SourceIdentity};
+    /// # use std::{borrow::Cow, io, sync::Arc};
+    ///
+    /// /// An object of a store, as it was under one `ETag`.
+    /// #[derive(Debug)]
+    /// struct Object {
+    ///     etag: &'static str,
+    ///     bytes: &'static [u8],
+    /// }
+    ///
+    /// impl Source for Object {
+    ///     fn identity(&self) -> Option<SourceIdentity> {
+    ///         Some(SourceIdentity { key: "store/table".into(), version: self.etag.into() })
+    ///     }
+    /// #   fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+    /// #       let mut left = &self.bytes[self.bytes.len().min(offset as usize)..];
+    /// #       io::Read::read(&mut left, buf)
+    /// #   }
+    /// #   fn len_bytes(&self) -> io::Result<u64> {
+    /// #       Ok(self.bytes.len() as u64)
+    /// #   }
+    /// #   fn kind(&self) -> Cow<'static, str> {
+    /// #       "object".into()
+    /// #   }
+    ///     // and `read_at`, `len_bytes` and `kind`
+    /// }
+    ///
+    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
+    /// let one = || Arc::new(Object { etag: "1", bytes: b"old" });
+    /// let two = || Arc::new(Object { etag: "2", bytes: b"new" });
+    /// let first = cache.attach("table", one())?;
+    /// let again = cache.attach("table", one())?; // has the same pages
+    /// assert_eq!(cache.attach("table", two()).unwrap_err().code(), "source-changed");
+    /// drop((first, again));
+    /// let file = cache.attach("table", two())?; // drops the pages of version 1
+    /// let mut buf = [0; 3];
+    /// file.read_at(&mut buf, 0)?;
+    /// assert_eq!(&buf, b"new");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
     fn identity(&self) -> Option<SourceIdentity> {
         None
     }
@@ -302,7 +426,48 @@ pub trait Source: Send + Sync + Debug {
     /// A call of [`read_at`](Self::read_at) or [`read_extents_at`](Self::read_extents_at) cannot be
     /// ended from outside, because its memory is in use until it returns. A read that a thread
     /// waits for is such a call, so the thread waits as long as the source does. A source that has
-    /// a deadline must keep it in these calls, and return the same kind of error.
+    /// a deadline must keep it in these calls, and return the same kind of error:
+    ///
+    /// ```
+    /// use pinfold::{Error, source::Source};
+    /// # use std::{borrow::Cow, io, sync::Arc};
+    /// use std::sync::mpsc::{Sender, channel};
+    /// use std::time::Duration;
+    ///
+    /// const LIMIT: Duration = Duration::from_millis(50);
+    ///
+    /// /// Asks another thread: for how many bytes at which offset, and where the answer goes.
+    /// #[derive(Debug)]
+    /// struct Asking(Sender<(u64, usize, Sender<Vec<u8>>)>);
+    ///
+    /// impl Source for Asking {
+    ///     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+    ///         let (answer, answered) = channel();
+    ///         self.0.send((offset, buf.len(), answer)).map_err(io::Error::other)?;
+    ///         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+    ///         let bytes = answered.recv_timeout(LIMIT).map_err(late)?;
+    ///         buf[..bytes.len()].copy_from_slice(&bytes);
+    ///         Ok(bytes.len())
+    ///     }
+    ///     fn deadline(&self) -> Option<Duration> {
+    ///         Some(LIMIT)
+    ///     }
+    /// #   fn len_bytes(&self) -> io::Result<u64> {
+    /// #       Ok(4096)
+    /// #   }
+    /// #   fn kind(&self) -> Cow<'static, str> {
+    /// #       "asking".into()
+    /// #   }
+    ///     // and `len_bytes` and `kind`
+    /// }
+    ///
+    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
+    /// let (asks, _nobody_answers) = channel();
+    /// let file = cache.attach("silent", Arc::new(Asking(asks)))?;
+    /// let Err(Error::Read { cause, .. }) = file.read_at(&mut [0; 8], 0) else { panic!() };
+    /// assert_eq!(cause.kind(), io::ErrorKind::TimedOut);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
     fn deadline(&self) -> Option<Duration> {
         None
     }

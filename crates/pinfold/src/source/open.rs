@@ -114,9 +114,9 @@ pub(crate) struct Opened {
 }
 
 /// Opens the file or block device at `path`, which must exist, as a source by itself: to be read or
-/// written without a cache, or for a source of one's own that is layered over it. What is to be
-/// read through a cache as it is, [`Cache::open`](crate::Cache::open) opens better: with the
-/// cache's ring.
+/// written without a cache, or to be a part of a source of the program's own. To read the file
+/// through a cache, use [`Cache::open`](crate::Cache::open) instead: then the cache can read ahead
+/// with `io_uring`, and all opens of the file share its pages.
 ///
 /// ```
 /// use pinfold::source::{Access, Preference, Source, open_file};

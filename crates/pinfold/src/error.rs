@@ -206,8 +206,8 @@ pub enum Error {
     /// A folio must move before it can be pinned, and its holders did not release it.
     #[error(
         "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
-         held for {waited_ms} ms, by {referenced} references and {pinned} pins at last{}",
-        path.display(), uncounted(*referenced, *pinned)
+         held for {waited_ms} ms, by {}",
+        path.display(), held_by(*referenced, *pinned, *borrowed)
     )]
     PinHeld {
         /// The file.
@@ -220,6 +220,9 @@ pub enum Error {
         referenced: u32,
         /// Pins of its pages.
         pinned: u32,
+        /// Whether a [`Borrowed`](crate::Borrowed) page that is no reference held it at last. Not
+        /// known while there are references or pins.
+        borrowed: bool,
         /// How long the call waited.
         waited_ms: u64,
     },
@@ -312,9 +315,15 @@ pub enum PinRangeCause {
     },
 }
 
-/// The suffix where no reference and no pin is counted.
-fn uncounted(referenced: u32, pinned: u32) -> &'static str {
-    if referenced == 0 && pinned == 0 { " (only for moments each time)" } else { "" }
+/// What held a folio at last. A folio that is borrowed has neither references nor pins, unless they
+/// came a moment later.
+fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
+    match (referenced, pinned, borrowed) {
+        (0, 0, true) => "a borrow at last".to_owned(),
+        (0, 0, false) => "0 references and 0 pins at last (only for moments each time)".to_owned(),
+        (_, _, true) => format!("a borrow, {referenced} references and {pinned} pins at last"),
+        (_, _, false) => format!("{referenced} references and {pinned} pins at last"),
+    }
 }
 
 /// One pin per line.
@@ -410,6 +419,7 @@ mod tests {
             bytes: 2,
             referenced: 3,
             pinned: 4,
+            borrowed: false,
             waited_ms: 5,
         } => "pin-held",
         Error::TooManyPins { .. } =

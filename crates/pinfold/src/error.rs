@@ -48,6 +48,14 @@ pub enum Error {
         /// The range's length.
         bytes: u64,
     },
+    /// A range ends before it begins.
+    #[error("the range from {start} to {end} ends before it begins")]
+    RangeReversed {
+        /// Where the range begins.
+        start: u64,
+        /// The first byte after it, were it one.
+        end: u64,
+    },
     /// The page begins at or beyond the end of the file.
     #[error("no page {page} in {}: it has {len_bytes} bytes", path.display())]
     BeyondEnd {
@@ -275,6 +283,7 @@ impl Error {
             Error::Open(_) => "open",
             Error::TooManyFiles { .. } => "too-many-files",
             Error::Range { .. } => "range",
+            Error::RangeReversed { .. } => "range-reversed",
             Error::BeyondEnd { .. } => "beyond-end",
             Error::TooManyReferences { .. } => "too-many-references",
             Error::TooManyReaders { .. } => "too-many-readers",
@@ -373,6 +382,7 @@ mod tests {
         Error::TooManyFiles { .. } =
             Error::TooManyFiles { path: path(), most: 1 } => "too-many-files",
         Error::Range { .. } = Error::Range { offset: 1, bytes: 2 } => "range",
+        Error::RangeReversed { .. } = Error::RangeReversed { start: 2, end: 1 } => "range-reversed",
         Error::BeyondEnd { .. } =
             Error::BeyondEnd { path: path(), page: 1, len_bytes: 2 } => "beyond-end",
         Error::TooManyReferences { .. } =

@@ -197,7 +197,8 @@ impl File {
     /// as well.
     ///
     /// # Errors
-    /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].
+    /// [`Error::RangeReversed`] if the range ends before it begins; [`Error::Range`] if it ends
+    /// above 2^63 - 1; [`Error::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
         let pages = Self::pages(&range)?;
         self.handle.core.check_owner()?;
@@ -218,9 +219,9 @@ impl File {
     /// source for its length. Returns the number of bytes dropped.
     ///
     /// # Errors
-    /// Nothing is dropped after an error. [`Error::Range`] as for [`advise`](Self::advise);
-    /// [`Error::Length`] if the source cannot report its length; [`Error::TooLong`] if the length
-    /// is above 2^63 - 4096; [`Error::Forked`].
+    /// Nothing is dropped after an error. [`Error::RangeReversed`] and [`Error::Range`] as for
+    /// [`advise`](Self::advise); [`Error::Length`] if the source cannot report its length;
+    /// [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
         self.refresh_len()?;
@@ -258,9 +259,12 @@ impl File {
 
     /// The pages that have a byte of `range`, those behind the end of the file included.
     fn pages(range: &Range<u64>) -> Result<Range<u64>> {
-        if range.start > range.end || range.end > i64::MAX as u64 {
-            let bytes = range.end.saturating_sub(range.start);
-            return Err(Error::Range { offset: range.start, bytes });
+        let &Range { start, end } = range;
+        if start > end {
+            return Err(Error::RangeReversed { start, end });
+        }
+        if end > i64::MAX as u64 {
+            return Err(Error::Range { offset: start, bytes: end - start });
         }
         if range.is_empty() {
             return Ok(0..0);

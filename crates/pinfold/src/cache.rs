@@ -86,7 +86,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
-    /// [`Error::Reserve`] if the system refuses the memory.
+    /// [`Error::Reserve`] if the system refuses the memory; [`Error::Thread`] if it refuses the
+    /// thread (`RLIMIT_NPROC`, or the limit of the control group).
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
@@ -111,7 +112,7 @@ impl Cache {
         let core = Core::new(options, frames, nodes, pressure, engine).map_err(reserve)?;
         let core = Arc::new(core);
         core.owner.keep(&core);
-        reclaim::daemon::start(&core).map_err(reserve)?;
+        reclaim::daemon::start(&core)?;
         Ok(Cache { core })
     }
 

@@ -29,6 +29,14 @@ pub enum Error {
         /// The system's error.
         cause: Arc<io::Error>,
     },
+    /// The system did not start a thread.
+    #[error("cannot start the thread {name}: {cause}")]
+    Thread {
+        /// The thread's name.
+        name: &'static str,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
     /// A file could not be opened.
     #[error(transparent)]
     Open(#[from] Arc<OpenError>),
@@ -280,6 +288,7 @@ impl Error {
         match self {
             Error::Budget { .. } => "budget",
             Error::Reserve { .. } => "reserve",
+            Error::Thread { .. } => "thread",
             Error::Open(_) => "open",
             Error::TooManyFiles { .. } => "too-many-files",
             Error::Range { .. } => "range",
@@ -377,6 +386,7 @@ mod tests {
         Error::Budget { .. } =
             Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget",
         Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve",
+        Error::Thread { .. } = Error::Thread { name: "thread", cause: cause() } => "thread",
         Error::Open(_) =
             Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" })) => "open",
         Error::TooManyFiles { .. } =

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -182,6 +183,29 @@ fn a_budget_too_large_names_the_largest() {
 }
 
 // ---- offsets and lengths ----
+
+/// Tells [`a_cache_whose_thread_cannot_start_says_so`] that no thread can start in its process.
+const THREADLESS: &str = "PINFOLD_TEST_THREADLESS";
+
+#[test]
+fn a_cache_whose_thread_cannot_start_says_so() {
+    if std::env::var_os(THREADLESS).is_some() {
+        let error = Cache::new(Options::new(8 * MIB)).unwrap_err();
+        print!("{}: {error}", error.code());
+        return;
+    }
+    // No stack is so large as it asks for here: no limit on threads holds for root.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_cache_whose_thread_cannot_start_says_so", "--nocapture"])
+        .args(["--test-threads", "1"])
+        .env(THREADLESS, "1")
+        .env("RUST_MIN_STACK", (1_u64 << 50).to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text.contains("thread: cannot start the thread pinfold-reclaim: "), "{text}");
+}
 
 fn file_of(bytes: usize) -> (Cache, File, Pattern) {
     let (cache, pattern) = (cache(), Pattern::new(9, 0));

@@ -1,5 +1,6 @@
 //! `Cache`: making a cache, opening files in it, and its statistics.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -67,6 +68,13 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 pub struct Cache {
     core: Arc<Core>,
 }
+
+// A caught panic leaves the cache as consistent as a returned error does. None of the program's
+// code runs while the cache's state is half changed: a source is called without a lock that guards
+// any (`mapping.rs`, "Locks"), and its panics are caught there (`source/guarded.rs`). A caller that
+// unwinds drops its guards, pins and handles, as one that returns does. No lock is ever poisoned.
+impl UnwindSafe for Cache {}
+impl RefUnwindSafe for Cache {}
 
 impl std::fmt::Debug for Cache {
     /// One line; [`Cache::stats`] has the rest.

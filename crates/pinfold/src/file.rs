@@ -1,7 +1,7 @@
 //! `File`: a handle to a file that is read through a cache.
 
 use std::ops::Range;
-use std::panic::Location;
+use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
@@ -26,6 +26,10 @@ use crate::source::{self, Hint};
 pub struct File {
     handle: Handle,
 }
+
+// As for `Cache`.
+impl UnwindSafe for File {}
+impl RefUnwindSafe for File {}
 
 impl std::fmt::Debug for File {
     /// One line: the file and its length.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use pinfold::source::{Memory, Preference, Source};
-use pinfold::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache, Error, File, FileOptions, Hint, Options};
+use pinfold::{
+    BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Borrowed, Cache, Error, File, FileOptions, FolioRef, Hint,
+    Optimistic, Options, PinnedExtent, PinnedRange, Reader,
+};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 use pinfold_testing::pattern::Pattern;
 
@@ -668,5 +672,73 @@ fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
         assert_eq!(file.read_at(&mut buf, offset).unwrap(), 64);
         pattern.check(offset, &buf).unwrap();
     }
+    lives_on(&cache);
+}
+
+// ---- panics of the caller ----
+
+/// What `catch_unwind` asks of what its closure moves and shares.
+const fn crosses_panics<T: UnwindSafe + RefUnwindSafe>() {}
+
+const _: () = {
+    crosses_panics::<Cache>();
+    crosses_panics::<File>();
+    crosses_panics::<FolioRef<'_>>();
+    crosses_panics::<PinnedRange>();
+    crosses_panics::<PinnedExtent<'_>>();
+    crosses_panics::<Reader>();
+    crosses_panics::<Borrowed<'_, '_>>();
+    crosses_panics::<Optimistic<'_>>();
+};
+
+/// A source that panics while it is told to.
+#[derive(Debug)]
+struct Panics(AtomicBool, Memory);
+
+impl Source for Panics {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        assert!(!self.0.load(Ordering::Relaxed), "told to");
+        self.1.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.1.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "panics".into()
+    }
+}
+
+/// A caller panics with a guard of each kind alive, and a source in the middle of a read.
+#[test]
+fn after_a_panic_that_was_caught_all_is_as_before() {
+    let (cache, pattern) = (cache(), Pattern::new(18, 0));
+    let source = Arc::new(Panics(false.into(), Memory::new(pattern.to_vec(100_000))));
+    let file = cache.attach("panics", source.clone()).unwrap();
+    let reader = cache.reader().unwrap();
+    let panic = catch_unwind(|| {
+        let borrowed = file.borrow(0, &reader).unwrap();
+        let folio = file.get(1).unwrap();
+        let pinned = file.pin(40_000..60_000).unwrap();
+        let copy = (cache.clone(), file.clone());
+        panic!("{} of {copy:?}", borrowed.len() + folio.len() + pinned.len() as usize)
+    });
+    let panic = panic.unwrap_err();
+    assert!(panic.downcast_ref::<String>().unwrap().starts_with("28192 of"));
+    assert_eq!(cache.stats().pinned_bytes, 0);
+    // Nothing holds any of it: all of it is dropped and given back.
+    file.invalidate(0..100_000).unwrap();
+    let stats = cache.stats();
+    assert_eq!((stats.resident_bytes, stats.borrow.deferred_bytes), (0, 0), "{stats:?}");
+    source.0.store(true, Ordering::Relaxed);
+    let read = catch_unwind(|| file.read_at(&mut [0; 64], 0)).expect("the panic was the source's");
+    assert!(matches!(read, Err(Error::Read { .. })), "{read:?}");
+    source.0.store(false, Ordering::Relaxed);
+    let mut buf = vec![0; 100_000];
+    assert_eq!(
+        catch_unwind(AssertUnwindSafe(|| file.read_at(&mut buf, 0))).unwrap().unwrap(),
+        100_000
+    );
+    pattern.check(0, &buf).unwrap();
+    pattern.check(0, &file.borrow(0, &reader).unwrap()).unwrap();
     lives_on(&cache);
 }

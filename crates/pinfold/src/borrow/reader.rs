@@ -13,6 +13,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -86,6 +87,11 @@ pub struct Reader {
     /// Neither `Send` nor `Sync`: only this thread writes the slots.
     stays: PhantomData<*mut ()>,
 }
+
+// As for `Cache`. A slot whose guard is dropped while its thread unwinds is free again. What the
+// cells remember is checked by the folio's version before each use.
+impl UnwindSafe for Reader {}
+impl RefUnwindSafe for Reader {}
 
 impl Reader {
     pub(crate) fn new(seat: Seat) -> Self {

@@ -319,6 +319,18 @@ fn a_budget_full_of_borrows_is_an_error_and_no_hang() {
     subject.check(200, &subject.file.borrow(200, &readers[0]).unwrap());
 }
 
+/// A failed `unwrap` of a test or a program prints it.
+#[test]
+fn a_reader_is_debugged_in_a_line() {
+    let subject = subject();
+    let reader = subject.cache.reader().unwrap();
+    assert_eq!(format!("{reader:?}"), "Reader { borrowed: 0, .. }");
+    let pages =
+        [subject.file.borrow(0, &reader).unwrap(), subject.file.borrow(7, &reader).unwrap()];
+    assert_eq!(format!("{reader:?}"), "Reader { borrowed: 2, .. }");
+    drop(pages);
+}
+
 // ---- optimistic ----
 
 #[test]

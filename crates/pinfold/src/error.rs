@@ -183,7 +183,7 @@ pub enum Error {
         budget_bytes: u64,
         /// Folios with pinned pages; [`Cache::pins`](crate::Cache::pins) lists the pins.
         pinned_bytes: u64,
-        /// Folios with a reference besides the cache's own.
+        /// Folios with a reference besides the cache's own, or borrowed.
         held_bytes: u64,
         /// Folios that are being read from a source.
         filling_bytes: u64,

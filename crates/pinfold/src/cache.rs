@@ -16,7 +16,7 @@ use crate::mapping::ask_len;
 use crate::options::{FileOptions, Options};
 use crate::pressure::Pressure;
 use crate::reclaim;
-use crate::source::{self, Access, Backing, EngineOptions, Source};
+use crate::source::{self, Access, Backing, EngineOptions, OpenError, Preference, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
 
 /// The smallest budget, in bytes: 1 MiB. It holds the frame table, some index nodes, and the folios
@@ -147,7 +147,8 @@ impl Cache {
     /// only cached takes these.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported.
+    /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported, or
+    /// if the file is open already and read through the kernel's page cache.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
@@ -159,7 +160,13 @@ impl Cache {
             }
         };
         let backing = Backing::new(opened.source, self.core.engine.clone());
-        self.file(path.to_owned(), Some(opened.identity.into()), backing)
+        let file = self.file(path.to_owned(), Some(opened.identity.into()), backing)?;
+        // It was open before, and keeps its source for as long as it has handles.
+        if options.preference == Preference::Direct && file.is_buffered() {
+            let why = "it is open already, buffered".to_owned();
+            return Err(Arc::new(OpenError::NoDirect { path: path.to_owned(), why }).into());
+        }
+        Ok(file)
     }
 
     /// Reads a source of the program's own through the cache. `name` takes the place of a path in

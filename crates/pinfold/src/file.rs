@@ -50,6 +50,11 @@ impl File {
         File { handle: Handle::new(core, mapping, window_max) }
     }
 
+    /// Whether it is read through the kernel's page cache.
+    pub(crate) fn is_buffered(&self) -> bool {
+        self.handle.mapping.backing.is_buffered()
+    }
+
     /// What the ways in use.
     #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {

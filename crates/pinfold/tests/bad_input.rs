@@ -145,6 +145,30 @@ fn direct_io_that_cannot_be_had_is_refused_with_the_reason() {
     assert_eq!(cache().open(&path).unwrap().len(), 1, "it can be had otherwise");
 }
 
+#[test]
+fn direct_io_is_refused_for_a_file_that_is_open_without_it() {
+    let dir = dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 10_000]).unwrap();
+    let with = |preference| FileOptions::default().preference(preference);
+    let cache = cache();
+    let buffered = cache.open_with(&path, with(Preference::Buffered)).unwrap();
+    assert_eq!(
+        cache.open_with(&path, with(Preference::Direct)).unwrap_err().to_string(),
+        format!("cannot open {} for direct I/O: it is open already, buffered", path.display())
+    );
+    for other in [Preference::Auto, Preference::Buffered] {
+        assert_eq!(cache.open_with(&path, with(other)).unwrap().len(), 10_000);
+    }
+    drop(buffered);
+    let direct = cache.open_with(&path, with(Preference::Direct)).unwrap();
+    let (_, source) = cache.stats().sources.pop().unwrap();
+    assert!(source.kind.starts_with("direct"), "{source:?}");
+    let again = cache.open_with(&path, with(Preference::Direct)).unwrap();
+    drop((direct, again));
+    lives_on(&cache);
+}
+
 // ---- budgets ----
 
 #[test]

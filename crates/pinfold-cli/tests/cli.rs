@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use assert_cmd::Command;
-use predicates::str::contains;
+use predicates::str::{contains, is_match};
 use serde_json::Value;
 
 fn pinfold(args: &[&str]) -> Command {
@@ -334,6 +334,10 @@ fn try_checks_every_byte_of_a_file() {
     }
 }
 
+/// Each number with what it counts.
+const HITS: &str = "hits: [0-9]+ reads without a reference and [0-9]+ folios with one; \
+                    misses: [0-9]+ folios; read ahead: [0-9]+ folios; evicted: [0-9]";
+
 #[test]
 fn try_without_a_file_writes_one_and_leaves_nothing() {
     let dir = tempfile::tempdir_in(on_disk()).unwrap();
@@ -343,6 +347,8 @@ fn try_without_a_file_writes_one_and_leaves_nothing() {
         .success()
         .stdout(contains("16 MiB), through a cache of 4 MiB"))
         .stdout(contains("every byte as by plain reads"))
+        .stdout(is_match(HITS).unwrap())
+        .stdout(is_match("pinfold/pread +pinfold/mmap").unwrap())
         .stdout(contains("front to back from the file, MiB/s"));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

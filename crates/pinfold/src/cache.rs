@@ -1,5 +1,6 @@
 //! `Cache`: making a cache, opening files in it, and its statistics.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::mapping::ask_len;
 use crate::options::{FileOptions, Options};
 use crate::pressure::Pressure;
 use crate::reclaim;
-use crate::source::{self, Access, Backing, EngineOptions, Source};
+use crate::source::{self, Access, Backing, EngineOptions, OpenError, Preference, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
 
 /// The smallest budget, in bytes: 1 MiB. It holds the frame table, some index nodes, and the folios
@@ -68,6 +69,13 @@ pub struct Cache {
     core: Arc<Core>,
 }
 
+// A caught panic leaves the cache as consistent as a returned error does. None of the program's
+// code runs while the cache's state is half changed: a source is called without a lock that guards
+// any (`mapping.rs`, "Locks"), and its panics are caught there (`source/guarded.rs`). A caller that
+// unwinds drops its guards, pins and handles, as one that returns does. No lock is ever poisoned.
+impl UnwindSafe for Cache {}
+impl RefUnwindSafe for Cache {}
+
 impl std::fmt::Debug for Cache {
     /// One line; [`Cache::stats`] has the rest.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -88,7 +96,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
-    /// [`Error::Reserve`] if the system refuses the memory.
+    /// [`Error::Reserve`] if the system refuses the memory; [`Error::Thread`] if it refuses the
+    /// thread (`RLIMIT_NPROC`, or the limit of the control group).
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
@@ -113,7 +122,7 @@ impl Cache {
         let core = Core::new(options, frames, nodes, pressure, engine).map_err(reserve)?;
         let core = Arc::new(core);
         core.owner.keep(&core);
-        reclaim::daemon::start(&core).map_err(reserve)?;
+        reclaim::daemon::start(&core)?;
         Ok(Cache { core })
     }
 
@@ -145,7 +154,8 @@ impl Cache {
     /// only cached takes these.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported.
+    /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported, or
+    /// if the file is open already and read through the kernel's page cache.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
@@ -157,7 +167,13 @@ impl Cache {
             }
         };
         let backing = Backing::new(opened.source, self.core.engine.clone());
-        self.file(path.to_owned(), Some(opened.identity.into()), backing)
+        let file = self.file(path.to_owned(), Some(opened.identity.into()), backing)?;
+        // It was open before, and keeps its source for as long as it has handles.
+        if options.preference == Preference::Direct && file.is_buffered() {
+            let why = "it is open already, buffered".to_owned();
+            return Err(Arc::new(OpenError::NoDirect { path: path.to_owned(), why }).into());
+        }
+        Ok(file)
     }
 
     /// Reads a source of the program's own through the cache. `name` takes the place of a path in

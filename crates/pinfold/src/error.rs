@@ -29,6 +29,14 @@ pub enum Error {
         /// The system's error.
         cause: Arc<io::Error>,
     },
+    /// The system did not start a thread.
+    #[error("cannot start the thread {name}: {cause}")]
+    Thread {
+        /// The thread's name.
+        name: &'static str,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
     /// A file could not be opened.
     #[error(transparent)]
     Open(#[from] Arc<OpenError>),
@@ -47,6 +55,14 @@ pub enum Error {
         offset: u64,
         /// The range's length.
         bytes: u64,
+    },
+    /// A range ends before it begins.
+    #[error("the range from {start} to {end} ends before it begins")]
+    RangeReversed {
+        /// Where the range begins.
+        start: u64,
+        /// The first byte after it, were it one.
+        end: u64,
     },
     /// The page begins at or beyond the end of the file.
     #[error("no page {page} in {}: it has {len_bytes} bytes", path.display())]
@@ -167,7 +183,7 @@ pub enum Error {
         budget_bytes: u64,
         /// Folios with pinned pages; [`Cache::pins`](crate::Cache::pins) lists the pins.
         pinned_bytes: u64,
-        /// Folios with a reference besides the cache's own.
+        /// Folios with a reference besides the cache's own, or borrowed.
         held_bytes: u64,
         /// Folios that are being read from a source.
         filling_bytes: u64,
@@ -206,8 +222,8 @@ pub enum Error {
     /// A folio must move before it can be pinned, and its holders did not release it.
     #[error(
         "cannot pin {} at {offset}: the folio of {bytes} bytes there has to move first, and was \
-         held for {waited_ms} ms, by {referenced} references and {pinned} pins at last{}",
-        path.display(), uncounted(*referenced, *pinned)
+         held for {waited_ms} ms, by {}",
+        path.display(), held_by(*referenced, *pinned, *borrowed)
     )]
     PinHeld {
         /// The file.
@@ -220,6 +236,9 @@ pub enum Error {
         referenced: u32,
         /// Pins of its pages.
         pinned: u32,
+        /// Whether a [`Borrowed`](crate::Borrowed) page that is no reference held it at last. Not
+        /// known while there are references or pins.
+        borrowed: bool,
         /// How long the call waited.
         waited_ms: u64,
     },
@@ -269,9 +288,11 @@ impl Error {
         match self {
             Error::Budget { .. } => "budget",
             Error::Reserve { .. } => "reserve",
+            Error::Thread { .. } => "thread",
             Error::Open(_) => "open",
             Error::TooManyFiles { .. } => "too-many-files",
             Error::Range { .. } => "range",
+            Error::RangeReversed { .. } => "range-reversed",
             Error::BeyondEnd { .. } => "beyond-end",
             Error::TooManyReferences { .. } => "too-many-references",
             Error::TooManyReaders { .. } => "too-many-readers",
@@ -312,9 +333,15 @@ pub enum PinRangeCause {
     },
 }
 
-/// The suffix where no reference and no pin is counted.
-fn uncounted(referenced: u32, pinned: u32) -> &'static str {
-    if referenced == 0 && pinned == 0 { " (only for moments each time)" } else { "" }
+/// What held a folio at last. A folio that is borrowed has neither references nor pins, unless they
+/// came a moment later.
+fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
+    match (referenced, pinned, borrowed) {
+        (0, 0, true) => "a borrow at last".to_owned(),
+        (0, 0, false) => "0 references and 0 pins at last (only for moments each time)".to_owned(),
+        (_, _, true) => format!("a borrow, {referenced} references and {pinned} pins at last"),
+        (_, _, false) => format!("{referenced} references and {pinned} pins at last"),
+    }
 }
 
 /// One pin per line.
@@ -359,11 +386,13 @@ mod tests {
         Error::Budget { .. } =
             Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget",
         Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve",
+        Error::Thread { .. } = Error::Thread { name: "thread", cause: cause() } => "thread",
         Error::Open(_) =
             Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" })) => "open",
         Error::TooManyFiles { .. } =
             Error::TooManyFiles { path: path(), most: 1 } => "too-many-files",
         Error::Range { .. } = Error::Range { offset: 1, bytes: 2 } => "range",
+        Error::RangeReversed { .. } = Error::RangeReversed { start: 2, end: 1 } => "range-reversed",
         Error::BeyondEnd { .. } =
             Error::BeyondEnd { path: path(), page: 1, len_bytes: 2 } => "beyond-end",
         Error::TooManyReferences { .. } =
@@ -410,6 +439,7 @@ mod tests {
             bytes: 2,
             referenced: 3,
             pinned: 4,
+            borrowed: false,
             waited_ms: 5,
         } => "pin-held",
         Error::TooManyPins { .. } =

@@ -1,7 +1,7 @@
 //! `File`: a handle to a file that is read through a cache.
 
 use std::ops::Range;
-use std::panic::Location;
+use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
@@ -29,6 +29,10 @@ pub struct File {
     handle: Handle,
 }
 
+// As for `Cache`.
+impl UnwindSafe for File {}
+impl RefUnwindSafe for File {}
+
 impl std::fmt::Debug for File {
     /// One line: the file and its length.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -46,6 +50,11 @@ impl File {
         let window_max =
             core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
         File { handle: Handle::new(core, mapping, window_max) }
+    }
+
+    /// Whether it is read through the kernel's page cache.
+    pub(crate) fn is_buffered(&self) -> bool {
+        self.handle.mapping.backing.is_buffered()
     }
 
     /// What the ways in use.
@@ -216,7 +225,8 @@ impl File {
     /// the hint as well.
     ///
     /// # Errors
-    /// [`Error::Range`] if the range ends before it begins or above 2^63 - 1; [`Error::Forked`].
+    /// [`Error::RangeReversed`] if the range ends before it begins; [`Error::Range`] if it ends
+    /// above 2^63 - 1; [`Error::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
         let pages = Self::pages(&range)?;
         self.handle.core.check_owner()?;
@@ -255,9 +265,9 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// Nothing is dropped after an error. [`Error::Range`] as for [`advise`](Self::advise);
-    /// [`Error::Length`] if the source cannot report its length; [`Error::TooLong`] if the length
-    /// is above 2^63 - 4096; [`Error::Forked`].
+    /// Nothing is dropped after an error. [`Error::RangeReversed`] and [`Error::Range`] as for
+    /// [`advise`](Self::advise); [`Error::Length`] if the source cannot report its length;
+    /// [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = Self::pages(&range)?;
         self.refresh_len()?;
@@ -295,9 +305,12 @@ impl File {
 
     /// The pages that have a byte of `range`, those behind the end of the file included.
     fn pages(range: &Range<u64>) -> Result<Range<u64>> {
-        if range.start > range.end || range.end > i64::MAX as u64 {
-            let bytes = range.end.saturating_sub(range.start);
-            return Err(Error::Range { offset: range.start, bytes });
+        let &Range { start, end } = range;
+        if start > end {
+            return Err(Error::RangeReversed { start, end });
+        }
+        if end > i64::MAX as u64 {
+            return Err(Error::Range { offset: start, bytes: end - start });
         }
         if range.is_empty() {
             return Ok(0..0);

@@ -4,14 +4,19 @@ use std::borrow::Cow;
 use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind};
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
 use pinfold::source::{Memory, Preference, Source};
-use pinfold::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache, Error, File, FileOptions, Hint, Options};
+use pinfold::{
+    BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Borrowed, Cache, Error, File, FileOptions, FolioRef, Hint,
+    Optimistic, Options, PinnedExtent, PinnedRange, Reader,
+};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 use pinfold_testing::pattern::Pattern;
 
@@ -140,6 +145,30 @@ fn direct_io_that_cannot_be_had_is_refused_with_the_reason() {
     assert_eq!(cache().open(&path).unwrap().len(), 1, "it can be had otherwise");
 }
 
+#[test]
+fn direct_io_is_refused_for_a_file_that_is_open_without_it() {
+    let dir = dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 10_000]).unwrap();
+    let with = |preference| FileOptions::default().preference(preference);
+    let cache = cache();
+    let buffered = cache.open_with(&path, with(Preference::Buffered)).unwrap();
+    assert_eq!(
+        cache.open_with(&path, with(Preference::Direct)).unwrap_err().to_string(),
+        format!("cannot open {} for direct I/O: it is open already, buffered", path.display())
+    );
+    for other in [Preference::Auto, Preference::Buffered] {
+        assert_eq!(cache.open_with(&path, with(other)).unwrap().len(), 10_000);
+    }
+    drop(buffered);
+    let direct = cache.open_with(&path, with(Preference::Direct)).unwrap();
+    let (_, source) = cache.stats().sources.pop().unwrap();
+    assert!(source.kind.starts_with("direct"), "{source:?}");
+    let again = cache.open_with(&path, with(Preference::Direct)).unwrap();
+    drop((direct, again));
+    lives_on(&cache);
+}
+
 // ---- budgets ----
 
 #[test]
@@ -183,6 +212,29 @@ fn a_budget_too_large_names_the_largest() {
 
 // ---- offsets and lengths ----
 
+/// Tells [`a_cache_whose_thread_cannot_start_says_so`] that no thread can start in its process.
+const THREADLESS: &str = "PINFOLD_TEST_THREADLESS";
+
+#[test]
+fn a_cache_whose_thread_cannot_start_says_so() {
+    if std::env::var_os(THREADLESS).is_some() {
+        let error = Cache::new(Options::new(8 * MIB)).unwrap_err();
+        print!("{}: {error}", error.code());
+        return;
+    }
+    // No stack is so large as it asks for here: no limit on threads holds for root.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_cache_whose_thread_cannot_start_says_so", "--nocapture"])
+        .args(["--test-threads", "1"])
+        .env(THREADLESS, "1")
+        .env("RUST_MIN_STACK", (1_u64 << 50).to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text.contains("thread: cannot start the thread pinfold-reclaim: "), "{text}");
+}
+
 fn file_of(bytes: usize) -> (Cache, File, Pattern) {
     let (cache, pattern) = (cache(), Pattern::new(9, 0));
     let file = cache.attach("file", Arc::new(Memory::new(pattern.to_vec(bytes)))).unwrap();
@@ -225,14 +277,14 @@ fn ranges_that_are_none_are_errors() {
             file.advise(range.clone(), Hint::DontNeed),
         ] {
             let text = result.unwrap_err().to_string();
-            let bytes = range.end.saturating_sub(range.start);
-            assert_eq!(
-                text,
-                format!(
-                    "{bytes} bytes at {} end beyond the largest file offset, 2^63 - 1",
-                    range.start
-                )
-            );
+            let std::ops::Range { start, end } = range;
+            let expected = if start > end {
+                format!("the range from {start} to {end} ends before it begins")
+            } else {
+                let bytes = end - start;
+                format!("{bytes} bytes at {start} end beyond the largest file offset, 2^63 - 1")
+            };
+            assert_eq!(text, expected);
         }
         assert_eq!((file.split(range.clone()), file.migrate(range)), (0, 0));
     }
@@ -326,6 +378,7 @@ fn a_cache_and_a_file_are_debugged_in_a_line() {
 
 /// Programs know errors by these: one that changes here breaks them.
 #[test]
+#[expect(clippy::reversed_empty_ranges, reason = "bad input is what this is about")]
 fn errors_have_codes_that_stay() {
     let (cache, file, _) = file_of(10_000);
     let reader = Cache::new(Options::new(MIB)).unwrap().reader().unwrap();
@@ -334,6 +387,7 @@ fn errors_have_codes_that_stay() {
         (cache.open("/no/such/file").unwrap_err(), "open"),
         (cache.attach("long", sevens(1 << 63)).unwrap_err(), "too-long"),
         (file.read_at(&mut [0; 8], u64::MAX).unwrap_err(), "range"),
+        (file.invalidate(9..3).unwrap_err(), "range-reversed"),
         (file.get(9).unwrap_err(), "beyond-end"),
         (file.borrow(0, &reader).unwrap_err(), "foreign-reader"),
         (file.pin(5..5).unwrap_err(), "pin-range"),
@@ -642,5 +696,73 @@ fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
         assert_eq!(file.read_at(&mut buf, offset).unwrap(), 64);
         pattern.check(offset, &buf).unwrap();
     }
+    lives_on(&cache);
+}
+
+// ---- panics of the caller ----
+
+/// What `catch_unwind` asks of what its closure moves and shares.
+const fn crosses_panics<T: UnwindSafe + RefUnwindSafe>() {}
+
+const _: () = {
+    crosses_panics::<Cache>();
+    crosses_panics::<File>();
+    crosses_panics::<FolioRef<'_>>();
+    crosses_panics::<PinnedRange>();
+    crosses_panics::<PinnedExtent<'_>>();
+    crosses_panics::<Reader>();
+    crosses_panics::<Borrowed<'_, '_>>();
+    crosses_panics::<Optimistic<'_>>();
+};
+
+/// A source that panics while it is told to.
+#[derive(Debug)]
+struct Panics(AtomicBool, Memory);
+
+impl Source for Panics {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        assert!(!self.0.load(Ordering::Relaxed), "told to");
+        self.1.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.1.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "panics".into()
+    }
+}
+
+/// A caller panics with a guard of each kind alive, and a source in the middle of a read.
+#[test]
+fn after_a_panic_that_was_caught_all_is_as_before() {
+    let (cache, pattern) = (cache(), Pattern::new(18, 0));
+    let source = Arc::new(Panics(false.into(), Memory::new(pattern.to_vec(100_000))));
+    let file = cache.attach("panics", source.clone()).unwrap();
+    let reader = cache.reader().unwrap();
+    let panic = catch_unwind(|| {
+        let borrowed = file.borrow(0, &reader).unwrap();
+        let folio = file.get(1).unwrap();
+        let pinned = file.pin(40_000..60_000).unwrap();
+        let copy = (cache.clone(), file.clone());
+        panic!("{} of {copy:?}", borrowed.len() + folio.len() + pinned.len() as usize)
+    });
+    let panic = panic.unwrap_err();
+    assert!(panic.downcast_ref::<String>().unwrap().starts_with("28192 of"));
+    assert_eq!(cache.stats().pinned_bytes, 0);
+    // Nothing holds any of it: all of it is dropped and given back.
+    file.invalidate(0..100_000).unwrap();
+    let stats = cache.stats();
+    assert_eq!((stats.resident_bytes, stats.borrow.deferred_bytes), (0, 0), "{stats:?}");
+    source.0.store(true, Ordering::Relaxed);
+    let read = catch_unwind(|| file.read_at(&mut [0; 64], 0)).expect("the panic was the source's");
+    assert!(matches!(read, Err(Error::Read { .. })), "{read:?}");
+    source.0.store(false, Ordering::Relaxed);
+    let mut buf = vec![0; 100_000];
+    assert_eq!(
+        catch_unwind(AssertUnwindSafe(|| file.read_at(&mut buf, 0))).unwrap().unwrap(),
+        100_000
+    );
+    pattern.check(0, &buf).unwrap();
+    pattern.check(0, &file.borrow(0, &reader).unwrap()).unwrap();
     lives_on(&cache);
 }

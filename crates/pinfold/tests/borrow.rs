@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
-use pinfold::{BUDGET_MIN_BYTES, Barrier, Error, Optimistic, Options, READERS_MAX, Reader};
+use pinfold::{BUDGET_MIN_BYTES, Barrier, Error, Hint, Optimistic, Options, READERS_MAX, Reader};
 use pinfold_testing::pattern::Pattern;
 use support::{PAGE, Subject};
 
@@ -317,6 +317,42 @@ fn a_budget_full_of_borrows_is_an_error_and_no_hang() {
     }
     drop(held);
     subject.check(200, &subject.file.borrow(200, &readers[0]).unwrap());
+}
+
+/// A borrow in a slot is no reference, and yet it holds the folio: the error counts it as held. In
+/// a budget of more folios than one sweep examines.
+#[test]
+fn what_slots_borrow_is_not_said_to_be_reclaimable() {
+    const READERS: u64 = 16;
+    let subject = subject_with(Options::new(24 << 20));
+    let memory = Arc::new(Memory::new(Pattern::new(74, 1).to_vec(32 << 20)));
+    let file = subject.cache.attach("large", memory).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let readers: Vec<_> = (0..READERS).map(|_| subject.cache.reader().unwrap()).collect();
+    let borrowed: Vec<_> =
+        (0..READERS * SLOTS).map(|n| file.borrow(n, &readers[(n / SLOTS) as usize])).collect();
+    assert!(borrowed.iter().flatten().all(|page| !page.is_counted()));
+    let mut held = Vec::new();
+    let error =
+        (READERS * SLOTS..8192).find_map(|page| file.get(page).map(|one| held.push(one)).err());
+    let Some(Error::NoMemory { held_bytes, reclaimable_bytes, .. }) = error else {
+        panic!("{error:?} with {} pages held", held.len())
+    };
+    let kept = (borrowed.len() + held.len()) * PAGE;
+    assert!(held_bytes >= kept as u64, "{held_bytes} are said to be held, of {kept}");
+    assert!(reclaimable_bytes < SLOTS * PAGE as u64, "{reclaimable_bytes} reclaimable");
+}
+
+/// A failed `unwrap` of a test or a program prints it.
+#[test]
+fn a_reader_is_debugged_in_a_line() {
+    let subject = subject();
+    let reader = subject.cache.reader().unwrap();
+    assert_eq!(format!("{reader:?}"), "Reader { borrowed: 0, .. }");
+    let pages =
+        [subject.file.borrow(0, &reader).unwrap(), subject.file.borrow(7, &reader).unwrap()];
+    assert_eq!(format!("{reader:?}"), "Reader { borrowed: 2, .. }");
+    drop(pages);
 }
 
 // ---- optimistic ----

@@ -5,11 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
 use pinfold::{Cache, Stats};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::subject::{Subject, bytes_bar};
+use super::subject::{Subject, bytes_bar, reads_bar};
 use crate::bench::scratch::open_plain;
 
 const CHUNK_BYTES: usize = 1 << 20;
@@ -55,7 +56,9 @@ pub(super) fn everything(cache: &Cache, subject: &Subject) -> Result<Checked> {
     };
     let whole_bytes = whole(&mut pair)?;
     let whole_source_bytes = source_bytes(&cache.stats());
-    let (random_reads, random_bytes) = random(&mut pair)?;
+    let bar = random_bar();
+    let (random_reads, random_bytes) = random(&mut pair, &bar)?;
+    bar.finish_and_clear();
     let random_source_bytes = source_bytes(&cache.stats()) - whole_source_bytes;
     Ok(Checked { whole_bytes, random_reads, random_bytes, whole_source_bytes, random_source_bytes })
 }
@@ -85,8 +88,11 @@ fn whole(pair: &mut Pair<'_>) -> Result<u64> {
     Ok(offset)
 }
 
-fn random(pair: &mut Pair<'_>) -> Result<(u64, u64)> {
-    let bar = bytes_bar("checking it at random", 0);
+fn random_bar() -> ProgressBar {
+    reads_bar("checking it at random", RANDOM_READS)
+}
+
+fn random(pair: &mut Pair<'_>, bar: &ProgressBar) -> Result<(u64, u64)> {
     let mut random = Pcg64Mcg::seed_from_u64(1);
     let begun = Instant::now();
     let (mut reads, mut bytes) = (0, 0);
@@ -98,9 +104,8 @@ fn random(pair: &mut Pair<'_>) -> Result<(u64, u64)> {
         let got = pair.compare(offset, length)? as u64;
         bytes += got;
         reads += 1;
-        bar.inc(got);
+        bar.inc(1);
     }
-    bar.finish_and_clear();
     Ok((reads, bytes))
 }
 
@@ -151,6 +156,27 @@ mod tests {
     use pinfold::Options;
 
     use super::*;
+
+    /// The bar is full when all reads are done, and never before.
+    #[test]
+    fn the_bar_of_the_random_reads_has_their_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 1000]).unwrap();
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let subject = Subject { path: path.clone(), bytes: 1000, name: "the file".to_owned() };
+        let mut pair = Pair {
+            subject: &subject,
+            cached: cache.open(&path).unwrap(),
+            plain: open_plain(&path).unwrap(),
+            got: vec![0; CHUNK_BYTES],
+            wanted: vec![0; CHUNK_BYTES],
+        };
+        let bar = random_bar();
+        let (reads, bytes) = random(&mut pair, &bar).unwrap();
+        assert!(reads > 0 && bytes > reads, "{bytes} bytes by {reads} reads");
+        assert_eq!((bar.position(), bar.length()), (reads, Some(RANDOM_READS)));
+    }
 
     /// The check finds one wrong byte, and a wrong length.
     #[test]

@@ -135,10 +135,10 @@ impl Report {
         line(
             &mut text,
             format_args!(
-                "hits: {} (of them {} without a reference); misses: {}; pieces read ahead: {}; \
-                 evicted: {}",
-                cache.short_reads + cache.counted_hits,
+                "hits: {} reads without a reference and {} folios with one; misses: {} folios; \
+                 read ahead: {} folios; evicted: {}",
                 cache.short_reads,
+                cache.counted_hits,
                 cache.misses,
                 cache.readahead,
                 Size(cache.evicted_bytes)
@@ -162,11 +162,11 @@ impl Report {
         let figures = &self.figures;
         let mut header = vec![String::new()];
         header.extend(self.engines.map(String::from));
-        header.push("pinfold/pread".to_owned());
+        header.extend(["pinfold/pread", "pinfold/mmap"].map(String::from));
         let rates = |name: String, rates: [f64; 3]| {
             let mut line = vec![name];
             line.extend(rates.map(thousands));
-            line.push(format!("{:.2}", rates[0] / rates[1]));
+            line.extend([1, 2].map(|other| format!("{:.2}", rates[0] / rates[other])));
             line
         };
         let resident = Size(figures.resident_bytes);
@@ -178,17 +178,14 @@ impl Report {
             [("64 B", figures.random_64_per_s), ("4 KiB", figures.random_4096_per_s)]
         {
             if figures.iter().all(|&rate| rate > 0.0) {
-                lines.push(rates(
-                    format!("{block} at random in {resident} in memory, per s"),
-                    figures,
-                ));
+                lines.push(rates(format!("{block} random in {resident} cached, per s"), figures));
             }
         }
-        let mut memory = vec!["memory for the file's pages, after front to back".to_owned()];
+        let mut memory = vec!["memory after front to back".to_owned()];
         memory.extend(figures.memory_bytes.map(|bytes| {
             bytes.map_or_else(|| "not told".to_owned(), |bytes| Size(bytes).to_string())
         }));
-        memory.push(String::new());
+        memory.extend([const { String::new() }; 2]);
         lines.push(memory);
         table(header, lines)
     }

@@ -21,6 +21,13 @@ pub(super) fn bytes_bar(what: &'static str, bytes: u64) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style).with_message(what)
 }
 
+/// The same for reads: of `most` at most, as time may run out first.
+pub(super) fn reads_bar(what: &'static str, most: u64) -> ProgressBar {
+    let template = "{msg:28} {bar:40} {human_pos}/{human_len} reads";
+    let style = ProgressStyle::with_template(template).expect("the template is well formed");
+    ProgressBar::new(most).with_style(style).with_message(what)
+}
+
 pub(super) fn file_system(path: &Path) -> String {
     scratch::file_system(path).unwrap_or_else(|_| "unknown".to_owned())
 }

@@ -21,6 +21,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -271,6 +272,10 @@ impl Drop for FolioRef<'_> {
         }
     }
 }
+
+// As for `Cache`. The bytes do not change under the guard.
+impl UnwindSafe for FolioRef<'_> {}
+impl RefUnwindSafe for FolioRef<'_> {}
 
 impl std::fmt::Debug for FolioRef<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -12,7 +12,9 @@
 //! that borrows the same page again, to read its records one by one, therefore skips the lookup.
 
 use std::cell::Cell;
+use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -74,7 +76,6 @@ impl State {
 ///     scope.spawn(|| drop(&reader)); // nor shared
 /// });
 /// ```
-#[derive(Debug)]
 pub struct Reader {
     seat: Seat,
     /// The address of the cache's readers, if this reader needs no fence. `seat` keeps them there.
@@ -85,6 +86,21 @@ pub struct Reader {
     states: [State; SLOTS],
     /// Neither `Send` nor `Sync`: only this thread writes the slots.
     stays: PhantomData<*mut ()>,
+}
+
+// As for `Cache`. A slot whose guard is dropped while its thread unwinds is free again. What the
+// cells remember is checked by the folio's version before each use.
+impl UnwindSafe for Reader {}
+impl RefUnwindSafe for Reader {}
+
+impl fmt::Debug for Reader {
+    /// One line: how many of its slots announce a page.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Relaxed: only this thread stores there.
+        let taken = |slot: &&AtomicU32| slot.load(Ordering::Relaxed) != 0;
+        let borrowed = self.seat.slots().iter().filter(taken).count();
+        f.debug_struct("Reader").field("borrowed", &borrowed).finish_non_exhaustive()
+    }
 }
 
 impl Reader {

@@ -21,6 +21,7 @@
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use super::FolioRef;
@@ -351,6 +352,11 @@ impl Drop for Borrowed<'_, '_> {
         unsafe { slot.as_ref() }.store(0, order);
     }
 }
+
+// As for `Cache`. What the guard shows does not change while it lives.
+impl UnwindSafe for Borrowed<'_, '_> {}
+impl RefUnwindSafe for Borrowed<'_, '_> {}
+
 impl std::fmt::Debug for Borrowed<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Borrowed").field(&self.view()).finish()

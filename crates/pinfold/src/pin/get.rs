@@ -36,7 +36,7 @@ use crate::error::{Error, PinRangeCause, Result};
 use crate::fill;
 use crate::found::{Found, Mark, PageOfFolio};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
-use crate::freeze;
+use crate::freeze::{self, InUse};
 use crate::handle::Handle;
 use crate::index::FolioAt;
 use crate::mapping::Mapping;
@@ -294,13 +294,14 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         match move_and_pin(handle, held, page, to, range.end) {
             Moved::Pinned(pinned) => return Ok(Some(pinned)),
             Moved::Gone => {}
-            Moved::Held { offset, bytes, word } if since.elapsed() > PATIENCE => {
+            Moved::Held { offset, bytes, word, borrowed } if since.elapsed() > PATIENCE => {
                 return Err(Error::PinHeld {
                     path: handle.mapping.path.clone(),
                     offset,
                     bytes,
                     referenced: word.refs().saturating_sub(1),
                     pinned: word.pins(),
+                    borrowed,
                     waited_ms: since.elapsed().as_millis() as u64,
                 });
             }
@@ -360,6 +361,8 @@ enum Moved {
         offset: u64,
         bytes: u64,
         word: crate::frame::CountWord,
+        /// A reader has announced it, which the word does not show.
+        borrowed: bool,
     },
 }
 
@@ -384,11 +387,12 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     };
     // Not the last reference: the index has one, and taking that one needs the mutex.
     drop(held);
-    if freeze::migrate(core, &mut changing, folio, new).is_err() {
+    if let Err(why) = freeze::migrate(core, &mut changing, folio, new) {
         let word = core.frames.frame(head).count.word();
         drop(changing);
         core.put(new);
-        return Moved::Held { offset: folio.page << PAGE_SHIFT, bytes: order.bytes() as u64, word };
+        let (offset, bytes) = (folio.page << PAGE_SHIFT, order.bytes() as u64);
+        return Moved::Held { offset, bytes, word, borrowed: why == InUse::Borrowed };
     }
     let frame = core.frames.frame(new);
     let skip = page - folio.page;
@@ -438,5 +442,23 @@ mod tests {
         let moved = handle.core.hold(&handle.mapping, 2).expect("it is pinned");
         assert!(!handle.core.frames.is_movable(moved.head()));
         drop((moved, pinned));
+    }
+
+    #[test]
+    fn a_folio_that_has_to_move_and_is_borrowed_is_an_error_that_says_so() {
+        let cache = Cache::new(Options::new(16 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 8192).unwrap();
+        let reader = cache.reader().unwrap();
+        let page = file.borrow(2, &reader).unwrap();
+        let error = file.pin(9_000..9_001).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with(" ms, by a borrow at last"), "{text}");
+        let Error::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error else {
+            panic!("{error:?}")
+        };
+        drop(page);
+        drop(file.pin(9_000..9_001).unwrap());
     }
 }

@@ -23,6 +23,7 @@ mod run;
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::core::Core;
@@ -242,6 +243,10 @@ impl Drop for PinnedRange {
         self.runs.unpin::<false>(&self.core);
     }
 }
+
+// As for `Cache`.
+impl UnwindSafe for PinnedRange {}
+impl RefUnwindSafe for PinnedRange {}
 
 impl fmt::Debug for PinnedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -287,6 +287,18 @@ impl Readers {
         self.look(heads)
     }
 
+    /// The heads of all folios that are announced, in rising order. Approximate: it has no fence.
+    pub(crate) fn all_announced(&self) -> Vec<FrameNumber> {
+        // Acquire: as in `announced`.
+        let high = self.high.load(Ordering::Acquire) as usize;
+        let slots = (0..high).flat_map(|number| &self.record(number).slots);
+        // Relaxed: nothing is done to the folios.
+        let heads = slots.map(|slot| slot.load(Ordering::Relaxed)).filter(|&head| head != 0);
+        let mut heads: Vec<_> = heads.map(FrameNumber).collect();
+        heads.sort_unstable_by_key(|head| head.0);
+        heads
+    }
+
     /// The scan, without the fence.
     fn look(&self, heads: &[FrameNumber]) -> Announced {
         assert!(heads.len() <= LOOK_MAX, "more folios at once than a look has bits");

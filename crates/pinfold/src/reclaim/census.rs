@@ -15,7 +15,7 @@ pub(super) struct Census {
     pub(super) pinned_bytes: u64,
     /// Being filled.
     pub(super) filling_bytes: u64,
-    /// With a reference besides the index's.
+    /// With a reference besides the index's, or announced by a reader.
     pub(super) held_bytes: u64,
     /// Dirty.
     pub(super) dirty_bytes: u64,
@@ -24,13 +24,15 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// Approximate: other threads go on meanwhile. Cost: a load or two per frame of the cache.
+    /// Approximate: other threads go on meanwhile. Cost: a load or two per frame of the cache, and
+    /// a line per reader.
     pub(super) fn take(core: &Core) -> Self {
         let mut census = Census::default();
+        let borrowed = core.readers.all_announced();
         let mut at = core.frames.stats().table_frames;
         // Ends: each turn advances by at least a frame.
         while at < core.frames.frames() {
-            at += census.add(core, FrameNumber(at));
+            at += census.add(core, FrameNumber(at), &borrowed);
         }
         let dirty_bytes: u64 = core.mappings.all().iter().map(|it| dirty_bytes(core, it)).sum();
         census.dirty_bytes = dirty_bytes.min(census.reclaimable_bytes);
@@ -39,7 +41,8 @@ impl Census {
     }
 
     /// Counts the folio at `head`, if there is one; returns how many frames to advance by.
-    fn add(&mut self, core: &Core, head: FrameNumber) -> u32 {
+    /// `borrowed` are the heads that readers have announced, sorted: a borrow is no reference.
+    fn add(&mut self, core: &Core, head: FrameNumber, borrowed: &[FrameNumber]) -> u32 {
         let frame = core.frames.frame(head);
         let word = frame.count.word();
         if word.is_frozen() {
@@ -54,7 +57,7 @@ impl Census {
             return identity.order.frames();
         } else if frame.is_changing() {
             &mut self.filling_bytes
-        } else if word.refs() > 1 {
+        } else if word.refs() > 1 || borrowed.binary_search_by_key(&head.0, |it| it.0).is_ok() {
             &mut self.held_bytes
         } else {
             &mut self.reclaimable_bytes

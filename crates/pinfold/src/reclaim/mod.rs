@@ -30,8 +30,6 @@ mod unmovable;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use pinfold_policy::SweepCounts;
-
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
@@ -76,7 +74,7 @@ pub(crate) fn allocate(
     }
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
-    let mut last = evict(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
+    evict(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
     let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
     // Ends: when memory comes, or patience is at an end.
     loop {
@@ -88,10 +86,9 @@ pub(crate) fn allocate(
             return Ok(None);
         }
         if patience.is_over(core) {
-            return Err(no_memory(core, wish, &last));
+            return Err(no_memory(core, wish));
         }
-        last = evict(core, core.pressure.direct_pages, EFFORT_MAX);
-        if last.evicted == 0 {
+        if evict(core, core.pressure.direct_pages, EFFORT_MAX).evicted == 0 {
             core.pressure.wait_for_progress(seen, nap);
             nap = (nap * 2).min(NAP_MAX);
         }
@@ -130,19 +127,16 @@ impl Patience {
     }
 }
 
-fn no_memory(core: &Core, wish: Order, last: &SweepCounts) -> Error {
-    let mut census = Census::take(core);
+fn no_memory(core: &Core, wish: Order) -> Error {
+    let census = Census::take(core);
     let page = PAGE_BYTES as u64;
-    // A borrowed folio has no extra reference: the sweep found it, but the table does not show it.
-    let borrowed_bytes = (last.busy_pages * page).saturating_sub(census.held_bytes);
-    let borrowed_bytes = borrowed_bytes.min(census.reclaimable_bytes);
-    census.reclaimable_bytes -= borrowed_bytes;
-    census.held_bytes += borrowed_bytes + core.deferred.outstanding(&core.frames).1 * page;
+    // A folio that left its file while it was borrowed: the census counts files' folios alone.
+    let deferred_bytes = core.deferred.outstanding(&core.frames).1 * page;
     Error::NoMemory {
         wanted_bytes: wish.bytes() as u64,
         budget_bytes: u64::from(core.frames.frames()) * page,
         pinned_bytes: census.pinned_bytes,
-        held_bytes: census.held_bytes,
+        held_bytes: census.held_bytes + deferred_bytes,
         filling_bytes: census.filling_bytes,
         dirty_bytes: census.dirty_bytes,
         reclaimable_bytes: census.reclaimable_bytes,

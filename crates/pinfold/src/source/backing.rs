@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use parking_lot::RwLock;
 
+use super::disk::BUFFERED;
 use super::engine::Engine;
 use super::guarded::guarded;
 use super::meter::Meter;
@@ -176,6 +177,11 @@ impl Backing {
         let Some(source) = self.current.read().source.clone() else { return CLOSED.into() };
         let kind = guarded("kind", || Ok(source.kind()));
         kind.unwrap_or("unknown (it panicked when it was asked)".into())
+    }
+
+    /// Whether it is a file of the system that is read through the kernel's page cache.
+    pub(crate) fn is_buffered(&self) -> bool {
+        self.kind() == BUFFERED
     }
 
     pub(crate) fn stats(&self) -> SourceStats {

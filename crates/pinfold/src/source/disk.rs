@@ -32,6 +32,9 @@ use super::descriptor::Descriptor;
 use super::ring::Ring;
 use super::{Extent, Hint, Request, Source, Start};
 
+/// The kind of a file that is read through the kernel's page cache.
+pub(super) const BUFFERED: &str = "buffered";
+
 /// An open file or block device.
 #[derive(Debug)]
 pub(super) struct Disk {
@@ -108,7 +111,7 @@ impl Source for Disk {
 
     fn kind(&self) -> Cow<'static, str> {
         let why = match &self.way {
-            Way::Buffered => return "buffered".into(),
+            Way::Buffered => return BUFFERED.into(),
             Way::Direct(Ok(ring)) => ring.refused(),
             Way::Direct(Err(why)) => Some(why.clone()),
         };

@@ -53,7 +53,7 @@ pub enum Preference {
     /// Past it where the file system can, else through it. `stats` says which.
     #[default]
     Auto,
-    /// Past it, or not at all.
+    /// Past it, or not at all. So a file that is open already and read through it is an error.
     Direct,
     /// Through it.
     Buffered,

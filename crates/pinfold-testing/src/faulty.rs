@@ -9,10 +9,9 @@ mod tests;
 use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pinfold::source::{Extent, Hint, Source, SourceIdentity};
 
 /// The calls that a [`Rule`] is for.
@@ -101,7 +100,7 @@ pub struct FaultyCounts {
 /// ```
 /// use pinfold::source::{Memory, Source};
 /// use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
-/// use std::sync::Arc;
+/// use std::sync::{Arc, Mutex};
 ///
 /// let faulty = Faulty::new(Arc::new(Memory::new(vec![7; 100])));
 /// faulty.add(Rule { operation: Operation::Read, when: When::Nth(2), fault: Fault::Error(5) });
@@ -131,22 +130,22 @@ impl Faulty {
 
     /// Adds a rule, to be tried after the existing ones; it counts calls from now on.
     pub fn add(&self, rule: Rule) {
-        self.state.lock().rules.push((rule, 0));
+        self.state.lock().unwrap().rules.push((rule, 0));
     }
 
     /// Removes all rules.
     pub fn heal(&self) {
-        self.state.lock().rules.clear();
+        self.state.lock().unwrap().rules.clear();
     }
 
     /// The counts so far.
     pub fn counts(&self) -> FaultyCounts {
-        self.state.lock().counts
+        self.state.lock().unwrap().counts
     }
 
     /// Counts the call and waits out its delays; returns the fault that decides, if any.
     fn next_fault(&self, operation: Operation, range: &Range<u64>) -> Option<Fault> {
-        let (fault, delay) = self.state.lock().next_fault(operation, range);
+        let (fault, delay) = self.state.lock().unwrap().next_fault(operation, range);
         if !delay.is_zero() {
             std::thread::sleep(delay);
         }

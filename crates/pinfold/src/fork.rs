@@ -19,7 +19,7 @@ use std::io;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 // Not from `crate::sync`: models do not fork.
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// How often this process, counted from its first ancestor that had a cache, is the child of a
 /// fork.
@@ -80,12 +80,17 @@ impl Owner {
     /// # Errors
     /// The system has no memory to register the fork handler.
     pub(crate) fn here() -> io::Result<Self> {
-        static ASKED: OnceLock<i32> = OnceLock::new();
-        // SAFETY: the handler only loads and stores atomics, which is allowed there.
-        let errno =
-            *ASKED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(forked)) });
-        if errno != 0 {
-            return Err(io::Error::from_raw_os_error(errno));
+        // Not a `OnceLock`: forked in the middle of that, a child would wait for ever. Threads that
+        // come at once may register it several times, which counts one fork as several: no harm.
+        static REGISTERED: AtomicBool = AtomicBool::new(false);
+        // Relaxed, both: the handler is the system's, and nothing else depends on this.
+        if !REGISTERED.load(Ordering::Relaxed) {
+            // SAFETY: the handler only loads and stores atomics, which is allowed there.
+            let errno = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+            if errno != 0 {
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+            REGISTERED.store(true, Ordering::Relaxed);
         }
         Ok(Owner { birth: Birth::here(), pid: std::process::id(), kept: OnceLock::new() })
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 // Not from `crate::sync`: no protocol depends on it.
-use parking_lot::Mutex;
+use crate::sync::locks::Mutex;
 
 use crate::fork::Birth;
 

@@ -6,6 +6,7 @@
 //! (`sync/scheduled.rs`): whole caches run, in random schedules. docs/models.md lists which model
 //! runs what.
 
+pub(crate) mod locks;
 #[cfg(shuttle)]
 pub(crate) mod scheduled;
 
@@ -54,7 +55,7 @@ pub(crate) fn fence_before_racing_stores(without: Mutant) {
 }
 
 #[cfg(loom)]
-mod locks {
+mod raw {
     pub(super) type RawMutex<T> = loom::sync::Mutex<T>;
     pub(super) type RawCondvar = loom::sync::Condvar;
     pub(crate) type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
@@ -79,67 +80,70 @@ mod locks {
 }
 
 #[cfg(shuttle)]
-mod locks {
+mod raw {
     pub(crate) use super::scheduled::MutexGuard;
     pub(super) use super::scheduled::{RawCondvar, RawMutex, lock, wait, wait_timeout};
 }
 
-// Not std's: its condition variables make a system call per notification even without waiters.
 #[cfg(not(any(loom, shuttle)))]
-mod locks {
-    pub(super) type RawMutex<T> = parking_lot::Mutex<T>;
-    pub(super) type RawCondvar = parking_lot::Condvar;
-    pub(crate) type MutexGuard<'a, T> = parking_lot::MutexGuard<'a, T>;
+mod raw {
+    use super::locks;
+
+    pub(super) type RawMutex<T> = locks::Mutex<T>;
+    pub(super) type RawCondvar = locks::Condvar;
+    pub(crate) use locks::MutexGuard;
 
     pub(super) fn lock<T>(mutex: &RawMutex<T>) -> MutexGuard<'_, T> {
         mutex.lock()
     }
 
-    pub(super) fn wait<'a, T>(on: &RawCondvar, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        on.wait(&mut guard);
-        guard
+    pub(super) fn wait<'a, T>(on: &RawCondvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        on.wait(guard)
     }
 
     pub(super) fn wait_timeout<'a, T>(
         on: &RawCondvar,
         _: &'a RawMutex<T>,
-        mut guard: MutexGuard<'a, T>,
+        guard: MutexGuard<'a, T>,
         timeout: std::time::Duration,
     ) -> MutexGuard<'a, T> {
-        on.wait_for(&mut guard, timeout);
-        guard
+        on.wait_timeout(guard, timeout)
     }
 }
 
-pub(crate) use locks::MutexGuard;
+pub(crate) use raw::MutexGuard;
 
-/// A mutex without poisoning: the data is consistent whenever an assertion fails, and a panic of
-/// one reader must not disable the cache for all others.
+/// A mutex, which a panic does not poison.
 #[derive(Debug)]
-pub(crate) struct Mutex<T>(locks::RawMutex<T>);
+pub(crate) struct Mutex<T>(raw::RawMutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) fn new(value: T) -> Self {
-        Mutex(locks::RawMutex::new(value))
+        Mutex(raw::RawMutex::new(value))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        locks::lock(&self.0)
+        raw::lock(&self.0)
     }
 }
 
-/// A condition variable for [`Mutex`].
+/// A condition variable for [`Mutex`]. Who notifies must have held the mutex since the change that
+/// is waited for. A notification that nobody waits for costs a load.
 #[derive(Debug)]
-pub(crate) struct Condvar(locks::RawCondvar);
+pub(crate) struct Condvar {
+    queue: raw::RawCondvar,
+    /// Threads that sleep, or are about to and still hold the mutex.
+    waiters: AtomicU32,
+}
 
 impl Condvar {
     pub(crate) fn new() -> Self {
-        Condvar(locks::RawCondvar::new())
+        Condvar { queue: raw::RawCondvar::new(), waiters: AtomicU32::new(0) }
     }
 
     /// Sleeps until woken; spurious wake-ups are possible.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        locks::wait(&self.0, guard)
+        self.counted(|queue| raw::wait(queue, guard))
     }
 
     /// Sleeps until woken or for `timeout`; spurious wake-ups are possible. `guard` is of `mutex`.
@@ -149,10 +153,21 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         timeout: std::time::Duration,
     ) -> MutexGuard<'a, T> {
-        locks::wait_timeout(&self.0, &mutex.0, guard, timeout)
+        self.counted(|queue| raw::wait_timeout(queue, &mutex.0, guard, timeout))
+    }
+
+    fn counted<G>(&self, wait: impl FnOnce(&raw::RawCondvar) -> G) -> G {
+        // Relaxed, here and below: a waiter that has not seen the change held the mutex before the
+        // notifier did, and was counted by then.
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let guard = wait(&self.queue);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        guard
     }
 
     pub(crate) fn notify_all(&self) {
-        self.0.notify_all();
+        if self.waiters.load(Ordering::Relaxed) > 0 {
+            self.queue.notify_all();
+        }
     }
 }

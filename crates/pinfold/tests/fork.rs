@@ -77,6 +77,23 @@ impl Stuck {
     }
 }
 
+/// Memory whose readers meet: while one reads, the others come and wait for it.
+#[derive(Debug)]
+struct Yielding(Memory);
+
+impl Source for Yielding {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        std::thread::yield_now();
+        self.0.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "yielding".into()
+    }
+}
+
 impl Source for Stuck {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         if offset >= PAGES / 2 * PAGE {
@@ -250,4 +267,47 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
     assert_eq!(file.read_at(&mut buf, 40 * PAGE).unwrap(), buf.len());
     pattern.check(40 * PAGE, &buf).unwrap();
     assert_eq!(cache.stats().pinned_bytes, 0);
+}
+
+/// What waiting threads share with the rest of the process must not be locked in the child for
+/// ever: with locks that keep one table of all sleeping threads, a child hung in each run.
+#[test]
+fn a_child_has_a_cache_of_its_own_however_many_threads_fall_asleep_and_wake() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let memory = Memory::new(vec![1; 8 * PAGE as usize]);
+    let file = cache.attach("busy", Arc::new(Yielding(memory))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let end = End(&ended);
+        for n in 0..16 {
+            let (file, ended) = (&file, &ended);
+            scope.spawn(move || {
+                while !ended.load(Ordering::Relaxed) {
+                    if n == 0 {
+                        file.invalidate(0..8 * PAGE).unwrap();
+                    }
+                    file.read_at(&mut [0; 8], n % 2 * PAGE).unwrap();
+                }
+            });
+        }
+        for _ in 0..100 {
+            in_a_child(|| {
+                let cache = Cache::new(Options::new(4 << 20)).unwrap();
+                let memory = Arc::new(Memory::new(vec![2; 1 << 16]));
+                let file = cache.attach("own", memory).unwrap();
+                file.advise(0..1 << 16, Hint::WillNeed).unwrap();
+                let mut buf = vec![0; 1 << 16];
+                assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
+                assert!(buf.iter().all(|&byte| byte == 2));
+            });
+        }
+        drop(end);
+    });
 }

@@ -48,7 +48,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
             shared.fail(*failure);
         }
     }
-    let left = std::mem::take(&mut *shared.shelf.lock());
+    let left = std::mem::take(&mut *shared.shelf.lock().unwrap());
     for kept in left {
         if let Err(failure) = holder.unchanged(&kept.name, &kept.guard, &kept.copy) {
             shared.fail(*failure);
@@ -155,7 +155,7 @@ impl Holder<'_> {
     /// Leaves one on the shelf, and takes the oldest from there.
     fn exchange(&self, kept: Guarded) -> Checked {
         let oldest = {
-            let mut shelf = self.shared.shelf.lock();
+            let mut shelf = self.shared.shelf.lock().unwrap();
             shelf.push_back(kept);
             if shelf.len() > KEPT_MAX { shelf.pop_front() } else { None }
         };

@@ -78,7 +78,7 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
             let _ = thread.join();
         }
     }
-    shared.pins.lock().clear();
+    shared.pins.lock().unwrap().clear();
     let failure = shared.failure().or(hang);
     let failure = failure.or_else(|| shared.still_pinned()).or_else(|| shared.leak());
     match failure {

@@ -25,7 +25,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let mut pins = 0;
     while shared.goes_on() {
-        let held = shared.pins.lock().len();
+        let held = shared.pins.lock().unwrap().len();
         let done = if rng.usize(0..HELD_MAX) >= held {
             pins += 1;
             pin(shared, desk, &mut rng, pins)
@@ -38,7 +38,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
         // The others shall get on, too.
         std::thread::sleep(Duration::from_micros(rng.u64(0..50)));
     }
-    shared.pins.lock().clear();
+    shared.pins.lock().unwrap().clear();
 }
 
 /// Pins a range, mostly where somebody reads.
@@ -72,14 +72,14 @@ fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Checked {
     }
     check(shared, desk, &held)?;
     shared.watch.count(Doing::Pin, 1);
-    shared.pins.lock().push(held);
+    shared.pins.lock().unwrap().push(held);
     Ok(())
 }
 
 /// Takes a range that somebody pinned, looks at it, and gives some or all of it back.
 fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
     let mut held = {
-        let mut pins = shared.pins.lock();
+        let mut pins = shared.pins.lock().unwrap();
         if pins.is_empty() {
             return Ok(());
         }
@@ -98,14 +98,14 @@ fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
             let other =
                 Pinned { subject: held.subject, range: pinned, epochs: held.epochs.clone() };
             check(shared, desk, &other)?;
-            shared.pins.lock().push(other);
+            shared.pins.lock().unwrap().push(other);
         }
         _ => held.range.unpin_front(range.end - range.start).expect("all of it"),
     }
     check(shared, desk, &held)?;
     shared.watch.count(Doing::Unpin, 1);
     if !held.range.is_empty() {
-        shared.pins.lock().push(held);
+        shared.pins.lock().unwrap().push(held);
     }
     Ok(())
 }

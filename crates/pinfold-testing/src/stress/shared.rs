@@ -4,10 +4,10 @@
 //! and what is told of it. Called by all threads of `stress`.
 
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use pinfold::Cache;
 
 use super::files::Subjects;
@@ -48,7 +48,7 @@ impl Shared {
 
     /// What failed first, if anything did.
     pub(super) fn failure(&self) -> Option<Failure> {
-        self.failure.lock().take()
+        self.failure.lock().unwrap().take()
     }
 
     /// Whether a thread may go on. Relaxed: it only has to be seen at some time.
@@ -63,7 +63,7 @@ impl Shared {
 
     /// Ends the run; the first to fail is told.
     pub(super) fn fail(&self, failure: Failure) {
-        self.failure.lock().get_or_insert(failure);
+        self.failure.lock().unwrap().get_or_insert(failure);
         self.stop();
     }
 

@@ -5,11 +5,9 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use super::files::Subjects;
 
@@ -174,12 +172,12 @@ impl Watch {
             excused: AtomicU64::new(0),
             left: AtomicBool::new(false),
         });
-        self.desks.lock().push(desk.clone());
+        self.desks.lock().unwrap().push(desk.clone());
         desk
     }
 
     fn total(&self, of: fn(&Desk) -> &AtomicU64) -> u64 {
-        self.desks.lock().iter().map(|desk| of(desk).load(Ordering::Relaxed)).sum()
+        self.desks.lock().unwrap().iter().map(|desk| of(desk).load(Ordering::Relaxed)).sum()
     }
 
     pub(super) fn reads(&self) -> u64 {
@@ -195,13 +193,13 @@ impl Watch {
     }
 
     pub(super) fn all_left(&self) -> bool {
-        self.desks.lock().iter().all(|desk| desk.left.load(Ordering::Relaxed))
+        self.desks.lock().unwrap().iter().all(|desk| desk.left.load(Ordering::Relaxed))
     }
 
     /// What each thread does, a line each.
     pub(super) fn states(&self, subjects: &Subjects) -> String {
         let mut states = String::new();
-        for desk in self.desks.lock().iter() {
+        for desk in self.desks.lock().unwrap().iter() {
             let ended = desk.left.load(Ordering::Relaxed);
             let state = if ended { "has ended".to_owned() } else { desk.describe(subjects) };
             let _ = writeln!(states, "  {:10} {:>12} done  {state}", desk.name, desk.pulse());
@@ -211,11 +209,11 @@ impl Watch {
 
     /// Counts things done. Not for single reads: it takes a lock.
     pub(super) fn count(&self, doing: Doing, times: u64) {
-        *self.counts.lock().entry(doing).or_default() += times;
+        *self.counts.lock().unwrap().entry(doing).or_default() += times;
     }
 
     pub(super) fn counted(&self, doing: Doing) -> u64 {
-        self.counts.lock().get(&doing).copied().unwrap_or(0)
+        self.counts.lock().unwrap().get(&doing).copied().unwrap_or(0)
     }
 
     /// Notes that `file` is being read at `offset`. Relaxed, here and in the two below: a hint.
@@ -249,7 +247,7 @@ impl Hangs {
     /// A thread that did not get on for too long. To be asked often.
     pub(super) fn find(&mut self, watch: &Watch) -> Option<Arc<Desk>> {
         let now = Instant::now();
-        for (n, desk) in watch.desks.lock().iter().enumerate() {
+        for (n, desk) in watch.desks.lock().unwrap().iter().enumerate() {
             let pulse = desk.pulse();
             if self.seen.len() <= n {
                 self.seen.push((pulse, now));

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::sync::locks::Mutex;
+
 use super::units::{
     BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
 };
@@ -80,11 +82,11 @@ pub(super) struct Arena {
 /// the limit of a control group. So the first thread that allocates frames in it touches it, and
 /// the others wait.
 ///
-/// Not from `crate::sync`: no protocol depends on it.
+/// Not a model checker's: no protocol depends on it.
 #[derive(Debug)]
 struct Touched {
     blocks: Box<[AtomicU64]>,
-    touching: parking_lot::Mutex<()>,
+    touching: Mutex<()>,
 }
 
 impl Touched {
@@ -92,7 +94,7 @@ impl Touched {
         let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
         Touched {
             blocks: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
-            touching: parking_lot::Mutex::new(()),
+            touching: Mutex::new(()),
         }
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::RwLock;
+use crate::sync::locks::RwLock;
 
 use super::disk::BUFFERED;
 use super::engine::Engine;

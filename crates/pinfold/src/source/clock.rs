@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::locks::{Condvar, Mutex};
 
 use super::pool::join_unless_self;
 use super::request::{Control, Request};
@@ -116,12 +116,12 @@ impl Shared {
         let mut state = self.state.lock();
         while !state.closing {
             let Some(Reverse(first)) = state.deadlines.peek() else {
-                self.changed.wait(&mut state);
+                state = self.changed.wait(state);
                 continue;
             };
-            let at = first.at;
-            if at > Instant::now() {
-                self.changed.wait_until(&mut state, at);
+            let left = first.at.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                state = self.changed.wait_timeout(state, left);
                 continue;
             }
             let Some(Reverse(due)) = state.deadlines.pop() else { continue };

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::io;
 
-use parking_lot::RwLock;
+use crate::sync::locks::RwLock;
 
 use super::{Extent, Source, extent};
 

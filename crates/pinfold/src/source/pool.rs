@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::locks::{Condvar, Mutex};
 
 use super::Start;
 use super::guarded::{guarded, quietly};
@@ -247,7 +247,7 @@ impl Shared {
                 if state.closing {
                     return;
                 }
-                self.work.wait(&mut state);
+                state = self.work.wait(state);
                 continue;
             };
             state.idle -= 1;

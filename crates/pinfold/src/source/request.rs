@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use crate::sync::locks::Mutex;
 
 use super::extent::{self, Extent};
 use super::guarded::quietly;

@@ -39,8 +39,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::sync::locks::Mutex;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
-use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::descriptor::{Descriptor, Iovecs};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::locks::{Condvar, Mutex};
 
 use super::*;
 use crate::source::descriptor::Descriptor;
@@ -80,7 +80,7 @@ impl Source for Gated {
             if self.looks && request.stop().is_some() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            self.changed.wait_for(&mut open, Duration::from_millis(1));
+            open = self.changed.wait_timeout(open, Duration::from_millis(1));
         }
         self.read_extents_at(request.offset(), request.extents())
     }

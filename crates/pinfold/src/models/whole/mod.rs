@@ -45,7 +45,7 @@ const RUNS_OF_A_SEED: usize = 100;
 
 /// Seeds of each model as shipped, and the most seeds until a mutant must be caught.
 const SEEDS: usize = 10;
-const SEEDS_FOR_A_MUTANT: usize = 100;
+const SEEDS_FOR_A_MUTANT: usize = 1000;
 
 /// A run of this many steps counts as one that does not end.
 const STEPS_MAX: usize = 200_000;

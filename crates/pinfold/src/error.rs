@@ -21,6 +21,19 @@ pub enum Error {
         /// The largest budget.
         most_bytes: u64,
     },
+    /// The size of the largest folios is none that folios can have.
+    #[error(
+        "folios of at most {asked_bytes} bytes: it must be a power of two from {least_bytes} to \
+         {most_bytes}"
+    )]
+    FolioSize {
+        /// The size asked for.
+        asked_bytes: usize,
+        /// The smallest size.
+        least_bytes: usize,
+        /// The largest size.
+        most_bytes: usize,
+    },
     /// The system did not give the memory.
     #[error("cannot reserve {bytes} bytes of memory: {cause}")]
     Reserve {
@@ -287,6 +300,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Budget { .. } => "budget",
+            Error::FolioSize { .. } => "folio-size",
             Error::Reserve { .. } => "reserve",
             Error::Thread { .. } => "thread",
             Error::Open(_) => "open",
@@ -385,6 +399,8 @@ mod tests {
     codes! {
         Error::Budget { .. } =
             Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget",
+        Error::FolioSize { .. } =
+            Error::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 } => "folio-size",
         Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve",
         Error::Thread { .. } = Error::Thread { name: "thread", cause: cause() } => "thread",
         Error::Open(_) =

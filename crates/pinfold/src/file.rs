@@ -96,6 +96,15 @@ impl File {
     /// Cost of a hit: a lookup and one atomic add on the folio's line, and one subtraction when the
     /// guard is dropped. Nothing is copied.
     ///
+    /// # What guards keep
+    /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
+    /// more, however large the folios are that the pages were read in. A guard keeps its folio as
+    /// long as it lives, even of a file that was invalidated. Of large folios only a 20th of the
+    /// budget is kept as a whole; another one is split when the first guard of it is taken, which
+    /// costs about a microsecond for each 20 of its pages, once. It cannot be split, and is kept as a whole
+    /// beyond that bound, if one of its pages is pinned or borrowed at that moment, or if the index
+    /// finds no memory for its pieces.
+    ///
     /// # Errors
     /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
     /// its folio has four million references; otherwise as [`read_at`](Self::read_at).
@@ -111,6 +120,10 @@ impl File {
     /// Cost of a hit: a lookup and a store to a cache line of the thread's own. Nothing shared is
     /// written, nothing is copied. A reader has eight slots; while all are in use the guard takes a
     /// counted reference, as [`get`](Self::get) does.
+    ///
+    /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
+    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of one reader
+    /// keep at most an eighth of the budget. One with a counted reference keeps what `get` says.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.

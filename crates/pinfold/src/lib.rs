@@ -47,6 +47,7 @@ mod fork;
 mod found;
 mod frame;
 mod freeze;
+mod grants;
 mod handle;
 mod holders;
 mod index;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 // Not from `crate::sync`: levels and hints, on which no protocol depends.
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use crate::frame::Order;
 use crate::mutant::{self, Mutant};
@@ -40,17 +40,19 @@ pub(crate) struct Pressure {
     on_its_way: OnItsWay,
     /// Half of the cache.
     on_its_way_max: u32,
+    /// A reader wanted a larger folio than there was, though enough was free.
+    in_pieces: AtomicBool,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
 }
 
 impl Pressure {
-    /// For a cache of `frames` frames.
-    pub(crate) fn new(frames: u32) -> Self {
+    /// For a cache of `frames` frames with folios of at most that order.
+    pub(crate) fn new(frames: u32, order_max: Order) -> Self {
         // Enough for a burst of readers, little enough to cost few hits.
         let low_frames = (frames / 128).max(8);
         // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
-        let order = (frames / 64).max(1).ilog2().min(u32::from(Order::MAX.get()));
+        let order = (frames / 64).max(1).ilog2().min(u32::from(order_max.get()));
         Pressure {
             low_frames,
             high_frames: low_frames * 2,
@@ -61,6 +63,7 @@ impl Pressure {
             moved_wake: Condvar::new(),
             on_its_way: OnItsWay::default(),
             on_its_way_max: frames / 2,
+            in_pieces: AtomicBool::new(false),
             unmovable_hand: AtomicU32::new(0),
         }
     }
@@ -74,7 +77,8 @@ impl Pressure {
         (low_frames, high_frames): (u32, u32),
         direct_pages: u32,
     ) -> Self {
-        Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
+        let base = Pressure::new(frames, Order::MAX);
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
     }
 
     /// Notes that a fill of a folio of `order` begins, in a file that has so much on its way.
@@ -99,6 +103,19 @@ impl Pressure {
     pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
         let [all, own] = [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed));
         own > self.on_its_way_max.saturating_sub(all)
+    }
+
+    /// Asks the reclaiming thread to put free memory together: a folio is smaller than it should
+    /// be.
+    pub(crate) fn want_runs(&self) {
+        // Relaxed, here and below: a hint.
+        self.in_pieces.store(true, Ordering::Relaxed);
+        self.bell.ring();
+    }
+
+    /// Whether that was asked for since the last call.
+    pub(crate) fn runs_wanted(&self) -> bool {
+        self.in_pieces.swap(false, Ordering::Relaxed)
     }
 
     /// Notes that something was freed or became evictable.

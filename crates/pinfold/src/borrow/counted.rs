@@ -25,12 +25,13 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::admit::Admission;
 use super::view::{self, View};
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::found::{AnyPage, Found, Mark};
+use crate::found::{Found, HoldablePage, Mark};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
@@ -87,7 +88,7 @@ impl Handle {
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        let Found { frame, head, from, stamp, at, span } = self.found(page, AnyPage)?;
+        let Found { frame, head, from, stamp, at, span } = self.found(page, HoldablePage)?;
         let used_most = frame.is_used_most();
         if !take_one(self.reference, frame) {
             return None;
@@ -116,13 +117,32 @@ impl Handle {
     #[cold]
     #[inline(never)]
     fn hold_slowly(&self, page: u64) -> Result<View> {
+        let mut admission = Admission::new();
         self.held(
             page,
             (Mark::Meet, true),
             || self.get_missing(page),
-            |held| match FolioRef::of(self, held, page) {
-                Some(folio) => Ok(Some(folio.into_view())),
-                None => self.check_page(page).map(|()| None),
+            |held| {
+                let Some(held) = admission.of(self, held, page)? else { return Ok(None) };
+                match FolioRef::of(self, held, page) {
+                    Some(folio) => Ok(Some(folio.into_view())),
+                    None => self.check_page(page).map(|()| None),
+                }
+            },
+        )
+    }
+
+    /// Reads the page if it is absent, waits for it, and meets a readahead mark.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn bring(&self, page: u64) -> Result<()> {
+        self.held(
+            page,
+            (Mark::Meet, true),
+            || self.get_missing(page),
+            |held| match held.frame().file_bytes() as u64 + held.offset() {
+                end if end > page << PAGE_SHIFT => Ok(Some(())),
+                _ => self.check_page(page).map(|()| None),
             },
         )
     }
@@ -182,6 +202,14 @@ impl<'a> FolioRef<'a> {
     fn core(&self) -> &Core {
         // SAFETY: the file, whose lifetime the guard has, keeps the core; or `owner` does.
         unsafe { self.core.as_ref() }
+    }
+
+    /// Whether it may keep its folio: the page alone, or a folio that is granted.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn may_keep(&self) -> bool {
+        let frame = self.view.frame();
+        let granted = frame.flags().contains(crate::frame::Flags::GRANTED);
+        granted || frame.order() == crate::frame::Order::MIN
     }
 
     /// The word of a model's page, now.

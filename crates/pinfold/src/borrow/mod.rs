@@ -6,9 +6,10 @@
 //! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
 //!
-//! `view.rs` has what the guards share: which bytes they show. Misses are `fill`'s. Called by
-//! `file`.
+//! `view.rs` has what the guards share: which bytes they show. `admit.rs` splits large folios of
+//! which a counted guard would keep too much. Misses are `fill`'s. Called by `file`.
 
+mod admit;
 mod counted;
 mod optimistic;
 mod reader;

@@ -25,6 +25,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use super::FolioRef;
+use super::admit::{self, Admission};
 use super::reader::{Reader, Shown, State};
 use super::view::{self, View};
 use crate::counters::Event;
@@ -114,22 +115,24 @@ impl Handle {
     #[cold]
     #[inline(never)]
     fn borrow_slowly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
+        let mut admission = Admission::new();
         self.held(
             page,
             (Mark::Meet, false),
             || self.get_missing(page),
             |held| {
-                let head = held.head();
                 let free = reader.free_slot(page);
                 if free.is_none() {
                     self.counters().count(Event::BorrowCounted);
                 }
                 if let Some(free) = free
-                    && let Some(found) = self.look(head, page << PAGE_SHIFT, AnyPage)
+                    && let Some(found) = self.look(held.head(), page << PAGE_SHIFT, AnyPage)
                     && announce_found::<true>(page, found, free, reader)
                 {
                     return Ok(Some(Borrowed::of(free.1, self)));
                 }
+                let Some(held) = admission.of(self, held, page)? else { return Ok(None) };
+                let head = held.head();
                 match FolioRef::of(self, held, page) {
                     Some(folio) => Ok(Some(Borrowed::counted(folio.into_view(), head, page, self))),
                     None => self.check_page(page).map(|()| None),
@@ -257,6 +260,9 @@ impl<'f, 'r> Borrowed<'f, 'r> {
 
     /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
     ///
+    /// It keeps the whole folio, however large: a folio that is borrowed cannot be split. For a
+    /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
+    ///
     /// # Errors
     /// [`Error::TooManyReferences`] if the folio has four million references.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
@@ -282,6 +288,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
         let page = offset / crate::frame::PAGE_BYTES as u64;
         got.map_err(|_| Error::TooManyReferences { path: path.clone(), page })?;
+        admit::upgraded(&self.handle().core, head);
         Ok(FolioRef::adopt(self.handle(), self.view()))
     }
 

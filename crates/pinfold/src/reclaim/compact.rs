@@ -30,7 +30,26 @@ pub(crate) fn compact(core: &Core) -> bool {
         .filter(|&(free, _)| free > 0)
         .collect();
     candidates.sort_unstable();
-    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| empty_run(core, run))
+    let runs = candidates.into_iter().rev().map(|(_, run)| run);
+    // One folio in use is enough to keep a run: the others would be moved in vain.
+    runs.filter(|&run| seems_unused(core, run)).take(RUNS_MAX).any(|run| empty_run(core, run))
+}
+
+/// Whether no folio of `run` has a reference or a pin, or is on its way. Borrows do not show.
+fn seems_unused(core: &Core, run: FrameNumber) -> bool {
+    let free = core.frames.free_in(run);
+    let mut at = 0;
+    // Ends: each turn advances by at least a frame.
+    while at < Order::MAX.frames() {
+        if free.contains(at) {
+            at += 1;
+        } else if let Some(order) = super::unmovable::can_move(core, run.after(at)) {
+            at += order.frames();
+        } else {
+            return false;
+        }
+    }
+    true
 }
 
 /// Empties `run`; returns whether it is a free run of 2 MiB now.

@@ -11,6 +11,7 @@
 
 mod borrowed;
 mod filling;
+mod granted;
 mod memory;
 mod moving;
 mod words;

@@ -1,0 +1,240 @@
+//! How much memory guards keep, what a cache full of guards can still do, and how large folios come
+//! back once memory is in pieces.
+
+use std::borrow::Cow;
+use std::io;
+use std::sync::Arc;
+
+use pinfold::source::Source;
+use pinfold::{Cache, Error, File, FolioRef, Hint, Options};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+const BUDGET: usize = 64 * MIB;
+/// Pages of the file: 1 GiB.
+const PAGES: u64 = 1 << 18;
+
+/// A file in which each page begins with its number, and has the number's last byte otherwise.
+#[derive(Debug)]
+struct Numbered;
+
+impl Source for Numbered {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.len_bytes()?.saturating_sub(offset);
+        let bytes = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        for (n, page) in buf[..bytes].chunks_mut(PAGE).enumerate() {
+            let number = offset / PAGE as u64 + n as u64;
+            page.fill(number as u8);
+            page[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        Ok(bytes)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(PAGES * PAGE as u64)
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "numbered".into()
+    }
+}
+
+fn file(budget: usize) -> (Cache, File) {
+    let cache = Cache::new(Options::new(budget as u64)).unwrap();
+    let file = cache.attach("numbered", Arc::new(Numbered)).unwrap();
+    (cache, file)
+}
+
+fn assert_page(page: u64, bytes: &[u8]) {
+    assert_eq!(bytes[..8], page.to_le_bytes(), "page {page}");
+    assert_eq!(bytes[PAGE - 1], page as u8, "page {page}");
+}
+
+/// Reads `pages` in order, as one reader does.
+fn scan(file: &File, pages: std::ops::Range<u64>) {
+    let file = file.clone();
+    let mut buf = vec![0; MIB];
+    let step = buf.len() / PAGE;
+    for page in pages.step_by(step) {
+        assert_eq!(file.read_at(&mut buf, page * PAGE as u64).unwrap(), buf.len());
+        assert_page(page, &buf[..PAGE]);
+    }
+}
+
+/// Gets `pages` and keeps them; the number of guards had where it fails.
+fn keep<'f>(
+    file: &'f File,
+    kept: &mut Vec<(u64, FolioRef<'f>)>,
+    pages: impl Iterator<Item = u64>,
+) -> Result<(), (usize, Error)> {
+    for page in pages {
+        let guard = file.get(page).map_err(|error| (kept.len(), error))?;
+        kept.push((page, guard));
+    }
+    Ok(())
+}
+
+fn assert_all(kept: &[(u64, FolioRef<'_>)]) {
+    for (page, guard) in kept {
+        assert_page(*page, guard);
+    }
+}
+
+/// The bytes that guards alone keep.
+fn kept_bytes(cache: &Cache, file: &File) -> usize {
+    // Whatever is in the file goes, guards or not; what stays is theirs.
+    file.invalidate(0..u64::MAX >> 1).unwrap();
+    cache.stats().resident_bytes as usize
+}
+
+/// What guards of `pages` pages may keep: the bound that `get` documents.
+fn may_keep(pages: usize) -> usize {
+    (2 * pages * PAGE).max(BUDGET / 10)
+}
+
+/// Guards of pages that lie as far from each other as the cache allows keep little more than they
+/// show.
+#[test]
+fn small_guards_do_not_keep_large_folios() {
+    for guards in [1, 7, 62, 139, 1000] {
+        let (cache, file) = file(BUDGET);
+        let pages = (BUDGET / PAGE) as u64;
+        scan(&file, 0..pages);
+        let mut kept = Vec::new();
+        let step = pages / guards as u64;
+        keep(&file, &mut kept, (0..guards as u64).map(|n| n * step)).unwrap();
+        assert_all(&kept);
+        let (bytes, most) = (kept_bytes(&cache, &file), may_keep(guards));
+        assert!(bytes <= most, "{guards} guards keep {bytes} bytes, at most {most} are theirs");
+        assert_all(&kept);
+    }
+}
+
+/// A reader that got every page of a file, and let go of it, may not be taken for one that will let
+/// go of the next.
+#[test]
+fn guards_that_were_short_are_kept_for_long() {
+    let (cache, file) = file(BUDGET);
+    let pages = (BUDGET / PAGE) as u64;
+    let reader = file.clone();
+    for page in 0..pages {
+        assert_page(page, &reader.get(page).unwrap());
+    }
+    let mut kept = Vec::new();
+    keep(&file, &mut kept, (0..pages).step_by(100)).unwrap();
+    assert_all(&kept);
+    let (bytes, most) = (kept_bytes(&cache, &file), may_keep(kept.len()));
+    assert!(bytes <= most, "{} guards keep {bytes} bytes", kept.len());
+}
+
+/// The ninth borrow of a reader is a counted guard.
+#[test]
+fn borrows_beyond_the_slots_do_not_keep_large_folios() {
+    let (cache, file) = file(BUDGET);
+    let pages = (BUDGET / PAGE) as u64;
+    scan(&file, 0..pages);
+    let reader = cache.reader().unwrap();
+    let mut kept: Vec<_> =
+        (0..200).map(|n| file.borrow(n * (pages / 200), &reader).unwrap()).collect();
+    // Those with a slot keep one folio each.
+    assert!(kept[..8].iter().all(|guard| !guard.is_counted()));
+    kept.drain(..8);
+    assert!(kept.iter().all(pinfold::Borrowed::is_counted));
+    let (bytes, most) = (kept_bytes(&cache, &file), may_keep(kept.len()));
+    assert!(bytes <= most, "{} guards keep {bytes} bytes", kept.len());
+}
+
+/// One page of each `step` of a file of 1 GiB that was read in order before.
+fn one_of_each(step: u64) {
+    let (_cache, file) = file(BUDGET);
+    scan(&file, 0..PAGES);
+    let mut kept = Vec::new();
+    let pages = (0..4000).map(|n| n * step % PAGES);
+    if let Err((had, error)) = keep(&file, &mut kept, pages) {
+        panic!("after {had} guards: {error}");
+    }
+    assert_all(&kept);
+}
+
+#[test]
+fn one_page_of_each_64_is_kept() {
+    one_of_each(64);
+}
+
+#[test]
+fn one_page_of_each_67_is_kept() {
+    one_of_each(67);
+}
+
+#[test]
+fn one_page_of_each_64_and_then_one_of_each_67_is_kept() {
+    let (_cache, file) = file(BUDGET);
+    scan(&file, 0..PAGES);
+    let mut kept = Vec::new();
+    for step in [64, 67] {
+        if let Err((had, error)) = keep(&file, &mut kept, (0..PAGES).step_by(step)) {
+            panic!("after {had} guards: {error}");
+        }
+    }
+    assert!(kept.len() > 8000);
+    assert_all(&kept);
+}
+
+#[test]
+fn a_reader_reads_on_and_keeps_one_page_of_each_64() {
+    let (_cache, file) = file(BUDGET);
+    let mut kept = Vec::new();
+    for page in 0..4000 * 64 {
+        let guard = file.get(page);
+        let guard = guard.unwrap_or_else(|e| panic!("after {} guards: {e}", kept.len()));
+        assert_page(page, &guard);
+        if page % 64 == 0 {
+            kept.push((page, guard));
+        }
+    }
+    assert_all(&kept);
+}
+
+/// Reads single pages at random until the cache is full of them, several times over.
+fn scatter(file: &File, budget: usize) {
+    let file = file.clone();
+    file.advise(0..0, Hint::Random).unwrap();
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut buf = vec![0; PAGE];
+    for _ in 0..3 * budget / PAGE {
+        let page = random.u64(0..PAGES);
+        file.read_at(&mut buf, page * PAGE as u64).unwrap();
+        assert_page(page, &buf);
+    }
+}
+
+/// The mean size of the folios that are cached of `pages`.
+fn mean_folio_bytes(cache: &Cache, file: &File, pages: std::ops::Range<u64>) -> usize {
+    let file = file.clone();
+    file.advise(0..0, Hint::Random).unwrap();
+    let reader = cache.reader().unwrap();
+    let (mut bytes, mut folios, mut page) = (0, 0, pages.start);
+    while page < pages.end {
+        let guard = file.borrow(page, &reader).unwrap();
+        bytes += guard.folio().len();
+        folios += 1;
+        page = (guard.folio_offset() as usize + guard.folio().len()) as u64 / PAGE as u64;
+    }
+    bytes / folios
+}
+
+/// A scan after random reads uses the budget, and gets large folios again.
+#[test]
+fn a_scan_after_random_reads_gets_large_folios_and_uses_the_budget() {
+    const LARGE: usize = 256 * MIB;
+    let (cache, file) = file(LARGE);
+    scatter(&file, LARGE);
+    let mut least = usize::MAX;
+    for from in (0..PAGES).step_by(1 << 14) {
+        scan(&file, from..from + (1 << 14));
+        least = least.min(cache.stats().resident_bytes as usize);
+    }
+    assert!(least >= LARGE * 85 / 100, "only {} MiB were in use at a time", least / MIB);
+    let mean = mean_folio_bytes(&cache, &file, PAGES - (16 * MIB / PAGE) as u64..PAGES);
+    assert!(mean >= MIB, "the last folios of the scan have {} KiB on average", mean >> 10);
+}

@@ -70,7 +70,7 @@ pub(crate) fn allocate(
         // and so on. So first free as much as is wanted, in the order in which it came; but what is
         // free in pieces already must not grow with each attempt.
         if wish > Order::MIN {
-            let enough = wish.frames() + core.pressure.low_frames;
+            let enough = 2 * wish.frames() + core.pressure.low_frames;
             let lacking = enough.saturating_sub(core.frames.free_frames());
             if lacking > 0 {
                 evict(core, lacking, EFFORT_MAX);

@@ -90,7 +90,7 @@ fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> (
 }
 
 /// The order of the folio at `head`, if it seems to have no holders.
-pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
+fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
     let frame = core.frames.frame(head);
     let word = frame.count.word();
     let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;

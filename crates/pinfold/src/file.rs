@@ -100,10 +100,11 @@ impl File {
     /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
     /// more, however large the folios are that the pages were read in. A guard keeps its folio as
     /// long as it lives, even of a file that was invalidated. Of large folios only a 20th of the
-    /// budget is kept as a whole; another one is split when the first guard of it is taken, which
-    /// costs about a microsecond for each 20 of its pages, once. It cannot be split, and is kept as a whole
-    /// beyond that bound, if one of its pages is pinned or borrowed at that moment, or if the index
-    /// finds no memory for its pieces.
+    /// budget is kept as a whole; another one is split when the first guard of it is taken, once.
+    /// It cannot be split, and is kept as a whole beyond that bound, if one of its pages is pinned
+    /// or borrowed at that moment, if other threads read it all the time, or if the index finds no
+    /// memory for its pieces. Nor can the folio of a borrow that is
+    /// [upgraded](crate::Borrowed::upgrade).
     ///
     /// # Errors
     /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if

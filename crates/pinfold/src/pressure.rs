@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 // Not from `crate::sync`: levels and hints, on which no protocol depends.
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicU32;
 
 use crate::frame::Order;
 use crate::mutant::{self, Mutant};
@@ -40,8 +40,6 @@ pub(crate) struct Pressure {
     on_its_way: OnItsWay,
     /// Half of the cache.
     on_its_way_max: u32,
-    /// A reader wanted a larger folio than there was, though enough was free.
-    in_pieces: AtomicBool,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
 }
@@ -63,7 +61,6 @@ impl Pressure {
             moved_wake: Condvar::new(),
             on_its_way: OnItsWay::default(),
             on_its_way_max: frames / 2,
-            in_pieces: AtomicBool::new(false),
             unmovable_hand: AtomicU32::new(0),
         }
     }
@@ -103,19 +100,6 @@ impl Pressure {
     pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
         let [all, own] = [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed));
         own > self.on_its_way_max.saturating_sub(all)
-    }
-
-    /// Asks the reclaiming thread to put free memory together: a folio is smaller than it should
-    /// be.
-    pub(crate) fn want_runs(&self) {
-        // Relaxed, here and below: a hint.
-        self.in_pieces.store(true, Ordering::Relaxed);
-        self.bell.ring();
-    }
-
-    /// Whether that was asked for since the last call.
-    pub(crate) fn runs_wanted(&self) -> bool {
-        self.in_pieces.swap(false, Ordering::Relaxed)
     }
 
     /// Notes that something was freed or became evictable.

@@ -1,12 +1,11 @@
-//! How much memory guards keep, what a cache full of guards can still do, and how large folios come
-//! back once memory is in pieces.
+//! How much memory guards keep, and what a cache full of guards can still do.
 
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
 use pinfold::source::Source;
-use pinfold::{Cache, Error, File, FolioRef, Hint, Options};
+use pinfold::{Cache, Error, File, FolioRef, Options};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -195,50 +194,53 @@ fn a_reader_reads_on_and_keeps_one_page_of_each_64() {
     assert_all(&kept);
 }
 
-/// Reads single pages at random until the cache is full of them, several times over.
-fn scatter(file: &File, budget: usize) {
-    let file = file.clone();
-    file.advise(0..0, Hint::Random).unwrap();
-    let mut random = fastrand::Rng::with_seed(11);
-    let mut buf = vec![0; PAGE];
-    for _ in 0..3 * budget / PAGE {
-        let page = random.u64(0..PAGES);
-        file.read_at(&mut buf, page * PAGE as u64).unwrap();
-        assert_page(page, &buf);
-    }
-}
-
-/// The mean size of the folios that are cached of `pages`.
-fn mean_folio_bytes(cache: &Cache, file: &File, pages: std::ops::Range<u64>) -> usize {
-    let file = file.clone();
-    file.advise(0..0, Hint::Random).unwrap();
-    let reader = cache.reader().unwrap();
-    let (mut bytes, mut folios, mut page) = (0, 0, pages.start);
-    let misses = cache.stats().misses;
-    while page < pages.end {
-        let guard = file.borrow(page, &reader).unwrap();
-        bytes += guard.folio().len();
-        folios += 1;
-        page = (guard.folio_offset() as usize + guard.folio().len()) as u64 / PAGE as u64;
-    }
-    assert_eq!(cache.stats().misses, misses, "not all of it is cached");
-    bytes / folios
-}
-
-/// A scan after random reads uses the budget, and gets large folios again.
+/// An upgraded borrow keeps its folio, and counts: what is granted later is less.
 #[test]
-fn a_scan_after_random_reads_gets_large_folios_and_uses_the_budget() {
-    const LARGE: usize = 256 * MIB;
-    let (cache, file) = file(LARGE);
-    scatter(&file, LARGE);
-    let mut least = usize::MAX;
-    for from in (0..PAGES).step_by(1 << 14) {
-        scan(&file, from..from + (1 << 14));
-        least = least.min(cache.stats().resident_bytes as usize);
-        let s = cache.stats();
-        eprintln!("{from}: readahead {} migrations {} free {} evictions {}", s.readahead, s.migrations, s.free_bytes >> 20, s.evictions);
+fn upgraded_borrows_are_granted_and_later_guards_are_not() {
+    let (cache, file) = file(BUDGET);
+    let pages = (BUDGET / PAGE) as u64;
+    scan(&file, 0..pages);
+    let reader = cache.reader().unwrap();
+    let mut kept = Vec::new();
+    for page in (0..pages).step_by(1024) {
+        kept.push((page, file.borrow(page, &reader).unwrap().upgrade().unwrap()));
     }
-    assert!(least >= LARGE * 85 / 100, "only {} MiB were in use at a time", least / MIB);
-    let mean = mean_folio_bytes(&cache, &file, PAGES - (8 * MIB / PAGE) as u64..PAGES);
-    assert!(mean >= MIB, "the last folios of the scan have {} KiB on average", mean >> 10);
+    let upgraded: usize = kept.iter().map(|(_, guard)| guard.folio().len()).sum();
+    assert!(upgraded > BUDGET / 20, "{upgraded} bytes");
+    let (_, later) = (0..pages).step_by(1000).fold((0, 0), |(n, larger), page| {
+        let guard = file.get(page).unwrap();
+        let others = kept.iter().all(|(at, other)| {
+            let folio = other.folio_offset()..other.folio_offset() + other.folio().len() as u64;
+            *at != page && !folio.contains(&(page * PAGE as u64))
+        });
+        let large = others && guard.folio().len() > PAGE;
+        kept.push((page, guard));
+        (n + 1, larger + usize::from(large))
+    });
+    assert_eq!(later, 0, "guards of large folios that were taken beyond the limit");
+    assert_all(&kept);
+}
+
+/// Folios are as large as the option allows.
+#[test]
+fn the_largest_folio_is_an_option() {
+    for bytes in [PAGE, 64 << 10, MIB] {
+        let options = Options::new(BUDGET as u64).folio_max_bytes(bytes);
+        let cache = Cache::new(options).unwrap();
+        let file = cache.attach("numbered", Arc::new(Numbered)).unwrap();
+        scan(&file, 0..4096);
+        let reader = cache.reader().unwrap();
+        let sizes = (0..4096).map(|page| file.borrow(page, &reader).unwrap().folio().len());
+        assert_eq!(sizes.max(), Some(bytes));
+    }
+    for bytes in [0, 1, 4095, 5000, 12288, 4 << 20, usize::MAX] {
+        let error = Cache::new(Options::new(BUDGET as u64).folio_max_bytes(bytes)).unwrap_err();
+        assert_eq!(error.code(), "folio-size");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "folios of at most {bytes} bytes: it must be a power of two from 4096 to 2097152"
+            )
+        );
+    }
 }

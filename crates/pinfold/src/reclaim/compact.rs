@@ -3,13 +3,11 @@
 //! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios elsewhere, a batch at a time; the frames that they free join the held
-//!    ones. Again some times, for those that were on their way from the source;
+//!    ones;
 //! 4. release the run: if all of it is free by then, it is whole again.
 //!
 //! A movable run has no long-lived contents except folios that fill it (`frame::mobility`). A run
 //! that cannot be emptied is being read at this moment, and the next one is tried.
-
-use std::time::Duration;
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
@@ -19,70 +17,20 @@ use crate::index::FolioAt;
 /// The most runs that are tried.
 const RUNS_MAX: usize = 8;
 
-/// The most runs from which the daemon chooses.
-const LOOKED_AT_MAX: usize = 64;
-
-/// How often the folios of one run are moved, those that were on their way before included, and the
-/// longest wait for these.
-const PASSES_MAX: u32 = 8;
-const NAP: Duration = Duration::from_millis(1);
-
 /// Makes one free run of 2 MiB, if there is none; false if that is impossible.
 pub(crate) fn compact(core: &Core) -> bool {
-    has_free_run(core) || emptiest(core, core.frames.whole_runs()).any(|run| empty_run(core, run))
-}
-
-/// The same from among as many runs as can be looked at often, from the one behind `hand` on.
-pub(super) fn compact_some(core: &Core, hand: &mut FrameNumber) -> bool {
-    if has_free_run(core) {
+    if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
     }
-    let behind = core.frames.whole_runs().filter(|run| run.0 > hand.0);
-    let before = core.frames.whole_runs().filter(|run| run.0 <= hand.0);
-    let some: Vec<_> = behind.chain(before).take(LOOKED_AT_MAX).collect();
-    *hand = some.last().copied().unwrap_or(*hand);
-    emptiest(core, some.into_iter()).any(|run| empty_run(core, run))
-}
-
-fn has_free_run(core: &Core) -> bool {
-    core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0
-}
-
-/// The movable ones of `runs` with most free frames, in that order, that are worth a try.
-fn emptiest(
-    core: &Core,
-    runs: impl Iterator<Item = FrameNumber>,
-) -> impl Iterator<Item = FrameNumber> {
-    let mut candidates: Vec<(u32, FrameNumber)> = runs
+    let mut candidates: Vec<(u32, FrameNumber)> = core
+        .frames
+        .whole_runs()
         .filter(|&run| core.frames.is_movable(run))
         .map(|run| (core.frames.free_in(run).len(), run))
         .filter(|&(free, _)| free > 0)
         .collect();
     candidates.sort_unstable();
-    let runs = candidates.into_iter().rev().map(|(_, run)| run);
-    // One folio that is held is enough to keep a run: the others would be moved in vain.
-    runs.filter(|&run| !seems_held(core, run)).take(RUNS_MAX)
-}
-
-/// Whether a folio of `run` has a reference other than its filler's, or a pin. Borrows do not show.
-fn seems_held(core: &Core, run: FrameNumber) -> bool {
-    let free = core.frames.free_in(run);
-    let mut at = 0;
-    // Ends: each turn advances by at least a frame.
-    while at < Order::MAX.frames() {
-        let frame = core.frames.frame(run.after(at));
-        let word = frame.count.word();
-        if free.contains(at) || word.is_frozen() {
-            at += 1;
-            continue;
-        }
-        let filling = frame.is_changing() && frame.identity().mapping != MAPPING_NONE;
-        if word.pins() > 0 || word.refs() > 1 && !filling {
-            return true;
-        }
-        at += frame.order().frames();
-    }
-    false
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| empty_run(core, run))
 }
 
 /// Empties `run`; returns whether it is a free run of 2 MiB now.
@@ -91,29 +39,17 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
     if core.frames.free_frames() < Order::MAX.frames() {
         return false;
     }
-    let Some(mut held) = core.frames.take_free_in(run) else { return false };
-    for pass in 1..=PASSES_MAX {
-        let seen = core.pressure.progress_seen();
-        let map = held.held();
-        let mut at = 0;
-        // Ends: each turn advances by at least a frame.
-        while at < Order::MAX.frames() {
-            at = empty_some(core, run, at, &map);
-        }
-        match held.into_folio() {
-            Ok(folio) => {
-                core.put(folio);
-                return true;
-            }
-            // What is on its way can be moved when it is there.
-            Err(_) if pass == PASSES_MAX || seems_held(core, run) => return false,
-            Err(still) => {
-                held = still;
-                core.pressure.wait_for_progress(seen, NAP);
-            }
-        }
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    let map = held.held();
+    let mut at = 0;
+    // Ends: each turn advances by at least a frame.
+    while at < Order::MAX.frames() {
+        at = empty_some(core, run, at, &map);
     }
-    false
+    held.into_folio().is_ok_and(|folio| {
+        core.put(folio);
+        true
+    })
 }
 
 /// Moves folios of `run`, from frame `at` of it on, elsewhere: at most one batch, and as many as

@@ -50,13 +50,6 @@ pub(crate) use unmovable::alloc_unmovable;
 const NAP_MIN: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(20);
 
-/// Who wants a folio of this order or more, and gets a smaller one, has the daemon move folios
-/// together: 256 KiB, of a reader that has been ahead of itself for a while.
-const WORTH_A_RUN: Order = match Order::new(6) {
-    Some(order) => order,
-    None => Order::MAX,
-};
-
 /// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or returns the
 /// error why not; without, returns `None` if there is none at once.
 pub(crate) fn allocate(
@@ -67,20 +60,11 @@ pub(crate) fn allocate(
     let whole = core.frames.alloc(wish).map(|head| (head, wish));
     let got = whole.or_else(|| {
         // The free memory is in smaller pieces. Used as they are, they would be evicted as pieces,
-        // and so on. So first free as much as is wanted, in the order in which it came; but what is
-        // free in pieces already must not grow with each attempt.
+        // and so on. So first evict as much as is wanted, in the order in which it came.
         if wish > Order::MIN {
-            let enough = 2 * wish.frames() + core.pressure.low_frames;
-            let lacking = enough.saturating_sub(core.frames.free_frames());
-            if lacking > 0 {
-                evict(core, lacking, EFFORT_MAX);
-            }
+            evict(core, wish.frames(), EFFORT_MAX);
         }
-        let got = core.frames.alloc_at_most(wish);
-        if wish >= WORTH_A_RUN && got.is_some_and(|(_, order)| order < wish) {
-            core.pressure.want_runs();
-        }
-        got
+        core.frames.alloc_at_most(wish)
     });
     if let Some(got) = got {
         if core.frames.free_frames() < core.pressure.low_frames {

@@ -47,6 +47,8 @@ mod fork;
 mod found;
 mod frame;
 mod freeze;
+pub mod futures;
+mod guarded;
 mod handle;
 mod holders;
 mod index;

@@ -97,10 +97,7 @@ impl Handle {
     #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let bytes = buf.len() as u64;
-        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::Range { offset, bytes });
-        }
+        self.check_range(offset, buf.len())?;
         let mut done = 0;
         // Ends: each turn copies at least a byte, or is the last.
         while done < buf.len() {
@@ -110,6 +107,15 @@ impl Handle {
             }
         }
         Ok(done)
+    }
+
+    /// No file has a byte beyond 2^63 - 1.
+    pub(crate) fn check_range(&self, offset: u64, bytes: usize) -> Result<()> {
+        let bytes = bytes as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::Range { offset, bytes });
+        }
+        Ok(())
     }
 
     /// Copies the part of `buf` that is in the folio at `offset`, under a reference; 0 at the end

@@ -107,7 +107,8 @@ impl Handle {
     }
 
     /// For models.
-    #[cfg(all(test, loom))]
+    /// The hit alone.
+    #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
         self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
     }
@@ -137,7 +138,7 @@ impl Handle {
     /// # Errors
     /// [`Error::BeyondEnd`] if the file ends before that page.
     #[cold]
-    pub(super) fn check_page(&self, page: u64) -> Result<()> {
+    pub(crate) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
         if page < len_bytes.div_ceil(PAGE_BYTES as u64) {
             return Ok(());
@@ -150,7 +151,7 @@ impl<'a> FolioRef<'a> {
     /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None` if the
     /// file ended before that page.
     #[inline(always)]
-    pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
+    pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
         let from = handle.core.frames.address(head);

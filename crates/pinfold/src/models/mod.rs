@@ -13,9 +13,11 @@ mod counted;
 mod fillers;
 mod length;
 mod moved;
+mod park;
 mod pinned;
 mod reopened;
 mod short;
+mod woken;
 mod writer;
 
 use std::borrow::Cow;

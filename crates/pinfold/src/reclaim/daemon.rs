@@ -3,8 +3,11 @@
 use std::sync::{Arc, Weak};
 
 use super::evict::{EFFORT_MAX, evict};
+use super::{NAP_MAX, NAP_MIN};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::mutant::{self, Mutant};
+use crate::pressure::Listener;
 use crate::sync::thread;
 
 /// The most pages evicted between two checks of the watermark.
@@ -23,11 +26,30 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
         while listener.wait() {
             let Some(core) = Weak::upgrade(&weak) else { return };
             evict_to_high(&core);
+            if !wake_the_queued(&core, &listener) {
+                return;
+            }
         }
     });
     let thread = thread.map_err(|cause| Error::Thread { name: NAME, cause: Arc::new(cause) })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
+}
+
+/// As long as futures queue for memory, wakes one from time to time: a guard that is dropped tells
+/// nobody that its folio can be evicted. False if the thread shall end.
+fn wake_the_queued(core: &Core, listener: &Listener) -> bool {
+    let mut nap = NAP_MIN;
+    // Ends: futures give up after a while, as threads do.
+    while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
+        if !listener.wait_at_most(nap) {
+            return false;
+        }
+        evict_to_high(core);
+        core.pressure.wake_first();
+        nap = (nap * 2).min(NAP_MAX);
+    }
+    true
 }
 
 /// Evicts until the high watermark is reached or nothing can be evicted.

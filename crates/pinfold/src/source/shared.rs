@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Source;
-use super::guarded::quietly;
+use crate::guarded::quietly;
 
 /// A share in a source. A panic in the source's own `Drop` is caught, wherever the last share goes:
 /// that may be on a worker, on the daemon, or with the cache.

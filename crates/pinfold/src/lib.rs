@@ -16,7 +16,8 @@
 //!
 //! `borrow`, `get` and `optimistic` take the number of a page; `read_at` takes an offset in bytes,
 //! and `pin`, `advise` and `invalidate` take a range of bytes. Each call returns when the bytes are
-//! there: there is no asynchronous interface yet, but [`Hint::WillNeed`] only starts to read.
+//! there. [`File::read_at_async`], [`File::get_async`] and [`File::get_many_async`] return futures
+//! instead, for any runtime, and never block the thread that polls them.
 //!
 //! The feature `testing` adds what only tests, benchmarks and comparisons need; each such item says
 //! so.

@@ -267,14 +267,15 @@ impl Listener {
         heard(&mut ring)
     }
 
-    /// Sleeps until the bell rings or for about `nap`; false if the thread shall end.
-    pub(crate) fn wait_at_most(&self, nap: Duration) -> bool {
+    /// Sleeps until the bell rings or for about `nap`; `None` if it did not ring, and
+    /// `Some(false)` if the thread shall end.
+    pub(crate) fn wait_at_most(&self, nap: Duration) -> Option<bool> {
         let (mutex, wake) = &*self.0;
         let mut ring = mutex.lock();
         if *ring == Ring::Sleep {
             ring = wake.wait_timeout(mutex, ring, nap);
         }
-        heard(&mut ring)
+        (*ring != Ring::Sleep).then(|| heard(&mut ring))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The thread that evicts in the background, from the low watermark to the high one.
 
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::evict::{EFFORT_MAX, evict};
 use super::{NAP_MAX, NAP_MIN};
@@ -42,8 +43,17 @@ fn wake_the_queued(core: &Core, listener: &Listener) -> bool {
     let mut nap = NAP_MIN;
     // Ends: futures give up after a while, as threads do.
     while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
-        if !listener.wait_at_most(nap) {
-            return false;
+        let since = Instant::now();
+        // Whoever finds no memory rings, a future that was just woken as well: that must not cut
+        // the nap short, or the two would keep each other awake.
+        while let left = nap.saturating_sub(since.elapsed())
+            && !left.is_zero()
+            && let Some(go_on) = listener.wait_at_most(left)
+        {
+            if !go_on {
+                return false;
+            }
+            evict_to_high(core);
         }
         evict_to_high(core);
         core.pressure.wake_first();

@@ -11,6 +11,9 @@
 //! | [`Wait::Arrival`] | a reference to a folio on its way | the fill ends, in whatever way |
 //! | [`Wait::Memory`] | a turn in the queue for memory | memory was freed, or a fill ended |
 //!
+//! From its first attempt to read until it returns, a future also has a *claim* to the pages that
+//! it brings; all claims together are limited (`Pressure::claim`).
+//!
 //! Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
 //! any state takes its waker back and its reference; a fill that it began goes on, and its page is
 //! cached.
@@ -40,6 +43,8 @@ struct Bring<'f> {
     wait: Wait<'f>,
     /// Whether it was counted as a miss.
     missed: bool,
+    /// Pages that it has a claim to, or 0.
+    claimed: u32,
     plan: Option<Plan>,
     patience: Option<Patience>,
 }
@@ -53,11 +58,19 @@ enum Wait<'f> {
 
 impl<'f> Bring<'f> {
     fn new(handle: &'f Handle, page: u64, bytes: usize) -> Self {
-        let (wait, missed, plan, patience) = (Wait::Look, false, None, None);
-        Bring { handle, page, bytes, wait, missed, plan, patience }
+        let (wait, missed, claimed, plan, patience) = (Wait::Look, false, 0, None, None);
+        Bring { handle, page, bytes, wait, missed, claimed, plan, patience }
     }
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
+        let polled = self.poll_on(waker);
+        if polled.is_ready() {
+            self.release();
+        }
+        polled
+    }
+
+    fn poll_on(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
         let (handle, core) = (self.handle, &*self.handle.core);
         // Ends: each turn follows what another thread did: it ended the fill, dropped the folio, or
         // freed memory.
@@ -91,17 +104,18 @@ impl<'f> Bring<'f> {
                 core.counters.count(Event::Miss);
             }
             let seen = core.pressure.progress_seen();
-            let refused = match fill::begin(handle, self.page, self.bytes, &mut self.plan)? {
-                Begun::Held(held) => {
-                    if fill::is_on_its_way(held.frame()) {
-                        core.counters.count(Event::Wait);
-                    }
-                    self.wait = Wait::Arrival(held, Ticket::new());
-                    self.give_turn_on();
-                    continue;
-                }
-                refused => refused,
+            let refused = match self.claim() {
+                false => Begun::NoMemory,
+                true => fill::begin(handle, self.page, self.bytes, &mut self.plan)?,
             };
+            if let Begun::Held(held) = refused {
+                if fill::is_on_its_way(held.frame()) {
+                    core.counters.count(Event::Wait);
+                }
+                self.wait = Wait::Arrival(held, Ticket::new());
+                self.give_turn_on();
+                continue;
+            }
             if self.patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
                 self.give_turn_on();
                 return Poll::Ready(Err(self.given_up(&refused)));
@@ -110,6 +124,27 @@ impl<'f> Bring<'f> {
                 self.wait = Wait::Memory(turn);
                 return Poll::Pending;
             }
+        }
+    }
+
+    /// Whether it may begin.
+    fn claim(&mut self) -> bool {
+        let pressure = &self.handle.core.pressure;
+        // Not before those that queue already.
+        if self.patience.is_none() && pressure.is_queued_for() {
+            return false;
+        }
+        let pages = self.bytes.div_ceil(PAGE_BYTES).min(Order::MAX.frames() as usize) as u32;
+        if self.claimed == 0 && pressure.claim(pages) {
+            self.claimed = pages;
+        }
+        self.claimed > 0
+    }
+
+    fn release(&mut self) {
+        let claimed = std::mem::take(&mut self.claimed);
+        if claimed > 0 {
+            self.handle.core.pressure.release(claimed);
         }
     }
 
@@ -155,6 +190,7 @@ impl Drop for Bring<'_> {
             Wait::Arrival(held, ticket) => core.waiters.leave(held.head().0, *ticket),
             Wait::Memory(turn) => core.pressure.leave(*turn),
         }
+        self.release();
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! They queue. Each step of progress wakes the first: waking all would make each try in vain.
 //! Whoever is woken tries, and then wakes the next if there is more, or queues again at the end. A
-//! future that is dropped after it was woken wakes the next instead. As a put of a guard is no
+//! future that comes while others queue does not try before them. A future that is dropped after it was woken wakes the next instead. As a put of a guard is no
 //! progress that anybody notes, the reclaiming thread wakes one from time to time as long as any
 //! queues (`reclaim/daemon.rs`).
 
@@ -64,6 +64,8 @@ pub(crate) struct Pressure {
     on_its_way: OnItsWay,
     /// Half of the cache.
     on_its_way_max: u32,
+    /// Pages that futures bring.
+    claimed: AtomicU32,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
 }
@@ -85,6 +87,7 @@ impl Pressure {
             moved_wake: Condvar::new(),
             on_its_way: OnItsWay::default(),
             on_its_way_max: frames / 2,
+            claimed: AtomicU32::new(0),
             unmovable_hand: AtomicU32::new(0),
         }
     }
@@ -146,6 +149,26 @@ impl Pressure {
         let woken = first.is_some();
         wake(first);
         woken
+    }
+
+    /// Counts a future that begins to bring `pages` pages, from here until it has handed them over
+    /// or is dropped. False if futures have a quarter of the cache already: what they bring is held
+    /// for them until they are polled, and more of them would only search for memory in vain.
+    pub(crate) fn claim(&self, pages: u32) -> bool {
+        // Relaxed, both: a level; who finds it too high queues, and sees the next release by
+        // `moved`.
+        let claimed = self.claimed.fetch_add(pages, Ordering::Relaxed);
+        if claimed == 0 || claimed + pages <= self.on_its_way_max / 2 {
+            return true;
+        }
+        self.claimed.fetch_sub(pages, Ordering::Relaxed);
+        false
+    }
+
+    /// The end of a claim: another future may begin.
+    pub(crate) fn release(&self, pages: u32) {
+        self.claimed.fetch_sub(pages, Ordering::Relaxed);
+        self.progress();
     }
 
     /// Whether a future waits for memory.

@@ -300,10 +300,10 @@ fn futures_queue_for_memory_and_get_it_when_guards_are_dropped() {
 
 #[test]
 fn futures_that_queue_in_vain_say_what_the_memory_is_full_of() {
-    let (_cache, file, source, _) = gated(Options::new(1 << 20));
+    let (cache, file, source, _) = gated(Options::new(1 << 20));
     source.set(Gate::Open);
     let other = Arc::new(Memory::new(vec![9; 1 << 20]));
-    let other = _cache.attach("other", other).unwrap();
+    let other = cache.attach("other", other).unwrap();
     other.advise(0..1, Hint::Random).unwrap();
     let mut held = Vec::new();
     let runtime = runtime(2);
@@ -313,6 +313,9 @@ fn futures_that_queue_in_vain_say_what_the_memory_is_full_of() {
             Err(error) => break error,
         }
     };
+    // It slept meanwhile, and was woken from time to time.
+    let tries = cache.stats().direct_reclaims;
+    assert!((1..1000).contains(&tries), "{tries}");
     let Error::NoMemory { held_bytes, .. } = error else { panic!("{error:?}") };
     assert!(held_bytes >= held.len() as u64 * PAGE, "{held_bytes}");
     // A batch that is larger than the budget, too.
@@ -384,5 +387,8 @@ fn ten_thousand_at_once_get_the_right_bytes() {
             task.await.unwrap();
         }
     });
+    // Whoever waits for memory sleeps, and does not search in vain.
+    let stats = cache.stats();
+    assert!(stats.direct_reclaims < 10_000, "{stats:?}");
     assert_eq!(cache.stats().fills_in_flight, 0);
 }

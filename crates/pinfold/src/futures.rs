@@ -30,6 +30,7 @@ use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::pressure::Turn;
+use crate::read::check_range;
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
 use crate::wait::Ticket;
@@ -41,7 +42,7 @@ struct Bring<'f> {
     /// How much is wanted from the start of the page on.
     bytes: usize,
     wait: Wait<'f>,
-    /// Whether it was counted as a miss.
+    /// Whether the page was not there at first.
     missed: bool,
     /// Pages that it has a claim to, or 0.
     claimed: u32,
@@ -101,7 +102,6 @@ impl<'f> Bring<'f> {
                     core.counters.count(Event::CountedHit);
                     return Poll::Ready(Ok(self.meet_mark(held)));
                 }
-                core.counters.count(Event::Miss);
             }
             let seen = core.pressure.progress_seen();
             let refused = match self.claim() {
@@ -269,7 +269,7 @@ impl<'f, 'b> Read<'f, 'b> {
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<usize>> {
         let Read { handle, buf, offset, done, bring, .. } = self;
-        handle.check_range(*offset, buf.len())?;
+        check_range(buf, *offset)?;
         // Ends: each turn copies at least a byte, or is the last.
         loop {
             let at = *offset + *done as u64;

@@ -99,7 +99,7 @@ impl Handle {
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::Range { offset, bytes });
+            return Err(Error::Range { path: self.mapping.path.clone(), offset, bytes });
         }
         let mut done = 0;
         // Ends: each turn copies at least a byte, or is the last.

@@ -193,7 +193,8 @@ impl<'a> FolioRef<'a> {
     /// The same page in a guard that keeps the cache itself alive and so outlives its file.
     ///
     /// While such a guard lives the cache keeps all of its memory. Cost: one atomic add on the
-    /// cache's count, a line that all such guards share.
+    /// cache's count, a line that all such guards share. To keep a guard beside its file,
+    /// [`FolioOf`](crate::FolioOf) costs less.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
             // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.

@@ -34,11 +34,14 @@
 //! | to keep a page in one struct with its file | [`FolioOf::get`] | the same, and a count of the file | the page's folio, the file |
 //! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is good | nothing |
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio | all folios of the range |
+//! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same as for each, but what one waits for in memory, all wait for together | as for each |
+//! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | as without `try` |
 //!
-//! `read_at` takes an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the
-//! others take the number of a page.
+//! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the others
+//! take the number of a page.
 //!
-//! There is no way yet to map a file into memory, to write, or to get a page without blocking.
+//! There is no way yet to map a file into memory, to write, or to wait for a page without blocking
+//! a thread.
 //!
 //! ## Copy: `read_at`
 //!
@@ -65,7 +68,7 @@
 //! # let file = cache.attach("tree", std::sync::Arc::new(Memory::new(vec![1; 10_000])))?;
 //! let reader = cache.reader()?;
 //! let root = file.borrow(0, &reader)?;
-//! let child = file.borrow(u64::from(root[8]), &reader)?; // several at once: eight are cheap
+//! let child = file.borrow(u64::from(root[8]), &reader)?; // several at once: 16 are cheap
 //! assert_eq!(child.len(), 4096);
 //! # Ok::<(), pinfold::Error>(())
 //! ```
@@ -124,6 +127,42 @@
 //! # Ok::<(), pinfold::Error>(())
 //! ```
 //!
+//! ## Many at once
+//!
+//! For pages that need not be neighbours, as of a graph's nodes: what is cached is looked up before
+//! any of it is waited for, and what is not is read at the same time. Results are in the order of
+//! the pages.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, ReadAt, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("graph", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+//! let nodes = file.get_many(&[19, 4, 200])?;
+//! assert!(nodes.iter().all(|node| node[0] == 7));
+//!
+//! let (mut one, mut other) = ([0; 64], [0; 64]);
+//! file.read_many(&mut [ReadAt::new(9_000, &mut one), ReadAt::new(70_000, &mut other)])?;
+//! assert_eq!((one, other), ([7; 64], [7; 64]));
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! ## Try: without waiting
+//!
+//! For a thread that has other work: `None` says that the page is not cached, and
+//! [`File::prefetch`] starts to read it.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("queue", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! if file.try_get(17)?.is_none() {
+//!     file.prefetch(&[17])?;
+//!     // ... something else meanwhile, and then:
+//!     assert_eq!(file.get(17)?[0], 7);
+//! }
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
 //! # What blocks
 //!
 //! | what | waits for |
@@ -133,7 +172,8 @@
 //! | a miss of a page that another thread reads already | that read, and gets its error; but a read ahead that failed is repeated |
 //! | a miss without free memory | eviction. If nothing can be evicted, two seconds ([`Error::NoMemory`]); while other reads are under way, up to thirty since the last one ended |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
-//! | `advise` | no read: [`Hint::WillNeed`] only starts them |
+//! | `try_read_at`, `try_get`, `try_borrow` | nothing; where reading ahead is to go on, as `prefetch` |
+//! | `prefetch`, `advise` | no read, they only start them; at times for a thread that changes the file's index |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
 //! | the drop of the last handle of a cache | the reads that are under way |
 //!
@@ -195,6 +235,7 @@ mod freeze;
 mod handle;
 mod holders;
 mod index;
+mod many;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
@@ -226,6 +267,8 @@ pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;
+#[cfg(not(loom))]
+pub use many::ReadAt;
 #[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};

@@ -12,10 +12,11 @@
 //! which is of a hit.
 
 use std::hint::black_box;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use pinfold::source::Memory;
-use pinfold::{Cache, File, Hint, Options, ReadAt, Reader};
+use pinfold::{Cache, File, FolioOf, Hint, Options, ReadAt, Reader};
 
 const PAGES: u64 = 256;
 const PAGE_BYTES: u64 = 4096;
@@ -27,6 +28,8 @@ type Block = [u8; BLOCK_BYTES];
 /// Something of two pages to choose from, each in a folio of its own.
 struct Ways {
     file: File,
+    of_thread: Rc<File>,
+    of_threads: Arc<File>,
     reader: Reader,
 }
 
@@ -40,6 +43,15 @@ impl Ways {
                 assert_eq!(got, BLOCK_BYTES);
             }
             Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
+            Way::GetRc => {
+                block.copy_from_slice(&FolioOf::get(&self.of_thread, page)?[..BLOCK_BYTES])
+            }
+            Way::GetArc => {
+                block.copy_from_slice(&FolioOf::get(&self.of_threads, page)?[..BLOCK_BYTES])
+            }
+            Way::GetOwned => {
+                block.copy_from_slice(&self.file.get(page)?.into_owned()[..BLOCK_BYTES]);
+            }
             Way::Borrow => {
                 block.copy_from_slice(&self.file.borrow(page, &self.reader)?[..BLOCK_BYTES]);
             }
@@ -94,6 +106,11 @@ enum Way {
     Empty,
     Read,
     Get,
+    /// A guard with a share of the file, for one thread or for several.
+    GetRc,
+    GetArc,
+    /// A guard that keeps the cache.
+    GetOwned,
     Borrow,
     Optimistic,
     Pin,
@@ -141,7 +158,9 @@ fn main() {
     let bytes = vec![7; (PAGES * PAGE_BYTES) as usize];
     let file = cache.attach("bytes", Arc::new(Memory::new(bytes))).expect("it can be attached");
     file.advise(0..1, Hint::Random).expect("a legal range");
-    let ways = Ways { file, reader: cache.reader().expect("the first of its readers") };
+    let reader = cache.reader().expect("the first of its readers");
+    let (of_thread, of_threads) = (Rc::new(file.clone()), Arc::new(file.clone()));
+    let ways = Ways { file, of_thread, of_threads, reader };
     // Until they count as used a lot.
     for n in 0..10 * PAGES {
         drop(ways.file.get(n % PAGES).expect("the source does not fail"));
@@ -150,6 +169,9 @@ fn main() {
         "empty" => Way::Empty,
         "read" => Way::Read,
         "get" => Way::Get,
+        "get-rc" => Way::GetRc,
+        "get-arc" => Way::GetArc,
+        "get-owned" => Way::GetOwned,
         "borrow" => Way::Borrow,
         "optimistic" => Way::Optimistic,
         "pin" => Way::Pin,

@@ -59,7 +59,6 @@ impl File {
     }
 
     /// What the ways in use.
-    #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -385,8 +384,8 @@ impl File {
     ///   the call would wait for them in vain.
     /// - A page that several threads hold in turn may never have such a moment. Pin it before they
     ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
-    ///
-    /// With the feature `testing`, `Options::pin_in_place(true)` moves nothing before a pin.
+    /// - Where neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves
+    ///   nothing, for a price.
     ///
     /// # Cost
     /// For a cached folio that need not move: a lookup and one atomic addition, and one atomic
@@ -435,7 +434,7 @@ impl File {
     /// [`Error::RangeReversed`] if the range ends before it begins; [`Error::Range`] if it ends
     /// above 2^63 - 1; [`Error::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
-        let pages = Self::pages(&range)?;
+        let pages = self.pages(&range)?;
         self.handle.core.check_owner()?;
         match hint {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
@@ -476,7 +475,7 @@ impl File {
     /// [`advise`](Self::advise); [`Error::Length`] if the source cannot report its length;
     /// [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
-        let pages = Self::pages(&range)?;
+        let pages = self.pages(&range)?;
         self.refresh_len()?;
         Ok(freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages))
     }
@@ -497,7 +496,7 @@ impl File {
     #[cfg(feature = "testing")]
     pub fn split(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
-        let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
+        let pages = self.pages(&range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
@@ -506,18 +505,19 @@ impl File {
     #[cfg(feature = "testing")]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
-        let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
+        let pages = self.pages(&range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// The pages that have a byte of `range`, those behind the end of the file included.
-    fn pages(range: &Range<u64>) -> Result<Range<u64>> {
+    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>> {
         let &Range { start, end } = range;
+        let path = || self.handle.mapping.path.clone();
         if start > end {
-            return Err(Error::RangeReversed { start, end });
+            return Err(Error::RangeReversed { path: path(), start, end });
         }
         if end > i64::MAX as u64 {
-            return Err(Error::Range { offset: start, bytes: end - start });
+            return Err(Error::Range { path: path(), offset: start, bytes: end - start });
         }
         if range.is_empty() {
             return Ok(0..0);

@@ -60,6 +60,12 @@ pub(crate) const FOLIOS_MAX: usize = 64;
 /// anyone.
 const REQUESTS_MAX: usize = 8;
 
+/// The error of a read ahead that was not begun, because too much was under way. No source has seen
+/// it.
+#[derive(Debug, thiserror::Error)]
+#[error("it was not begun: too many reads ahead are under way")]
+struct NotBegun;
+
 /// A folio being filled: in the index, with a reference of the filler's.
 #[derive(Debug)]
 pub(crate) struct Filling {
@@ -397,9 +403,16 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         }
     }
     reader.mapping.backing.submit(&mut requests);
-    // Requests that the engine does not take are dropped, which ends them like failed fills.
+    give_up(requests);
+}
+
+/// Ends requests of reads ahead that the engine did not take, like failed fills.
+pub(crate) fn give_up(requests: Vec<Request>) {
     if mutant::on(Mutant::ForgetUnsubmitted) {
-        std::mem::forget(requests);
+        return std::mem::forget(requests);
+    }
+    for request in requests {
+        request.finish(Err(io::Error::other(NotBegun)));
     }
 }
 
@@ -422,7 +435,8 @@ pub(crate) fn prepare(
         if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way, 0) {
             break;
         }
-        let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
+        let got = reclaim::allocate(core, wish, needed).map_err(|why| why.of(mapping, at))?;
+        let Some((head, order)) = got else { break };
         match insert(reader, at, order, head, needed) {
             Ok(filling) => {
                 at = filling.end();
@@ -477,7 +491,9 @@ fn insert(
                 match reclaim::refill_nodes(core, short.wanted, needed) {
                     Ok(true) => {}
                     Ok(false) => break Err(NotInserted::NoMemory(None)),
-                    Err(error) => break Err(NotInserted::NoMemory(Some(error))),
+                    Err(why) => {
+                        break Err(NotInserted::NoMemory(Some(why.of(&reader.mapping, page))));
+                    }
                 }
             }
         }
@@ -587,6 +603,16 @@ pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request
     unsafe { Request::read(offset, extents, Box::new(completion)) }
 }
 
+/// What a fill that ends with `error` counts as.
+fn failure(error: &Error) -> Event {
+    match error {
+        Error::Read { cause, .. } if cause.get_ref().is_some_and(|it| it.is::<NotBegun>()) => {
+            Event::ReadaheadDropped
+        }
+        _ => Event::FillError,
+    }
+}
+
 /// Step 4 for one folio, and the wake-up.
 fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, tell: bool) {
     let frame = core.frames.frame(filling.head);
@@ -612,7 +638,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, 
             core.residency.insert(&core.frames, filling.head, filling.shadow);
         }
         Err(error) if wanted => {
-            core.counters.count(Event::FillError);
+            core.counters.count(failure(&error));
             if tell {
                 core.failures.remember(filling.head, frame, error);
             }

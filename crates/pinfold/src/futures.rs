@@ -30,7 +30,6 @@ use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::pressure::Turn;
-use crate::read::check_range;
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
 use crate::wait::Ticket;
@@ -167,7 +166,10 @@ impl<'f> Bring<'f> {
                 )
                 .into(),
             },
-            _ => reclaim::no_memory(&self.handle.core, Order::MIN),
+            _ => {
+                let shortage = reclaim::shortage(&self.handle.core, Order::MIN);
+                shortage.of(&self.handle.mapping, self.page)
+            }
         }
     }
 
@@ -269,7 +271,7 @@ impl<'f, 'b> Read<'f, 'b> {
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<usize>> {
         let Read { handle, buf, offset, done, bring, .. } = self;
-        check_range(buf, *offset)?;
+        handle.check_range(buf, *offset)?;
         // Ends: each turn copies at least a byte, or is the last.
         loop {
             let at = *offset + *done as u64;

@@ -94,13 +94,13 @@ impl Handle {
         let Some(found) = found else { return false };
         let from = found.from;
         let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
-        self.copied(found, from, buf)
+        self.copy_found(found, from, buf)
     }
 
     /// Steps 4 and 5, of a folio that has `buf.len()` bytes from `from` on, where byte `found.at`
     /// of it is.
     #[inline(always)]
-    pub(crate) fn copied(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
+    pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
         let Found { frame, head, stamp, .. } = found;
         // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
         // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
@@ -120,7 +120,7 @@ impl Handle {
     #[cold]
     #[inline(never)]
     pub(crate) fn long(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
-        check_range(buf, offset)?;
+        self.check_range(buf, offset)?;
         let mut done = 0;
         // Ends: each turn copies at least a byte, or is the last.
         while done < buf.len() {
@@ -132,11 +132,21 @@ impl Handle {
         Ok(done)
     }
 
+    /// # Errors
+    /// [`Error::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
+    pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
+        let bytes = buf.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::Range { path: self.mapping.path.clone(), offset, bytes });
+        }
+        Ok(())
+    }
+
     /// As [`Self::long`], of what is cached at this moment.
     #[cold]
     #[inline(never)]
     pub(crate) fn try_long(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
-        check_range(buf, offset)?;
+        self.check_range(buf, offset)?;
         let mut done = 0;
         // Ends: each turn copies at least a byte, or is the last.
         while done < buf.len() {
@@ -198,16 +208,6 @@ impl Handle {
         }
         bytes
     }
-}
-
-/// # Errors
-/// [`Error::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
-pub(crate) fn check_range(buf: &[u8], offset: u64) -> Result<()> {
-    let bytes = buf.len() as u64;
-    if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-        return Err(Error::Range { offset, bytes });
-    }
-    Ok(())
 }
 
 /// Notes a use, unless this thread read the folio last. Out of line: a folio that is read all the

@@ -12,7 +12,7 @@ pub use crate::counters::READ_SIZE_BUCKETS;
 /// | call | a hit counts in | a page that is not up to date counts in |
 /// |---|---|---|
 /// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` or `waits` |
-/// | [`File::get`](crate::File::get) | `counted_hits` | `misses` or `waits` |
+/// | [`File::get`](crate::File::get), [`FolioOf::get`](crate::FolioOf::get) | `counted_hits` | `misses` or `waits` |
 /// | [`File::borrow`](crate::File::borrow) | nothing | `misses` or `waits` |
 /// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
 /// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
@@ -48,11 +48,13 @@ pub struct Stats {
     /// Folios that the cache began to read ahead of a reader, or for a
     /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
+    /// Folios that were to be read ahead and were not, because as many reads were under way as may
+    /// be. No source has seen them; a reader that wants one reads it.
+    pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
     /// Folios whose fill failed. One call of a source may fill many folios, so this is not the
-    /// number of failed calls, which [`sources`](Self::sources) has. Folios that were to be read
-    /// ahead, and were not because too much was under way, count as well.
+    /// number of failed calls, which [`sources`](Self::sources) has.
     pub fill_errors: u64,
     /// Folios evicted.
     pub evictions: u64,
@@ -83,6 +85,11 @@ pub struct Stats {
     /// Bytes of the files' directories, which, like file names, are outside the budget: 4 bytes per
     /// 256 KiB of a file, at most 256 KiB per file (twice that if the file has grown).
     pub directories_bytes: u64,
+    /// Bytes of what else is kept for each file, outside the budget too: names, locks, and above
+    /// all the counters in [`sources`](Self::sources). About 1.6 KiB for each of
+    /// [`files`](Self::files). Computed from the sizes of its parts: what the program's allocator
+    /// adds is not in it, nor are sources that the program implements.
+    pub files_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,
     /// Whether the system accepted the request to back the cache with huge pages.

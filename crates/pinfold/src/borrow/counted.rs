@@ -211,7 +211,7 @@ impl<'a> FolioRef<'a> {
 
     /// Takes over a reference to the folio of `view`.
     #[inline(always)]
-    pub(super) fn adopt(handle: &'a Handle, view: View) -> Self {
+    pub(crate) fn adopt(handle: &'a Handle, view: View) -> Self {
         // From the `Arc`, so that `into_owned` can make another `Arc` of it.
         let core = Arc::as_ptr(&handle.core).cast_mut();
         let core = NonNull::new(core).expect("an `Arc` is not null");
@@ -219,7 +219,7 @@ impl<'a> FolioRef<'a> {
     }
 
     /// The view, with the reference. Only for a guard without an owner.
-    pub(super) fn into_view(self) -> View {
+    pub(crate) fn into_view(self) -> View {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
     }
@@ -238,7 +238,8 @@ impl<'a> FolioRef<'a> {
     /// The same page in a guard that keeps the cache itself alive and so outlives its file.
     ///
     /// While such a guard lives the cache keeps all of its memory. Cost: one atomic add on the
-    /// cache's count, a line that all such guards share.
+    /// cache's count, a line that all such guards share. To keep a guard beside its file,
+    /// [`FolioOf`](crate::FolioOf) costs less.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
             // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.

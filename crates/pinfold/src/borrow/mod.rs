@@ -6,6 +6,8 @@
 //! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
 //!
+//! A counted guard with a share of its file is in `kept.rs`, above `file`.
+//!
 //! `view.rs` has what the guards share: which bytes they show. Misses are `fill`'s. Called by
 //! `file`.
 
@@ -19,3 +21,5 @@ pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub use reader::Reader;
 pub use slot::Borrowed;
+#[cfg(not(loom))]
+pub(crate) use view::View;

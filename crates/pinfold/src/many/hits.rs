@@ -27,7 +27,7 @@ use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::handle::Handle;
 use crate::read::Bytes;
 
-use super::ReadAt;
+use super::read_at::ReadAt;
 
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
@@ -53,7 +53,7 @@ impl Handle {
             };
             shard.count_read(bytes);
             if let &Some(found) = found
-                && self.copied(found, found.from.wrapping_add(found.at as usize), read.buf)
+                && self.copy_found(found, found.from.wrapping_add(found.at as usize), read.buf)
             {
                 read.result = Ok(bytes.get());
                 continue;

@@ -15,8 +15,8 @@
 //!    thread was faster, its folio stays, and this one is given back;
 //! 5. give one request for each group to the source's engine, all in one call;
 //! 6. if a thread waits: read the first group in this thread, and then, one by one, the requests
-//!    that the engine did not take. Otherwise drop those requests, which takes their folios out of
-//!    the index again.
+//!    that the engine did not take. Otherwise give up those requests, which takes their folios out
+//!    of the index again.
 //!
 //! A prefetch therefore costs about what its share of a single miss costs without the read: one
 //! allocation and one insert for each folio, and for all together one mutex and one submission.
@@ -208,10 +208,7 @@ fn start(handle: &Handle, groups: &[Range<u64>]) -> bool {
     let mut requests = batches.into_iter().map(|batch| fill::request(handle, batch)).collect();
     handle.mapping.backing.submit(&mut requests);
     let taken = requests.is_empty();
-    // Requests that the engine does not take are dropped, which ends them like failed fills.
-    if mutant::on(Mutant::ForgetUnsubmitted) {
-        std::mem::forget(requests);
-    }
+    fill::give_up(requests);
     taken && whole
 }
 

@@ -80,7 +80,7 @@ pub(crate) use open::{descriptors_max, open};
 pub(crate) use request::is_refusal;
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
-pub(crate) use shared::SharedSource;
+pub(crate) use shared::{SharedSource, shared_bytes};
 pub(crate) use under_way::in_a_source;
 
 /// Bytes that the default vectored calls move at a time through a buffer of their own.
@@ -164,7 +164,8 @@ pub enum Start {
 ///   [`Hint::WillNeed`] is `readahead_max_bytes`, or 64 KiB if that is 0. [`start`](Self::start) is asked first. What it
 ///   calls unsupported, the cache's worker threads carry out ([`carry_out`](Self::carry_out)): at
 ///   most 16 for each cache and 8 for each source. A source has at most 128 requests there, queued
-///   or running. What exceeds these limits is not read ahead.
+///   or running. What exceeds these limits is not read ahead, and each folio of it counts in
+///   [`Stats::readahead_dropped`](crate::Stats::readahead_dropped).
 /// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
 /// - **A failure of a read ahead is counted, and not reported**: each folio in
 ///   [`Stats::fill_errors`](crate::Stats::fill_errors), each request in

@@ -4,9 +4,9 @@
 //! [`common::Common`] has the options of all and takes the samples interleaved (every engine once,
 //! then every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`]
 //! has the rows for the table and the JSON. [`engines`] are the ways to read a file that the
-//! benchmarks of reads compare, [`scratch`] makes their files, [`cgroup`] limits the kernel's share
-//! of memory. The parts that `try` uses are in every build, the rest in builds with the feature
-//! `bench`.
+//! benchmarks of reads compare, [`scratch`] makes their files, [`limited`] has them read by
+//! processes whose memory [`cgroup`] limits. The parts that `try` uses are in every build, the rest
+//! in builds with the feature `bench`.
 
 #[cfg(feature = "bench")]
 mod by_engine;
@@ -21,6 +21,8 @@ mod evict;
 mod get;
 #[cfg(feature = "bench")]
 mod get_engines;
+#[cfg(feature = "bench")]
+mod limited;
 #[cfg(feature = "bench")]
 mod miss;
 #[cfg(feature = "bench")]

@@ -7,17 +7,20 @@
 //! ```
 //!
 //! The difference between two runs, over the difference between their numbers of hits, is what one
-//! hit takes; that of `empty` is the loop's.
+//! hit takes; that of `empty` is the loop's. The ways whose names end with `-many` make their hits in
+//! batches of 16, all of the same page: what they show over `empty-many` is of a batch, a 16th of
+//! which is of a hit.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
 use pinfold::source::Memory;
-use pinfold::{Cache, File, Hint, Options, Reader};
+use pinfold::{Cache, File, Hint, Options, ReadAt, Reader};
 
 const PAGES: u64 = 256;
 const PAGE_BYTES: u64 = 4096;
 const BLOCK_BYTES: usize = 64;
+const BATCH: usize = 16;
 
 type Block = [u8; BLOCK_BYTES];
 
@@ -39,6 +42,38 @@ impl Ways {
             Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
             Way::Borrow => {
                 block.copy_from_slice(&self.file.borrow(page, &self.reader)?[..BLOCK_BYTES]);
+            }
+            Way::TryRead => {
+                let got = self.file.try_read_at(block, page * PAGE_BYTES)?;
+                assert_eq!(got, Some(BLOCK_BYTES));
+            }
+            Way::TryGet => {
+                let page = self.file.try_get(page)?.expect("it is cached");
+                block.copy_from_slice(&page[..BLOCK_BYTES]);
+            }
+            Way::TryBorrow => {
+                let page = self.file.try_borrow(page, &self.reader)?.expect("it is cached");
+                block.copy_from_slice(&page[..BLOCK_BYTES]);
+            }
+            Way::EmptyMany => {
+                black_box([page; BATCH]);
+                black_box([[0_u8; BLOCK_BYTES]; BATCH]);
+            }
+            Way::ReadMany => {
+                let pages = black_box([page; BATCH]);
+                let mut blocks = [[0; BLOCK_BYTES]; BATCH];
+                let mut next = pages.iter();
+                let mut reads = blocks
+                    .each_mut()
+                    .map(|block| ReadAt::new(next.next().expect("as many") * PAGE_BYTES, block));
+                self.file.read_many(&mut reads)?;
+                black_box(&mut blocks);
+            }
+            Way::GetMany => {
+                black_box(self.file.get_many(&black_box([page; BATCH]))?);
+            }
+            Way::BorrowMany => {
+                black_box(self.file.borrow_many(&black_box([page; BATCH]), &self.reader)?);
             }
             Way::Optimistic => {
                 let page = self.file.optimistic(page)?;
@@ -62,6 +97,13 @@ enum Way {
     Borrow,
     Optimistic,
     Pin,
+    TryRead,
+    TryGet,
+    TryBorrow,
+    EmptyMany,
+    ReadMany,
+    GetMany,
+    BorrowMany,
 }
 
 /// A loop for each way, with the choice made by the compiler. Every other hit is of another page
@@ -110,5 +152,12 @@ fn main() {
         "get" => Way::Get,
         "borrow" => Way::Borrow,
         "optimistic" => Way::Optimistic,
-        "pin" => Way::Pin);
+        "pin" => Way::Pin,
+        "try-read" => Way::TryRead,
+        "try-get" => Way::TryGet,
+        "try-borrow" => Way::TryBorrow,
+        "empty-many" => Way::EmptyMany,
+        "read-many" => Way::ReadMany,
+        "get-many" => Way::GetMany,
+        "borrow-many" => Way::BorrowMany);
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::handle::Handle;
 use crate::index::PAGES_END;
+use crate::many::{self, ReadAt};
 use crate::mapping::{Closed, Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
 #[cfg(feature = "testing")]
@@ -109,7 +109,7 @@ impl File {
     /// at the end of the file. Reads from the source what is not cached.
     ///
     /// Cost of a hit: a lookup and a store to a cache line of the thread's own. Nothing shared is
-    /// written, nothing is copied. A reader has eight slots; while all are in use the guard takes a
+    /// written, nothing is copied. A reader has 16 slots; while all are in use the guard takes a
     /// counted reference, as [`get`](Self::get) does.
     ///
     /// # Errors
@@ -145,6 +145,176 @@ impl File {
     #[inline]
     pub fn optimistic(&self, page: u64) -> Result<Optimistic<'_>> {
         self.handle.optimistic(page)
+    }
+
+    /// As [`read_at`](Self::read_at), of what is cached at this moment: `None` if any of the bytes
+    /// is not. Never waits and starts no read of what is absent: [`prefetch`](Self::prefetch) does.
+    ///
+    /// What `read_at` gets without the source, this gets: bytes of several folios, and bytes at the
+    /// end of the file. Meeting the mark up to which was read ahead starts the next readahead, as
+    /// in `read_at`, so that a scan by `try_read_at` stays ahead of itself; one read in each 64 KiB
+    /// to 2 MiB of a scan does that, and it waits for no read either, but takes the file's mutex,
+    /// may evict, and submits. A page that is being evicted or moved at this moment may be `None`
+    /// although it stays. After `None`, `buf` is unspecified. In a child of `fork()` it says what
+    /// was cached at the fork; the rest is `None` for ever.
+    ///
+    /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, None);
+    /// file.prefetch(&[1])?;
+    /// // Later, or here: another thread may wait for it instead.
+    /// file.read_at(&mut buf, 4096)?;
+    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, Some(8));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Range`] as of `read_at`.
+    #[inline]
+    pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        self.handle.try_read_at(buf, offset)
+    }
+
+    /// As [`get`](Self::get), of a page that is cached at this moment; otherwise `None`, as of
+    /// [`try_read_at`](Self::try_read_at).
+    ///
+    /// Cost: a hit costs what it costs `get`; a miss is two look-ups, and takes no lock.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`] if the page has no byte of the file.
+    #[inline]
+    pub fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
+        self.handle.try_get(page)
+    }
+
+    /// As [`borrow`](Self::borrow), of a page that is cached at this moment; otherwise `None`, as
+    /// of [`try_read_at`](Self::try_read_at). If the reader has no free slot, the guard takes a
+    /// counted reference.
+    ///
+    /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::ForeignReader`] if the
+    /// reader belongs to another cache.
+    #[inline]
+    pub fn try_borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        self.handle.try_borrow(page, reader)
+    }
+
+    /// Starts to read those of `pages` that are neither cached nor on their way, for calls that will
+    /// want them soon. Waits for no read. Pages behind the end of the file are skipped. Of adjacent
+    /// pages, up to [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes) are one
+    /// read (64 KiB if that is 0).
+    ///
+    /// It is a hint: nothing is started for which memory is not to be had at once, more than a
+    /// quarter of the budget in one file, or what the source does not take. A call that wants such
+    /// a page reads it then; so it does if the read fails.
+    ///
+    /// Cost: for a page that is there, a look-up. For others, a folio each, and for all of up to 64
+    /// reads one mutex of the file and one submission: less than a single miss without its read. If
+    /// no memory is free, it may have to evict. The pages are counted in
+    /// [`Stats::readahead`](crate::Stats::readahead), and are no misses of those who want them.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let next = [19, 4, 200];
+    /// file.prefetch(&next)?;
+    /// // Something else meanwhile.
+    /// let sum: u64 = next.iter().map(|&page| Ok(u64::from(file.get(page)?[0]))).sum::<pinfold::Result<_>>()?;
+    /// assert_eq!(sum, 3 * 7);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn prefetch(&self, pages: &[u64]) -> Result<()> {
+        many::prefetch(&self.handle, pages)
+    }
+
+    /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
+    /// each. They may be of any lengths, in any order, and overlap. An error concerns its own read
+    /// alone, and the others go on; but once memory was waited for in vain
+    /// ([`Error::NoMemory`]), nothing more is waited for in this batch, and what is not cached gets
+    /// that error.
+    ///
+    /// Cost: where all is cached, the same as of that many `read_at`, and less time: what one read
+    /// waits for in memory, all of a block of 16 wait for at once. What is not cached is read at
+    /// once: adjacent pages by one read, the first of these in this thread, the others by one
+    /// submission to the source, at most 64 reads of `reads` at a time. The batch holds nothing from
+    /// one read to the next, and so may be of any size, whatever the budget is.
+    ///
+    /// # Errors
+    /// The first error in the order of `reads`, which its result has, too.
+    #[inline]
+    pub fn read_many(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
+        self.handle.read_many(reads)
+    }
+
+    /// All of `pages`, each under a counted reference as of [`get`](Self::get), in the order of
+    /// `pages`. A page that is wanted twice has two guards, and is read once.
+    ///
+    /// Cost: as of that many calls of `get`, with an allocation for the list. What is cached is
+    /// waited for in memory together, and what is not is read at once, as of
+    /// [`read_many`](Self::read_many).
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let nodes = file.get_many(&[19, 4, 200, 4])?;
+    /// assert_eq!(nodes.len(), 4);
+    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error in the order of `pages`, as of `get`; no guard stays then. The guards are
+    /// held while the rest is read: [`Error::NoMemory`] if all of them do not fit the budget, beside
+    /// what others hold.
+    #[inline]
+    pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
+        self.handle.get_many(pages)
+    }
+
+    /// All of `pages`, announced in slots of `reader` as of [`borrow`](Self::borrow), in the order
+    /// of `pages`. A page that is wanted twice has two guards, and is read once.
+    ///
+    /// Cost: as of that many calls of `borrow`, with an allocation for the list, and one fence where
+    /// a borrow has one. A reader has 16 slots; guards for which none is free take a counted
+    /// reference, and an allocation. What is cached is waited for in memory together, and what is
+    /// not is read at once, as of [`read_many`](Self::read_many).
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let reader = cache.reader()?;
+    /// let nodes = file.borrow_many(&[19, 4, 200], &reader)?;
+    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`get_many`](Self::get_many); [`Error::ForeignReader`] if the reader belongs to another
+    /// cache, even of an empty batch.
+    #[inline]
+    pub fn borrow_many<'f, 'r>(
+        &'f self,
+        pages: &[u64],
+        reader: &'r Reader,
+    ) -> Result<Vec<Borrowed<'f, 'r>>> {
+        self.handle.borrow_many(pages, reader)
     }
 
     /// Pins the bytes `range` of the file in memory, for I/O and DMA that outlive the call: they
@@ -221,7 +391,7 @@ impl File {
 
     /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
     /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
-    /// range, up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets
+    /// range, up to a quarter of the budget, as [`prefetch`](Self::prefetch) does. `DontNeed` drops it from the cache. The source gets
     /// the hint as well.
     ///
     /// # Errors
@@ -232,7 +402,7 @@ impl File {
         self.handle.core.check_owner()?;
         match hint {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
-            Hint::WillNeed => fill::will_need(&self.handle, pages),
+            Hint::WillNeed => many::will_need(&self.handle, pages),
             Hint::DontNeed => {
                 freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages);
             }

@@ -36,14 +36,14 @@ use crate::error::{Error, Result};
 use crate::frame::{Flags, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
-use crate::mapping::Mapping;
+use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::{Extent, Request};
 use crate::stream::Plan;
 
 /// The most folios of one request to the source.
-const FOLIOS_MAX: usize = 64;
+pub(crate) const FOLIOS_MAX: usize = 64;
 
 /// The most requests prepared before they are submitted: until then their memory is of no use to
 /// anyone.
@@ -51,7 +51,7 @@ const REQUESTS_MAX: usize = 8;
 
 /// A folio being filled: in the index, with a reference of the filler's.
 #[derive(Debug)]
-struct Filling {
+pub(crate) struct Filling {
     head: FrameNumber,
     page: u64,
     order: Order,
@@ -69,7 +69,7 @@ impl Filling {
 /// [`Batch::finish`] completes them. If an early return or a panic skips it, the drop completes
 /// them with an error: otherwise their readers would wait for ever.
 #[derive(Debug)]
-struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
+pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
@@ -96,6 +96,28 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
             unsafe { Extent::new(address, filling.order.bytes()) }
         };
         self.folios.iter().map(extent).collect()
+    }
+
+    /// Steps 3 to 5, in the calling thread; as [`Self::finish`].
+    pub(crate) fn read(self, keep_first: bool) {
+        let read = self.mapping.backing.read(self.offset(), &self.extents());
+        self.finish(read, keep_first);
+    }
+
+    /// How many folios it has.
+    pub(crate) fn folios(&self) -> usize {
+        self.folios.len()
+    }
+
+    /// The page behind its last one, unless it is empty.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.folios.back().map(Filling::end)
+    }
+
+    /// Adds a folio that begins where the last one ends.
+    pub(crate) fn push(&mut self, filling: Filling) {
+        debug_assert_eq!(self.end(), Some(filling.page));
+        self.folios.push_back(filling);
     }
 
     /// Steps 4 and 5, with the result of the read. With `keep_first`, the caller takes over the
@@ -137,7 +159,13 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
     }
 }
 
-impl Batch<&Core, &Mapping> {
+impl<'a> Batch<&'a Core, &'a Mapping> {
+    /// A batch of one folio so far, for which no reader waits in particular.
+    pub(crate) fn of(reader: &'a Handle, filling: Filling) -> Self {
+        let (core, mapping) = (&*reader.core, &*reader.mapping);
+        Batch { core, mapping, folios: VecDeque::from([filling]), awaited: false }
+    }
+
     /// The same batch with owned handles, which outlives the call.
     fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
@@ -177,7 +205,6 @@ pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>
 /// See [`get`]; `plan` is called if something has to be read.
 fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
     reader.core.check_owner()?;
-    reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio frozen
     // and then waited for the mapping's mutex.
     loop {
@@ -228,12 +255,12 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
     let batch = prepare(reader, page, plan.now_end, true)?;
     let Some(head) = batch.folios.front().map(|first| first.head) else { return Ok(None) };
+    core.counters.count(Event::Miss);
     let after = batch.folios.back().map_or(page, Filling::end);
     if plan.ahead_end > after {
         start_ahead(reader, after, plan);
     }
-    let read = reader.mapping.backing.read(batch.offset(), &batch.extents());
-    batch.finish(read, true);
+    batch.read(true);
     // This reader gets the error of its own fill, even if no other thread waited.
     arrive(core, Held::adopt(core, head))
 }
@@ -255,17 +282,9 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, page, plan);
 }
 
-/// Reads a range ahead on advice: at most a quarter of the cache.
-pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
-    let share = u64::from(reader.core.frames.frames() / 4);
-    let end = pages.end.min(pages.start.saturating_add(share));
-    let plan = reader.stream.on_will_need(end, reader.mapping.len_bytes());
-    start_ahead(reader, pages.start, plan);
-}
-
 /// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:
 /// no thread waits for it.
-fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
+pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     let mut requests = Vec::new();
     let mut page = from;
     // Ends: each turn advances `page`.
@@ -309,14 +328,19 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
 /// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
 /// the index; the first has `page`. Empty if the index has `page` by now. With `urgent`, evicts for
 /// the first folio, or returns the error why it cannot.
-fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&Core, &Mapping>> {
+pub(crate) fn prepare(
+    reader: &Handle,
+    page: u64,
+    end: u64,
+    urgent: bool,
+) -> Result<Batch<&Core, &Mapping>> {
     let (core, mapping) = (&*reader.core, &*reader.mapping);
     let mut batch = Batch { core, mapping, folios: VecDeque::new(), awaited: urgent };
     let mut at = page;
     while at < end && batch.folios.len() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
         let needed = urgent && batch.folios.is_empty();
-        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way) {
+        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way, 0) {
             break;
         }
         let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
@@ -359,22 +383,13 @@ fn insert(
     head: FrameNumber,
     needed: bool,
 ) -> std::result::Result<Filling, NotInserted> {
-    let (core, mapping) = (&reader.core, &reader.mapping);
-    let frame = core.frames.frame(head);
-    frame.set_identity(Identity { mapping: mapping.id, index: page, order });
+    let core = &reader.core;
+    name(reader, page, order, head);
     // Ends: each turn refills the node pool, or returns an error.
     let outcome = loop {
-        let mut changing = mapping.change();
-        let inserted = {
-            let mut writer = changing.writer(&core.nodes);
-            writer.insert(page, u32::from(order.get()), head, page)
-        };
-        match inserted {
-            Ok(inserted) => {
-                changing.folios_added(1);
-                frame.count.get(1);
-                break Ok(inserted.refault.map(Shadow::from_payload));
-            }
+        let mut changing = reader.mapping.change();
+        match insert_under_change(reader, &mut changing, page, order, head) {
+            Ok(filling) => break Ok(filling),
             Err(InsertError::Occupied(_)) => break Err(NotInserted::Occupied),
             Err(InsertError::NoNodes(short)) => {
                 drop(changing);
@@ -388,24 +403,99 @@ fn insert(
             }
         }
     };
-    if outcome.is_err() {
-        frame.forget_identity();
-        // A reader with an old head may have taken a reference while the folio had this identity.
-        if !mutant::on(Mutant::OccupiedWakesNobody) {
-            core.waiters.wake(head.0);
+    match &outcome {
+        Ok(filling) => inserted(reader, filling),
+        Err(_) => not_inserted(core, head),
+    }
+    outcome
+}
+
+/// Step 2 for many folios under one hold of the mutex, as far as memory for the index is to be had
+/// at once: those that are in the index now. The others are given back.
+pub(crate) fn insert_all(
+    reader: &Handle,
+    folios: impl Iterator<Item = (u64, Order, FrameNumber)> + Clone,
+) -> Vec<Option<Filling>> {
+    let core = &reader.core;
+    for (page, order, head) in folios.clone() {
+        name(reader, page, order, head);
+    }
+    let mut nodes = true;
+    let mut changing = Some(reader.mapping.change());
+    let insert = |(page, order, head)| {
+        // Ends: each turn but the last refills the node pool.
+        while nodes {
+            let mutex = changing.get_or_insert_with(|| reader.mapping.change());
+            match insert_under_change(reader, mutex, page, order, head) {
+                Ok(filling) => return Some(filling),
+                Err(InsertError::Occupied(_)) => return None,
+                Err(InsertError::NoNodes(short)) => {
+                    changing = None;
+                    nodes = matches!(reclaim::refill_nodes(core, short.wanted, false), Ok(true));
+                }
+            }
+        }
+        None
+    };
+    let all: Vec<_> = folios.clone().map(insert).collect();
+    drop(changing);
+    for ((_, _, head), filling) in folios.zip(&all) {
+        match filling {
+            Some(filling) => inserted(reader, filling),
+            None => {
+                not_inserted(core, head);
+                core.put(head);
+            }
         }
     }
-    let shadow = outcome?;
+    all
+}
+
+/// Gives the folio at `head`, which is in no index yet, the identity that it will have there.
+fn name(reader: &Handle, page: u64, order: Order, head: FrameNumber) {
+    let frame = reader.core.frames.frame(head);
+    frame.set_identity(Identity { mapping: reader.mapping.id, index: page, order });
+}
+
+/// Puts it there.
+fn insert_under_change(
+    reader: &Handle,
+    changing: &mut Changing<'_>,
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+) -> std::result::Result<Filling, InsertError> {
+    let core = &reader.core;
+    let inserted = {
+        let mut writer = changing.writer(&core.nodes);
+        writer.insert(page, u32::from(order.get()), head, page)?
+    };
+    changing.folios_added(1);
+    core.frames.frame(head).count.get(1);
+    Ok(Filling { head, page, order, shadow: inserted.refault.map(Shadow::from_payload) })
+}
+
+/// It is there.
+fn inserted(reader: &Handle, filling: &Filling) {
+    let core = &reader.core;
     if mutant::on(Mutant::EvenBeforeRead) {
-        frame.change_end();
+        core.frames.frame(filling.head).change_end();
     }
     core.counters.count(Event::FillStarted);
-    core.pressure.fill_begins(&mapping.on_its_way, order);
-    Ok(Filling { head, page, order, shadow })
+    core.pressure.fill_begins(&reader.mapping.on_its_way, filling.order);
+}
+
+/// It is not: there is another folio, or there is no memory. The reference stays the caller's.
+fn not_inserted(core: &Core, head: FrameNumber) {
+    core.frames.frame(head).forget_identity();
+    // A reader with an old head may have taken a reference while the folio had this identity.
+    if !mutant::on(Mutant::OccupiedWakesNobody) {
+        core.waiters.wake(head.0);
+    }
 }
 
 /// The request that fills `batch` asynchronously.
-fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
+pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
     let batch = batch.into_owned(reader);
     let offset = batch.offset();
     let extents = batch.extents();

@@ -10,13 +10,16 @@
 //! | borrow, across threads | [`File::get`] | a lookup and an atomic add | never change under the guard |
 //! | borrow without holding | [`File::optimistic`] | a lookup | copied, then validated |
 //! | pin, for I/O and DMA | [`File::pin`] | a lookup and an atomic add per folio | at fixed addresses |
+//! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | as of the single calls, waited for together | as of the single calls |
+//! | only what is cached | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | as of the waiting calls | as of the waiting calls |
 //!
 //! A page has 4096 bytes. A folio is a power of two of pages, 4 KiB to 2 MiB, that are contiguous
 //! in the file and in memory and are cached as one.
 //!
 //! `borrow`, `get` and `optimistic` take the number of a page; `read_at` takes an offset in bytes,
 //! and `pin`, `advise` and `invalidate` take a range of bytes. Each call returns when the bytes are
-//! there: there is no asynchronous interface yet, but [`Hint::WillNeed`] only starts to read.
+//! there, but for those of the last row, which wait for nothing; [`File::prefetch`] and
+//! [`Hint::WillNeed`] only start to read. There is no asynchronous interface yet.
 //!
 //! The feature `testing` adds what only tests, benchmarks and comparisons need; each such item says
 //! so.
@@ -50,6 +53,7 @@ mod freeze;
 mod handle;
 mod holders;
 mod index;
+mod many;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
@@ -81,6 +85,8 @@ pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;
+#[cfg(not(loom))]
+pub use many::ReadAt;
 #[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};

@@ -93,6 +93,8 @@ mutants! {
     AnnounceLate,
     /// A slot's last page is accepted whatever its version is by now.
     RecallBlindly,
+    /// The borrows of a batch have their fence before their announcements.
+    BatchFencedFirst,
     /// There is no fence between a reader's announcement and its validation.
     AnnounceUnfenced,
     /// The end of a borrow is stored without release.
@@ -152,6 +154,8 @@ mutants! {
     WakeUnlocked,
     /// A thread that waits for memory does not check again by itself.
     SleepUntilWoken,
+    /// A batch waits for memory although it has folios on their way.
+    GroupsWait,
     /// Reads that the source does not take are forgotten.
     ForgetUnsubmitted,
     /// A batch takes the mutexes in the order of its folios.

@@ -71,7 +71,8 @@ impl Options {
     ///
     /// 2 MiB by default. At most 2 MiB and a 32nd of the budget: more counts as that. Rounded up to
     /// whole pages. Pieces begin with 64 KiB, or this if it is less, and double. 0 turns readahead
-    /// off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in single pages.
+    /// off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64
+    /// KiB.
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;

@@ -96,8 +96,10 @@ impl Pressure {
     /// nothing ahead: a source that hangs must neither take the memory of all others nor keep them
     /// from reading ahead. So one file alone has at most a quarter of the cache on its way. If the
     /// sources of `n` files hang, each has an `n + 1`th of the half, and others have as much.
-    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay) -> bool {
-        let [all, own] = [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed));
+    /// `more` frames count as on their way already.
+    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay, more: u32) -> bool {
+        let [all, own] =
+            [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed) + more);
         own > self.on_its_way_max.saturating_sub(all)
     }
 

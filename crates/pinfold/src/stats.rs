@@ -11,11 +11,14 @@ pub use crate::counters::READ_SIZE_BUCKETS;
 ///
 /// | call | a hit counts in | a page that is not up to date counts in |
 /// |---|---|---|
-/// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` |
-/// | [`File::get`](crate::File::get) | `counted_hits` | `misses` |
-/// | [`File::borrow`](crate::File::borrow) | nothing | `misses` |
-/// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` |
-/// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` |
+/// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` or `waits` |
+/// | [`File::get`](crate::File::get) | `counted_hits` | `misses` or `waits` |
+/// | [`File::borrow`](crate::File::borrow) | nothing | `misses` or `waits` |
+/// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
+/// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
+///
+/// Calls for many pages count each of them. Of a call that never waits, a hit counts as above; one
+/// of `try_read_at` that is none counts in `reads` and `fallbacks`.
 ///
 /// So no hit rate of borrows, optimistic reads or pins can be computed from them. Where more than
 /// 64 threads count at a time, some counts may be lost.
@@ -35,12 +38,15 @@ pub struct Stats {
     /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` that
     /// needs a second look counts here, too.
     pub counted_hits: u64,
-    /// Folios that a call wanted and that were not up to date in the cache.
+    /// Folios that a call wanted, and that it began to read: they were neither cached nor on their
+    /// way.
     pub misses: u64,
-    /// Misses that waited for a fill already in flight.
+    /// Times a call waited for a folio that was on its way: begun by another thread, ahead of a
+    /// reader, by [`File::prefetch`](crate::File::prefetch), or by the call itself with others of
+    /// its batch.
     pub waits: u64,
     /// Folios that the cache began to read ahead of a reader, or for a
-    /// [`Hint::WillNeed`](crate::Hint::WillNeed).
+    /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,

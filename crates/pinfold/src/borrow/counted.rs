@@ -79,15 +79,47 @@ impl Handle {
         // through memory, stored in words and loaded in pairs, and such loads wait for the stores.
         let view = match self.hold_at_once(page) {
             Some(view) => view,
-            None => self.hold_slowly(page)?,
+            None => self.hold_slowly(page, true)?,
         };
         Ok(FolioRef::adopt(self, view))
+    }
+
+    /// The same, if the page is cached at this moment.
+    #[inline(always)]
+    pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
+        let view = match self.hold_at_once(page) {
+            Some(view) => view,
+            None => match self.try_hold(page)? {
+                Some(view) => view,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(FolioRef::adopt(self, view)))
+    }
+
+    /// By a reference, without fills.
+    #[cold]
+    #[inline(never)]
+    fn try_hold(&self, page: u64) -> Result<Option<View>> {
+        let view = self.held_now(page, (Mark::Meet, true), |held| {
+            FolioRef::of(self, held, page).map(FolioRef::into_view)
+        });
+        if view.is_none() {
+            self.check_page(page)?;
+        }
+        Ok(view)
     }
 
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        let Found { frame, head, from, stamp, at, span } = self.found(page, AnyPage)?;
+        self.hold_found(self.found(page, AnyPage)?)
+    }
+
+    /// Steps 3 and 4, of a page that was found. `None` if a step fails.
+    #[inline(always)]
+    fn hold_found(&self, found: Found<'_>) -> Option<View> {
+        let Found { frame, head, from, stamp, at, span } = found;
         let used_most = frame.is_used_most();
         if !take_one(self.reference, frame) {
             return None;
@@ -106,19 +138,31 @@ impl Handle {
         Some(unsafe { View::at(frame, bytes, view::page_bytes(at as usize, span as usize)) })
     }
 
+    /// The same, in a guard.
+    #[inline(always)]
+    pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
+        self.hold_found(found).map(|view| FolioRef::adopt(self, view))
+    }
+
     /// For models.
     #[cfg(all(test, loom))]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
         self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// The same, with fills, readahead and errors.
+    /// The page under a counted reference, with fills, readahead and errors. With `counted`, a page
+    /// that is present counts as a hit.
+    pub(crate) fn get_slowly(&self, page: u64, counted: bool) -> Result<FolioRef<'_>> {
+        self.hold_slowly(page, counted).map(|view| FolioRef::adopt(self, view))
+    }
+
+    /// The same.
     #[cold]
     #[inline(never)]
-    fn hold_slowly(&self, page: u64) -> Result<View> {
+    fn hold_slowly(&self, page: u64, counted: bool) -> Result<View> {
         self.held(
             page,
-            (Mark::Meet, true),
+            (Mark::Meet, counted),
             || self.get_missing(page),
             |held| match FolioRef::of(self, held, page) {
                 Some(folio) => Ok(Some(folio.into_view())),

@@ -12,6 +12,7 @@ mod borrowed;
 mod counted;
 mod fillers;
 mod length;
+mod many;
 mod moved;
 mod pinned;
 mod reopened;

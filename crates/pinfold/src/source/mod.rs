@@ -158,8 +158,10 @@ pub enum Start {
 ///   [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes). It asks for less if a
 ///   later page is cached already, or if little memory is free. There are as many of these calls at
 ///   once as threads that wait for different pages.
+///   A thread that wants many pages at once ([`File::read_many`](crate::File::read_many)) makes one
+///   such call, and requests for the rest.
 /// - **Reading ahead** makes requests of at most a window, which for
-///   [`Hint::WillNeed`] is `readahead_max_bytes`. [`start`](Self::start) is asked first. What it
+///   [`Hint::WillNeed`] is `readahead_max_bytes`, or 64 KiB if that is 0. [`start`](Self::start) is asked first. What it
 ///   calls unsupported, the cache's worker threads carry out ([`carry_out`](Self::carry_out)): at
 ///   most 16 for each cache and 8 for each source. A source has at most 128 requests there, queued
 ///   or running. What exceeds these limits is not read ahead.

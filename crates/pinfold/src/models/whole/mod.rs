@@ -11,6 +11,7 @@
 
 mod borrowed;
 mod filling;
+mod many;
 mod memory;
 mod moving;
 mod words;

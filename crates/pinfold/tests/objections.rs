@@ -119,7 +119,7 @@ fn a_frame_reused_for_the_same_page_of_another_file_is_noticed() {
     thread::scope(|scope| {
         // More threads than cores: one that sleeps between the look-up and the look at the frame
         // finds it changed when it wakes.
-        for seed in 0..8 {
+        let read = |seed| {
             let (files, over) = (&files, &over);
             scope.spawn(move || {
                 let (mut buf, mut rng) = ([0; 64], fastrand::Rng::with_seed(seed));
@@ -132,10 +132,14 @@ fn a_frame_reused_for_the_same_page_of_another_file_is_noticed() {
                     files[n].read_at(&mut buf, 640).unwrap();
                     pattern(n).check(640, &buf).unwrap_or_else(|wrong| panic!("{wrong}"));
                 }
-            });
-        }
+            })
+        };
+        let readers: Vec<_> = (0..8).map(read).collect();
         // Ends: at the latest after a long time.
-        while cache.stats().fallbacks.identity < 20 && Instant::now() < until {
+        while cache.stats().fallbacks.identity < 20
+            && Instant::now() < until
+            && !readers.iter().any(thread::ScopedJoinHandle::is_finished)
+        {
             thread::sleep(Duration::from_millis(10));
         }
         over.store(true, Ordering::Relaxed);

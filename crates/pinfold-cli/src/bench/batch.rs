@@ -67,8 +67,9 @@ Engines under a limit:
   pinfold-prefetch  the same, after prefetch of the batch
   pinfold-many      get_many
 
-Rates are reads (in memory) or pages (under a limit) a second, of all threads. `/limit` compares an
-engine of the cache with what the device allows at the hit ratio that this engine had: the rate of
+Rates are reads (in memory) or pages (under a limit) a second, of all threads. A ratio is the median
+of the ratios of neighbouring samples; its label leaves out `pinfold-`. `/limit` compares an engine
+of the cache with what the device allows at the hit ratio that this engine had: the rate of
 ring-direct, divided by the part of the pages that were not in memory. For p99, a ratio below 1 is
 the better one. What is read is compared with what the file holds: in memory some batches of each
 engine before it is measured; under a limit every page, all of it while an engine warms up, and a

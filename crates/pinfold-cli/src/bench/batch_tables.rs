@@ -38,6 +38,19 @@ const UNDER_A_LIMIT: [(&str, &str); 5] = [
     ("pinfold-prefetch", "pread-fadvise"),
 ];
 
+/// The label of a ratio: short, so that four columns fit beside it.
+fn beside(over: &str, under: &str) -> String {
+    let short = |engine: &str| engine.trim_start_matches("pinfold-").to_owned();
+    format!("{}/{}", short(over), short(under))
+}
+
+/// Adds the ratios of the engines that were measured.
+fn with_ratios<'a>(rows: impl Iterator<Item = &'a Row>) -> ByEngine<'a> {
+    UNDER_A_LIMIT.iter().fold(ByEngine::new(rows), |table, &(over, under)| {
+        table.pair(&beside(over, under), (over, under), |ratio| format!("{ratio:.2}"))
+    })
+}
+
 /// The engine of the rows that say what the device allows another engine.
 const LIMIT: &str = "limit";
 
@@ -75,8 +88,7 @@ pub fn in_memory(rows: &[(Cell, Row)], file_bytes: Size) -> String {
             |(over, under): &&(&str, &str)| engines.contains(over) && engines.contains(under);
         let ratios = IN_MEMORY.iter().filter(both).map(|&(over, under)| {
             let ratio = |batch| format!("{:.2}", row(over, batch).ratio(row(under, batch)));
-            // The rest of the name fits beside four batches.
-            line(&format!("{over}/{}", under.trim_start_matches("pinfold-")), &ratio)
+            line(&beside(over, under), &ratio)
         });
         let header = line("batch", &|batch| batch.to_string());
         let crew = Crew::Threads(threads);
@@ -144,7 +156,7 @@ pub fn under_a_limit(cells: &[Cell], rows: &[Vec<Row>]) -> String {
         };
         let block = Size(PAGE_BYTES as u64);
         let title = format!("{case}: batches of {batch} pages of {block}, pages per second");
-        let mut table = ByEngine::new(of("ops_per_s")).ratios(&UNDER_A_LIMIT);
+        let mut table = with_ratios(of("ops_per_s"));
         let limits = here.iter().filter(|(_, row)| row.engine == LIMIT);
         for engine in distinct(limits.map(|(cell, _)| cell.engine)) {
             let at = |crew, limit: bool| {
@@ -158,7 +170,7 @@ pub fn under_a_limit(cells: &[Cell], rows: &[Vec<Row>]) -> String {
                 here.iter().find(is).map(|(_, row)| *row)
             };
             let ratio = |crew| Some(at(crew, false)?.ratio(at(crew, true)?));
-            table = table.line(&format!("{engine}/limit"), |_, crew| {
+            table = table.line(&beside(engine, LIMIT), |_, crew| {
                 ratio(crew).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
             });
         }
@@ -170,7 +182,7 @@ pub fn under_a_limit(cells: &[Cell], rows: &[Vec<Row>]) -> String {
             });
         }
         let times = format!("{case}: what 99 of 100 batches of {batch} take at most, ns");
-        let times = ByEngine::new(of("p99_ns")).ratios(&UNDER_A_LIMIT).draw(&times);
+        let times = with_ratios(of("p99_ns")).draw(&times);
         format!("{}\n\n{times}", table.draw(&title))
     });
     tables.collect::<Vec<_>>().join("\n\n")
@@ -209,8 +221,8 @@ mod tests {
         assert_eq!(told["of"], "pinfold-many");
         assert_eq!(told["samples"], serde_json::json!([120e3, 240e3]));
         let table = under_a_limit(&cells, &rows);
-        assert_eq!(line(&table, "pinfold-many/limit"), ["pinfold-many/limit", "0.38"]);
-        assert_eq!(line(&table, "pinfold-many/pread "), ["pinfold-many/pread", "3.00"]);
+        assert_eq!(line(&table, "many/limit"), ["many/limit", "0.38"]);
+        assert_eq!(line(&table, "many/pread "), ["many/pread", "3.00"]);
         assert_eq!(line(&table, "hits pread"), ["hits", "pread", "50.0%"]);
         assert!(!table.lines().any(|line| line.trim_start().starts_with("limit")), "{table}");
         assert!(table.contains("what 99 of 100 batches of 8 take at most, ns"), "{table}");
@@ -241,7 +253,7 @@ mod tests {
         let table = in_memory(&rows, Size(1 << 30));
         assert!(table.starts_with("memory, 1 threads: 64 B of 1 GiB, reads per second\n"));
         assert_eq!(line(&table, "batch"), ["batch", "1", "16"]);
-        let ratio = "pinfold-read-many/read";
+        let ratio = "read-many/read";
         assert_eq!(line(&table, ratio), [ratio, "1.10", "2.50"]);
         assert!(!table.contains("mmap"), "{table}");
     }

@@ -99,7 +99,7 @@ async fn ask(address: std::net::SocketAddr, numbers: std::ops::Range<u64>) -> Re
     };
     let (from, mut to) = TcpStream::connect(address).await?.into_split();
     let mut from = BufReader::new(from);
-    let mut missing: std::collections::HashMap<u64, (u64, u64)> = Default::default();
+    let mut missing = std::collections::HashMap::new();
     let mut requests = Vec::new();
     for number in numbers {
         let (offset, length) = range(number);
@@ -114,7 +114,8 @@ async fn ask(address: std::net::SocketAddr, numbers: std::ops::Range<u64>) -> Re
         let number = from.read_u64_le().await?;
         buf.resize(from.read_u64_le().await? as usize, 0);
         from.read_exact(&mut buf).await?;
-        let (offset, left) = missing.get_mut(&number).ok_or("an answer nobody asked for")?;
+        let (offset, left): &mut (u64, u64) =
+            missing.get_mut(&number).ok_or("an answer nobody asked for")?;
         if !(*offset..).zip(&buf).all(|(at, &byte)| byte == byte_at(at)) {
             return Err(format!("request {number}: wrong bytes at {offset}").into());
         }

@@ -60,12 +60,6 @@ pub(crate) const FOLIOS_MAX: usize = 64;
 /// anyone.
 const REQUESTS_MAX: usize = 8;
 
-/// The error of a read ahead that was not begun, because too much was under way. No source has seen
-/// it.
-#[derive(Debug, thiserror::Error)]
-#[error("it was not begun: too many reads ahead are under way")]
-struct NotBegun;
-
 /// A folio being filled: in the index, with a reference of the filler's.
 #[derive(Debug)]
 pub(crate) struct Filling {
@@ -412,7 +406,7 @@ pub(crate) fn give_up(requests: Vec<Request>) {
         return std::mem::forget(requests);
     }
     for request in requests {
-        request.finish(Err(io::Error::other(NotBegun)));
+        request.refuse();
     }
 }
 
@@ -606,9 +600,7 @@ pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request
 /// What a fill that ends with `error` counts as.
 fn failure(error: &Error) -> Event {
     match error {
-        Error::Read { cause, .. } if cause.get_ref().is_some_and(|it| it.is::<NotBegun>()) => {
-            Event::ReadaheadDropped
-        }
+        Error::Read { cause, .. } if source::is_refusal(cause) => Event::ReadaheadDropped,
         _ => Event::FillError,
     }
 }

@@ -103,9 +103,10 @@ impl<'f> Bring<'f> {
                 }
             }
             let seen = core.pressure.progress_seen();
-            let refused = match self.claim() {
-                false => Begun::NoMemory,
-                true => fill::begin(handle, self.page, self.bytes, &mut self.plan)?,
+            let refused = if self.claim() {
+                fill::begin(handle, self.page, self.bytes, &mut self.plan)?
+            } else {
+                Begun::NoMemory
             };
             if let Begun::Held(held) = refused {
                 if fill::is_on_its_way(held.frame()) {
@@ -155,22 +156,18 @@ impl<'f> Bring<'f> {
     }
 
     fn given_up(&self, refused: &Begun<'_>) -> Error {
-        match refused {
-            Begun::NoWorker => Error::Read {
-                path: self.handle.mapping.path.clone(),
+        let handle = self.handle;
+        if matches!(refused, Begun::NoWorker) {
+            let text = "all of the cache's threads are waiting for other sources";
+            let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+            return Error::Read {
+                path: handle.mapping.path.clone(),
                 offset: self.page << PAGE_SHIFT,
                 asked_bytes: self.bytes as u64,
-                cause: std::io::Error::new(
-                    std::io::ErrorKind::TimedOut,
-                    "all of the cache's threads are waiting for other sources",
-                )
-                .into(),
-            },
-            _ => {
-                let shortage = reclaim::shortage(&self.handle.core, Order::MIN);
-                shortage.of(&self.handle.mapping, self.page)
-            }
+                cause: cause.into(),
+            };
         }
+        reclaim::shortage(&handle.core, Order::MIN).of(&handle.mapping, self.page)
     }
 
     fn meet_mark(&self, held: Held<'f>) -> Held<'f> {

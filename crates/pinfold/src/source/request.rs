@@ -441,7 +441,7 @@ struct Refused;
 
 /// Whether it is the error of a request that was not taken.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|cause| cause.is::<Refused>())
+    matches!(error.get_ref(), Some(cause) if cause.is::<Refused>())
 }
 
 impl Drop for Request {

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `mod.rs` | `read_many`, `get_many`, `borrow_many`: first what is quick, then the rest |
 //! | `hits.rs` | the quick part: three passes over blocks of pages |
-//! | `read_at.rs` | one read of a batch, as programs give it |
+//! | `read_at.rs` | one entry of a `read_many` |
 //! | `misses.rs` | the source's part: what is absent of many pages, as one submission |
 //!
 //! # A batch, step by step

@@ -1,4 +1,4 @@
-//! One read of a batch. Called by the other files of this folder, and by programs.
+//! One entry of a `read_many`, as the program makes it. Called by `many/mod.rs` and `hits.rs`.
 
 use crate::error::Result;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};

@@ -76,7 +76,7 @@ impl Source for Gated {
 fn gated(options: Options) -> (Cache, File, Arc<Gated>, Pattern) {
     let pattern = Pattern::new(5, 0);
     let cache = Cache::new(options).unwrap();
-    let source = Gated::new(pattern.clone(), 64);
+    let source = Gated::new(pattern, 64);
     let file = cache.attach("gated", source.clone()).unwrap();
     file.advise(0..1, Hint::Random).unwrap();
     (cache, file, source, pattern)
@@ -364,7 +364,7 @@ fn ten_thousand_at_once_get_the_right_bytes() {
     runtime(2).block_on(async {
         let tasks: Vec<_> = (0..10_000_u64)
             .map(|n| {
-                let (file, pattern) = (file.clone(), pattern.clone());
+                let file = file.clone();
                 tokio::spawn(async move {
                     let offset = n * 0x9E37_79B9 % (16 << 20);
                     let mut buf = [0; 6000];

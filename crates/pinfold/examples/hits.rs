@@ -7,23 +7,29 @@
 //! ```
 //!
 //! The difference between two runs, over the difference between their numbers of hits, is what one
-//! hit takes; that of `empty` is the loop's.
+//! hit takes; that of `empty` is the loop's. The ways whose names end with `-many` make batches of
+//! 16 hits of the same page: what they show over `empty-many` is of a batch, and a 16th of it of a
+//! hit.
 
 use std::hint::black_box;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use pinfold::source::Memory;
-use pinfold::{Cache, File, Hint, Options, Reader};
+use pinfold::{Cache, File, FolioOf, Hint, Options, ReadAt, Reader};
 
 const PAGES: u64 = 256;
 const PAGE_BYTES: u64 = 4096;
 const BLOCK_BYTES: usize = 64;
+const BATCH: usize = 16;
 
 type Block = [u8; BLOCK_BYTES];
 
 /// Something of two pages to choose from, each in a folio of its own.
 struct Ways {
     file: File,
+    of_thread: Rc<File>,
+    of_threads: Arc<File>,
     reader: Reader,
 }
 
@@ -37,8 +43,49 @@ impl Ways {
                 assert_eq!(got, BLOCK_BYTES);
             }
             Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
+            Way::GetRc => {
+                block.copy_from_slice(&FolioOf::get(&self.of_thread, page)?[..BLOCK_BYTES]);
+            }
+            Way::GetArc => {
+                block.copy_from_slice(&FolioOf::get(&self.of_threads, page)?[..BLOCK_BYTES]);
+            }
+            Way::GetOwned => {
+                block.copy_from_slice(&self.file.get(page)?.into_owned()[..BLOCK_BYTES]);
+            }
             Way::Borrow => {
                 block.copy_from_slice(&self.file.borrow(page, &self.reader)?[..BLOCK_BYTES]);
+            }
+            Way::TryRead => {
+                let got = self.file.try_read_at(block, page * PAGE_BYTES)?;
+                assert!(matches!(got, Some(BLOCK_BYTES)));
+            }
+            Way::TryGet => {
+                let page = self.file.try_get(page)?.expect("it is cached");
+                block.copy_from_slice(&page[..BLOCK_BYTES]);
+            }
+            Way::TryBorrow => {
+                let page = self.file.try_borrow(page, &self.reader)?.expect("it is cached");
+                block.copy_from_slice(&page[..BLOCK_BYTES]);
+            }
+            Way::EmptyMany => {
+                black_box([page; BATCH]);
+                black_box([[0_u8; BLOCK_BYTES]; BATCH]);
+            }
+            Way::ReadMany => {
+                let pages = black_box([page; BATCH]);
+                let mut blocks = [[0; BLOCK_BYTES]; BATCH];
+                let mut next = pages.iter();
+                let mut reads = blocks
+                    .each_mut()
+                    .map(|block| ReadAt::new(next.next().expect("as many") * PAGE_BYTES, block));
+                self.file.read_many(&mut reads)?;
+                black_box(&mut blocks);
+            }
+            Way::GetMany => {
+                black_box(self.file.get_many(&black_box([page; BATCH]))?);
+            }
+            Way::BorrowMany => {
+                black_box(self.file.borrow_many(&black_box([page; BATCH]), &self.reader)?);
             }
             Way::Optimistic => {
                 let page = self.file.optimistic(page)?;
@@ -59,9 +106,21 @@ enum Way {
     Empty,
     Read,
     Get,
+    /// A guard with a share of the file, for one thread or for several.
+    GetRc,
+    GetArc,
+    /// A guard that keeps the cache.
+    GetOwned,
     Borrow,
     Optimistic,
     Pin,
+    TryRead,
+    TryGet,
+    TryBorrow,
+    EmptyMany,
+    ReadMany,
+    GetMany,
+    BorrowMany,
 }
 
 /// A loop for each way, with the choice made by the compiler. Every other hit is of another page
@@ -99,7 +158,9 @@ fn main() {
     let bytes = vec![7; (PAGES * PAGE_BYTES) as usize];
     let file = cache.attach("bytes", Arc::new(Memory::new(bytes))).expect("it can be attached");
     file.advise(0..1, Hint::Random).expect("a legal range");
-    let ways = Ways { file, reader: cache.reader().expect("the first of its readers") };
+    let reader = cache.reader().expect("the first of its readers");
+    let (of_thread, of_threads) = (Rc::new(file.clone()), Arc::new(file.clone()));
+    let ways = Ways { file, of_thread, of_threads, reader };
     // Until they count as used a lot.
     for n in 0..10 * PAGES {
         drop(ways.file.get(n % PAGES).expect("the source does not fail"));
@@ -108,7 +169,17 @@ fn main() {
         "empty" => Way::Empty,
         "read" => Way::Read,
         "get" => Way::Get,
+        "get-rc" => Way::GetRc,
+        "get-arc" => Way::GetArc,
+        "get-owned" => Way::GetOwned,
         "borrow" => Way::Borrow,
         "optimistic" => Way::Optimistic,
-        "pin" => Way::Pin);
+        "pin" => Way::Pin,
+        "try-read" => Way::TryRead,
+        "try-get" => Way::TryGet,
+        "try-borrow" => Way::TryBorrow,
+        "empty-many" => Way::EmptyMany,
+        "read-many" => Way::ReadMany,
+        "get-many" => Way::GetMany,
+        "borrow-many" => Way::BorrowMany);
 }

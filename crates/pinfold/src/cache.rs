@@ -98,7 +98,8 @@ impl Cache {
     /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
     /// [`Error::FolioSize`] if [`Options::folio_max_bytes`] is no size of a folio;
     /// [`Error::Reserve`] if the system refuses the memory; [`Error::Thread`] if it refuses the
-    /// thread (`RLIMIT_NPROC`, or the limit of the control group).
+    /// thread (`RLIMIT_NPROC`, or the limit of the control group); [`Error::ForkHandler`] if it has
+    /// no memory to remember what to call in a forked child.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
@@ -124,7 +125,8 @@ impl Cache {
             engine.ring_depth = 0;
         }
         let pressure = Pressure::new(frames.frames(), folio_order_max);
-        let core = Core::new(options, frames, nodes, pressure, engine).map_err(reserve)?;
+        let core = Core::new(options, frames, nodes, pressure, engine);
+        let core = core.map_err(|cause| Error::ForkHandler { cause: Arc::new(cause) })?;
         let core = Arc::new(core);
         core.owner.keep(&core);
         reclaim::daemon::start(&core)?;
@@ -137,9 +139,11 @@ impl Cache {
     /// [`File::invalidate`]. Reads use direct I/O where the file system supports it, the kernel's
     /// page cache otherwise; [`Stats::sources`] says which.
     ///
-    /// The length is the one that the file system reports. Files whose content has another length
-    /// cannot be read: those of `/proc` report 0 and so look empty, and reads of those of `/sys`,
-    /// which report more than they have, fail with [`Error::Truncated`].
+    /// The length is the one that the file system reports; that of a block device is the device's.
+    /// Files whose content is made when it is read, and has another length than is reported, are
+    /// refused ([`OpenError::NoLength`]): nearly all of `/proc` and `/sys`, for example. So are
+    /// directories, pipes, sockets and character devices ([`OpenError::NotAFile`]). To open one
+    /// never waits for a writer. An empty file is legal.
     ///
     /// Each open file holds one descriptor, however many handles it has. A file whose last handle
     /// is dropped stays open for the system as long as it is cached. Such files of one
@@ -306,7 +310,9 @@ impl Cache {
         let mappings = core.mappings.all();
         let directories_bytes: u64 =
             mappings.iter().map(|mapping| mapping.index.heap_bytes()).sum();
+        let files_bytes = mappings.iter().map(|mapping| mapping.heap_bytes()).sum();
         let ended = sum(Event::FillEnded);
+        let readahead_dropped = sum(Event::ReadaheadDropped);
         Stats {
             short_reads: reads
                 .iter()
@@ -318,7 +324,8 @@ impl Cache {
             counted_hits: sum(Event::CountedHit),
             misses: sum(Event::Miss),
             waits: sum(Event::Wait),
-            readahead: sum(Event::Readahead),
+            readahead: sum(Event::Readahead).saturating_sub(readahead_dropped),
+            readahead_dropped,
             fills_in_flight: sum(Event::FillStarted).saturating_sub(ended),
             fill_errors: sum(Event::FillError),
             evictions: sum(Event::Eviction),
@@ -335,6 +342,7 @@ impl Cache {
             pinned_bytes: pinned_pages(core) * page,
             metadata_bytes,
             directories_bytes,
+            files_bytes,
             free_bytes,
             huge_pages: core.frames.huge_pages_advised(),
             files: mappings.len() as u64,

@@ -31,6 +31,7 @@ pub(crate) enum Event {
     Miss,
     Wait,
     Readahead,
+    ReadaheadDropped,
     FillStarted,
     FillEnded,
     FillError,

@@ -1,13 +1,18 @@
-//! All errors, each with what failed and why.
+//! All errors, each with what failed and why. One about a file names it; one about a page or a range
+//! of a file says which.
 
+use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::holders::PinHolder;
 use crate::source::{OpenError, Truncated};
 
 /// Why a call failed. The cache stays usable after any of them.
+///
+/// Messages name the file, and the page or the offset where there is one. A file that is cached once
+/// but was opened by several paths is named by the first.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -42,6 +47,13 @@ pub enum Error {
         /// The system's error.
         cause: Arc<io::Error>,
     },
+    /// The system did not register the function that tells a forked child that it is one; see
+    /// [`Cache`](crate::Cache), "Forking".
+    #[error("cannot register the cache's fork handler: {cause}")]
+    ForkHandler {
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
     /// The system did not start a thread.
     #[error("cannot start the thread {name}: {cause}")]
     Thread {
@@ -62,16 +74,23 @@ pub enum Error {
         most: u32,
     },
     /// A range ends beyond the largest file offset, 2^63 - 1.
-    #[error("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")]
+    #[error(
+        "{bytes} bytes at {offset} of {} end beyond the largest file offset, 2^63 - 1",
+        path.display()
+    )]
     Range {
+        /// The file.
+        path: PathBuf,
         /// Where the range begins.
         offset: u64,
         /// The range's length.
         bytes: u64,
     },
     /// A range ends before it begins.
-    #[error("the range from {start} to {end} ends before it begins")]
+    #[error("the range from {start} to {end} of {} ends before it begins", path.display())]
     RangeReversed {
+        /// The file.
+        path: PathBuf,
         /// Where the range begins.
         start: u64,
         /// The first byte after it, were it one.
@@ -185,11 +204,17 @@ pub enum Error {
     /// The budget is full of memory that cannot be evicted, and nobody let go of any for two
     /// seconds. While reads from sources were under way, thirty seconds since one of them ended.
     #[error(
-        "no memory for {wanted_bytes} bytes in a budget of {budget_bytes}: {pinned_bytes} are \
-         pinned, {held_bytes} held by readers, {filling_bytes} being read, {dirty_bytes} dirty, \
-         {reclaimable_bytes} reclaimable, {metadata_bytes} metadata"
+        "cannot read {} at {offset}: no memory for {wanted_bytes} bytes in a budget of \
+         {budget_bytes}: {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \
+         being read, {dirty_bytes} dirty, {reclaimable_bytes} reclaimable, {metadata_bytes} \
+         metadata",
+        path.display()
     )]
     NoMemory {
+        /// The file that was to be read.
+        path: PathBuf,
+        /// Where in the file.
+        offset: u64,
         /// The bytes needed.
         wanted_bytes: u64,
         /// The cache's budget.
@@ -221,10 +246,17 @@ pub enum Error {
     },
     /// The range is larger than the cache can ever pin.
     #[error(
-        "cannot pin {asked_bytes} bytes at once: in a budget of {budget_bytes} bytes, at most \
-         {most_bytes} can be pinned"
+        "cannot pin bytes {start} to {end} of {} at once: their pages have {asked_bytes} bytes, \
+         and in a budget of {budget_bytes} bytes, at most {most_bytes} can be pinned",
+        path.display()
     )]
     PinTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Where the range begins.
+        start: u64,
+        /// The first byte after the range.
+        end: u64,
         /// The bytes of all pages that the range touches.
         asked_bytes: u64,
         /// The most bytes that can be pinned if nothing else is.
@@ -257,18 +289,27 @@ pub enum Error {
     },
     /// A folio has as many pins as its count can hold.
     #[error(
-        "cannot pin the page at {offset}: {most_pages} pages of its folio are pinned, the most that \
-         can be counted"
+        "cannot pin the page at {offset} of {}: {most_pages} pages of its folio are pinned, the \
+         most that can be counted",
+        named(path.as_deref())
     )]
     TooManyPins {
+        /// The file. `None` as in [`Error::OutsidePin`].
+        path: Option<PathBuf>,
         /// Where in the file the page is.
         offset: u64,
         /// The most pins of one folio, one per pinned page.
         most_pages: u32,
     },
     /// The byte is not in the pinned range.
-    #[error("byte {at} is outside of what is pinned, {start} to {end}")]
+    #[error(
+        "byte {at} of {} is outside of what is pinned, {start} to {end}",
+        named(path.as_deref())
+    )]
     OutsidePin {
+        /// The file. `None` where the cache cannot tell, as a range does not keep the name: after
+        /// its pages were invalidated or given back, and in a forked child.
+        path: Option<PathBuf>,
         /// Where in the file.
         at: u64,
         /// Where the pinned range begins.
@@ -302,6 +343,7 @@ impl Error {
             Error::Budget { .. } => "budget",
             Error::FolioSize { .. } => "folio-size",
             Error::Reserve { .. } => "reserve",
+            Error::ForkHandler { .. } => "fork-handler",
             Error::Thread { .. } => "thread",
             Error::Open(_) => "open",
             Error::TooManyFiles { .. } => "too-many-files",
@@ -358,6 +400,11 @@ fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
     }
 }
 
+/// The name of a pinned range's file.
+fn named(path: Option<&Path>) -> impl fmt::Display {
+    path.map_or_else(|| "a file that has dropped it".into(), Path::to_string_lossy)
+}
+
 /// One pin per line.
 fn listed(holders: &[PinHolder]) -> String {
     if holders.is_empty() {
@@ -373,67 +420,96 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 mod tests {
     use super::*;
 
-    /// Each variant with an error of it and its code. A variant that has no line does not compile.
-    macro_rules! codes {
-        ($($variant:pat = $error:expr => $code:literal,)*) => {
+    /// What an error is about, and so what its message has to name.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum About {
+        /// The cache, or the process.
+        Cache,
+        /// A file as a whole.
+        File,
+        /// A page, a byte or a range of a file.
+        Place,
+    }
+
+    /// Each variant with an error of it, its code, and what it is about. A variant that has no line
+    /// does not compile.
+    macro_rules! errors {
+        ($($variant:pat = $error:expr => $code:literal, $about:ident;)*) => {
             fn listed(error: &Error) -> &'static str {
                 match error {
                     $($variant => $code,)*
                 }
             }
 
-            fn of_each() -> Vec<(Error, &'static str)> {
-                vec![$(($error, $code),)*]
+            fn of_each() -> Vec<(Error, &'static str, About)> {
+                vec![$(($error, $code, About::$about),)*]
             }
         };
     }
 
+    const PATH: &str = "a/file of that name";
+    /// The page or the offset in each error that has one.
+    const PLACE: u64 = 7_654_321;
+
     fn path() -> PathBuf {
-        PathBuf::from("file")
+        PathBuf::from(PATH)
     }
 
     fn cause() -> Arc<io::Error> {
         Arc::new(io::Error::other("cause"))
     }
 
-    codes! {
+    errors! {
         Error::Budget { .. } =
-            Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget",
+            Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget", Cache;
         Error::FolioSize { .. } =
-            Error::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 } => "folio-size",
-        Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve",
-        Error::Thread { .. } = Error::Thread { name: "thread", cause: cause() } => "thread",
-        Error::Open(_) =
-            Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" })) => "open",
+            Error::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
+            => "folio-size", Cache;
+        Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
+        Error::ForkHandler { .. } =
+            Error::ForkHandler { cause: cause() } => "fork-handler", Cache;
+        Error::Thread { .. } =
+            Error::Thread { name: "thread", cause: cause() } => "thread", Cache;
+        Error::Open(_) = Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))
+            => "open", File;
         Error::TooManyFiles { .. } =
-            Error::TooManyFiles { path: path(), most: 1 } => "too-many-files",
-        Error::Range { .. } = Error::Range { offset: 1, bytes: 2 } => "range",
-        Error::RangeReversed { .. } = Error::RangeReversed { start: 2, end: 1 } => "range-reversed",
+            Error::TooManyFiles { path: path(), most: 1 } => "too-many-files", File;
+        Error::Range { .. } =
+            Error::Range { path: path(), offset: PLACE, bytes: 2 } => "range", Place;
+        Error::RangeReversed { .. } =
+            Error::RangeReversed { path: path(), start: PLACE, end: 1 } => "range-reversed", Place;
         Error::BeyondEnd { .. } =
-            Error::BeyondEnd { path: path(), page: 1, len_bytes: 2 } => "beyond-end",
+            Error::BeyondEnd { path: path(), page: PLACE, len_bytes: 2 } => "beyond-end", Place;
         Error::TooManyReferences { .. } =
-            Error::TooManyReferences { path: path(), page: 1 } => "too-many-references",
-        Error::TooManyReaders { .. } = Error::TooManyReaders { most: 1 } => "too-many-readers",
-        Error::ForeignReader { .. } = Error::ForeignReader { path: path() } => "foreign-reader",
-        Error::Forked { .. } = Error::Forked { owner: 1 } => "forked",
+            Error::TooManyReferences { path: path(), page: PLACE } => "too-many-references", Place;
+        Error::TooManyReaders { .. } =
+            Error::TooManyReaders { most: 1 } => "too-many-readers", Cache;
+        // It fails at any page.
+        Error::ForeignReader { .. } =
+            Error::ForeignReader { path: path() } => "foreign-reader", File;
+        // It fails for any file; and a forked child allocates nothing, not even a name.
+        Error::Forked { .. } = Error::Forked { owner: 1 } => "forked", Cache;
         Error::Read { .. } =
-            Error::Read { path: path(), offset: 1, asked_bytes: 2, cause: cause() } => "read",
-        Error::Length { .. } = Error::Length { path: path(), cause: cause() } => "length",
+            Error::Read { path: path(), offset: PLACE, asked_bytes: 2, cause: cause() }
+            => "read", Place;
+        Error::Length { .. } = Error::Length { path: path(), cause: cause() } => "length", File;
         Error::BadSource { .. } =
-            Error::BadSource { path: path(), cause: cause() } => "bad-source",
+            Error::BadSource { path: path(), cause: cause() } => "bad-source", File;
         Error::TooLong { .. } =
-            Error::TooLong { path: path(), len_bytes: 1, most_bytes: 2 } => "too-long",
+            Error::TooLong { path: path(), len_bytes: 1, most_bytes: 2 } => "too-long", File;
         Error::SourceChanged { .. } = Error::SourceChanged {
             path: path(),
             key: "key".into(),
             open: "1".into(),
             attached: "2".into(),
-        } => "source-changed",
+        } => "source-changed", File;
         Error::Truncated { .. } = Error::Truncated {
             path: path(),
-            cause: Truncated { offset: 1, asked_bytes: 2, end: 3, recorded_bytes: 4 },
-        } => "truncated",
+            cause: Truncated { offset: PLACE, asked_bytes: 2, end: 3, recorded_bytes: 4 },
+        } => "truncated", Place;
         Error::NoMemory { .. } = Error::NoMemory {
+            path: path(),
+            offset: PLACE,
             wanted_bytes: 1,
             budget_bytes: 2,
             pinned_bytes: 3,
@@ -442,27 +518,36 @@ mod tests {
             dirty_bytes: 6,
             reclaimable_bytes: 7,
             metadata_bytes: 8,
-        } => "no-memory",
+        } => "no-memory", Place;
         Error::PinRange { .. } =
-            Error::PinRange { path: path(), start: 1, end: 1, cause: PinRangeCause::Empty }
-            => "pin-range",
-        Error::PinTooLarge { .. } =
-            Error::PinTooLarge { asked_bytes: 1, most_bytes: 2, budget_bytes: 3 }
-            => "pin-too-large",
+            Error::PinRange { path: path(), start: PLACE, end: 1, cause: PinRangeCause::Empty }
+            => "pin-range", Place;
+        Error::PinTooLarge { .. } = Error::PinTooLarge {
+            path: path(),
+            start: PLACE,
+            end: 2,
+            asked_bytes: 3,
+            most_bytes: 4,
+            budget_bytes: 5,
+        } => "pin-too-large", Place;
         Error::PinHeld { .. } = Error::PinHeld {
             path: path(),
-            offset: 1,
+            offset: PLACE,
             bytes: 2,
             referenced: 3,
             pinned: 4,
             borrowed: false,
             waited_ms: 5,
-        } => "pin-held",
+        } => "pin-held", Place;
         Error::TooManyPins { .. } =
-            Error::TooManyPins { offset: 1, most_pages: 2 } => "too-many-pins",
-        Error::OutsidePin { .. } = Error::OutsidePin { at: 1, start: 2, end: 3 } => "outside-pin",
+            Error::TooManyPins { path: Some(path()), offset: PLACE, most_pages: 2 }
+            => "too-many-pins", Place;
+        Error::OutsidePin { .. } =
+            Error::OutsidePin { path: Some(path()), at: PLACE, start: 2, end: 3 }
+            => "outside-pin", Place;
+        // Its holders name their files.
         Error::StillPinned { .. } =
-            Error::StillPinned { pinned_bytes: 1, holders: Vec::new() } => "still-pinned",
+            Error::StillPinned { pinned_bytes: 1, holders: Vec::new() } => "still-pinned", Cache;
     }
 
     /// The variant's name in lower case with hyphens.
@@ -478,10 +563,62 @@ mod tests {
 
     #[test]
     fn each_error_has_a_code_that_stays() {
-        for (error, code) in of_each() {
+        for (error, code, _) in of_each() {
             assert_eq!(error.code(), code, "{error:?}");
             assert_eq!(listed(&error), code, "the line of {code} has an error of another variant");
             assert_eq!(hyphened(&error), code);
         }
+    }
+
+    /// What the message lacks of that which it has to name. `debug` tells what the error has: one
+    /// that has a file's fields is about a file, whatever its line says.
+    fn lacks(about: About, message: &str, debug: &str) -> Option<&'static str> {
+        const FIELDS: [(&str, About); 6] = [
+            (" path: ", About::File),
+            (" len_bytes: ", About::File),
+            (" page: ", About::Place),
+            (" offset: ", About::Place),
+            (" start: ", About::Place),
+            (" at: ", About::Place),
+        ];
+        let has =
+            |least: About| FIELDS.iter().any(|(field, of)| *of == least && debug.contains(field));
+        let place = about == About::Place || has(About::Place);
+        let file = place || about == About::File || has(About::File);
+        match () {
+            () if file && !message.contains(PATH) => Some("the file"),
+            () if place && !message.contains(&PLACE.to_string()) => Some("the page or the offset"),
+            () => None,
+        }
+    }
+
+    #[test]
+    fn each_error_about_a_file_names_it_and_the_place_in_it() {
+        for (error, code, about) in of_each() {
+            let (message, debug) = (error.to_string(), format!("{error:?}"));
+            assert_eq!(lacks(about, &message, &debug), None, "{code}: {message}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_does_not_name_its_file_or_place_is_found() {
+        let file = Some("the file");
+        let place = Some("the page or the offset");
+        for about in [About::File, About::Place] {
+            assert_eq!(lacks(about, "9 bytes at 7654321 end too late", "Range {}"), file);
+        }
+        assert_eq!(lacks(About::Place, "no page of a/file of that name", "Range {}"), place);
+        // Whatever its line says.
+        assert_eq!(lacks(About::Cache, "too late", "Range { offset: 7654321 }"), file);
+        assert_eq!(lacks(About::Cache, "too long", "TooLong { len_bytes: 9 }"), file);
+        assert_eq!(lacks(About::File, PATH, "Range { offset: 7654321 }"), place);
+        assert_eq!(lacks(About::Cache, "no budget", "Budget { asked_bytes: 1 }"), None);
+    }
+
+    #[test]
+    fn a_pinned_range_without_a_name_says_why() {
+        let error = Error::OutsidePin { path: None, at: 9, start: 2, end: 3 };
+        let text = "byte 9 of a file that has dropped it is outside of what is pinned, 2 to 3";
+        assert_eq!(error.to_string(), text);
     }
 }

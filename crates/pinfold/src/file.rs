@@ -7,11 +7,12 @@ use std::sync::Arc;
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::fill;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
+use crate::futures::{Get, GetMany, Read};
 use crate::handle::Handle;
 use crate::index::PAGES_END;
+use crate::many::{self, ReadAt};
 use crate::mapping::{Closed, Mapping, ask_len};
 use crate::pin::{self, PinnedRange, Step};
 #[cfg(feature = "testing")]
@@ -58,7 +59,6 @@ impl File {
     }
 
     /// What the ways in use.
-    #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -114,12 +114,48 @@ impl File {
         self.handle.get(page)
     }
 
+    /// As [`read_at`](Self::read_at), without blocking the thread that polls the future: the runtime
+    /// is told when the bytes are there. Any runtime will do.
+    ///
+    /// A future that is dropped leaves no trace but a page or two in the cache. While memory is
+    /// short, futures wait for it in turn, and fail with [`Error::NoMemory`] as threads do.
+    ///
+    /// Cost of a hit: as `read_at`. Of a miss: the read, and one wake-up by the thread that
+    /// completes it.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    #[inline]
+    pub fn read_at_async<'b>(&self, buf: &'b mut [u8], offset: u64) -> Read<'_, 'b> {
+        Read::new(&self.handle, buf, offset)
+    }
+
+    /// As [`get`](Self::get), without blocking the thread that polls the future; see
+    /// [`read_at_async`](Self::read_at_async).
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn get_async(&self, page: u64) -> Get<'_> {
+        Get::new(&self.handle, page)
+    }
+
+    /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. The first poll
+    /// begins to read all that are not cached. A page may occur more than once.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get), of the first page that fails; then none stays held. If the budget
+    /// cannot hold all of them at once, that is [`Error::NoMemory`].
+    pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
+        GetMany::new(&self.handle, pages)
+    }
+
     /// The page number `page` (bytes `page * 4096` and up), in place, announced in a slot of
     /// `reader`, which belongs to the calling thread. Derefs to the page's bytes: 4096, fewer only
     /// at the end of the file. Reads from the source what is not cached.
     ///
     /// Cost of a hit: a lookup and a store to a cache line of the thread's own. Nothing shared is
-    /// written, nothing is copied. A reader has eight slots; while all are in use the guard takes a
+    /// written, nothing is copied. A reader has 16 slots; while all are in use the guard takes a
     /// counted reference, as [`get`](Self::get) does.
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
@@ -161,6 +197,178 @@ impl File {
         self.handle.optimistic(page)
     }
 
+    /// As [`read_at`](Self::read_at), of what is cached at this moment: `None` if any of the bytes
+    /// is not. Never waits and starts no read of what is absent: [`prefetch`](Self::prefetch) does.
+    ///
+    /// What `read_at` gets without the source, this gets: bytes of several folios, and bytes at the
+    /// end of the file. Meeting the mark up to which was read ahead starts the next readahead, as
+    /// in `read_at`, so that a scan by `try_read_at` stays ahead of itself; one read in each 64 KiB
+    /// to 2 MiB of a scan does that, and it waits for no read either, but takes the file's mutex,
+    /// may evict, and submits. A page that is being evicted or moved at this moment may be `None`
+    /// although it stays. After `None`, `buf` is unspecified. In a child of `fork()` it says what
+    /// was cached at the fork; the rest is `None` for ever.
+    ///
+    /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, None);
+    /// file.prefetch(&[1])?;
+    /// // Later, or here: another thread may wait for it instead.
+    /// file.read_at(&mut buf, 4096)?;
+    /// assert_eq!(file.try_read_at(&mut buf, 4096)?, Some(8));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Range`] as of `read_at`.
+    #[inline]
+    pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        self.handle.try_read_at(buf, offset)
+    }
+
+    /// As [`get`](Self::get), of a page that is cached at this moment; otherwise `None`, as of
+    /// [`try_read_at`](Self::try_read_at).
+    ///
+    /// Cost: a hit costs what it costs `get`; a miss is two look-ups, and takes no lock.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`] if the page has no byte of the file.
+    #[inline]
+    pub fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
+        self.handle.try_get(page)
+    }
+
+    /// As [`borrow`](Self::borrow), of a page that is cached at this moment; otherwise `None`, as
+    /// of [`try_read_at`](Self::try_read_at). If the reader has no free slot, the guard takes a
+    /// counted reference.
+    ///
+    /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
+    ///
+    /// # Errors
+    /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::ForeignReader`] if the
+    /// reader belongs to another cache.
+    #[inline]
+    pub fn try_borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        self.handle.try_borrow(page, reader)
+    }
+
+    /// Starts to read those of `pages` that are neither cached nor on their way, for calls that
+    /// will want them soon. Waits for no read. Pages behind the end of the file are skipped. Of
+    /// adjacent pages, up to [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)
+    /// are one read (64 KiB if that is 0).
+    ///
+    /// It is a hint: nothing is started for which memory is not to be had at once, more than a
+    /// quarter of the budget in one file, or what the source does not take. A call that wants such
+    /// a page reads it then; so it does if the read fails.
+    ///
+    /// Cost: for a page that is there, a look-up. For others, a folio each, and for all of up to 64
+    /// reads one mutex of the file and one submission: less than a single miss without its read. If
+    /// no memory is free, it may have to evict. The pages are counted in
+    /// [`Stats::readahead`](crate::Stats::readahead), and are no misses of those who want them.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let next = [19, 4, 200];
+    /// file.prefetch(&next)?;
+    /// // Something else meanwhile.
+    /// for page in next {
+    ///     assert_eq!(file.get(page)?[0], 7);
+    /// }
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn prefetch(&self, pages: &[u64]) -> Result<()> {
+        many::prefetch(&self.handle, pages)
+    }
+
+    /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
+    /// each. They may be of any lengths, in any order, and overlap. An error concerns its own read
+    /// alone, and the others go on; but once memory was waited for in vain
+    /// ([`Error::NoMemory`]), nothing more is waited for in this batch, and what is not cached gets
+    /// that error.
+    ///
+    /// Cost: where all is cached, what one read waits for in memory, all of a block of 16 wait for
+    /// at once. That pays from some eight reads of distant pages on; it takes twice the
+    /// instructions of as many `read_at`, and a batch of one takes longer than that call. What is
+    /// not cached is read at once: adjacent pages by one read, the first of these in this thread,
+    /// the others by one submission to the source, at most 64 reads of `reads` at a time. The batch
+    /// holds nothing from one read to the next, and so may be of any size, whatever the budget is.
+    ///
+    /// # Errors
+    /// The first error in the order of `reads`, which its result has, too.
+    #[inline]
+    pub fn read_many(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
+        self.handle.read_many(reads)
+    }
+
+    /// All of `pages`, each under a counted reference as of [`get`](Self::get), in the order of
+    /// `pages`. A page that is wanted twice has two guards, and is read once.
+    ///
+    /// Cost: as of that many calls of `get`, with an allocation for the list. What is cached is
+    /// waited for in memory together, and what is not is read at once, as of
+    /// [`read_many`](Self::read_many).
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let nodes = file.get_many(&[19, 4, 200, 4])?;
+    /// assert_eq!(nodes.len(), 4);
+    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first error in the order of `pages`, as of `get`; no guard stays then. The guards are
+    /// held while the rest is read: [`Error::NoMemory`] if all of them do not fit the budget,
+    /// beside what others hold.
+    #[inline]
+    pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
+        self.handle.get_many(pages)
+    }
+
+    /// All of `pages`, announced in slots of `reader` as of [`borrow`](Self::borrow), in the order
+    /// of `pages`. A page that is wanted twice has two guards, and is read once.
+    ///
+    /// Cost: as of that many calls of `borrow`, with an allocation for the list, and one fence
+    /// where a borrow has one. A reader has 16 slots; guards for which none is free take a counted
+    /// reference, and an allocation. What is cached is waited for in memory together, and what is
+    /// not is read at once, as of [`read_many`](Self::read_many).
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, source::Memory};
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("nodes", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+    /// let reader = cache.reader()?;
+    /// let nodes = file.borrow_many(&[19, 4, 200], &reader)?;
+    /// assert!(nodes.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`get_many`](Self::get_many); [`Error::ForeignReader`] if the reader belongs to
+    /// another cache, even of an empty batch.
+    #[inline]
+    pub fn borrow_many<'f, 'r>(
+        &'f self,
+        pages: &[u64],
+        reader: &'r Reader,
+    ) -> Result<Vec<Borrowed<'f, 'r>>> {
+        self.handle.borrow_many(pages, reader)
+    }
+
     /// Pins the bytes `range` of the file in memory, for I/O and DMA that outlive the call: they
     /// keep their addresses until the [`PinnedRange`] is dropped. Reads from the source what is not
     /// cached, in folios of up to 2 MiB where the range allows. [`PinnedRange`] has the guarantees.
@@ -192,8 +400,8 @@ impl File {
     ///   the call would wait for them in vain.
     /// - A page that several threads hold in turn may never have such a moment. Pin it before they
     ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
-    ///
-    /// With the feature `testing`, `Options::pin_in_place(true)` moves nothing before a pin.
+    /// - Where neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves
+    ///   nothing, for a price.
     ///
     /// # Cost
     /// For a cached folio that need not move: a lookup and one atomic addition, and one atomic
@@ -235,18 +443,18 @@ impl File {
 
     /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
     /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
-    /// range, up to a quarter of the budget. `DontNeed` drops it from the cache. The source gets
-    /// the hint as well.
+    /// range, up to a quarter of the budget, as [`prefetch`](Self::prefetch) does. `DontNeed` drops
+    /// it from the cache. The source gets the hint as well.
     ///
     /// # Errors
     /// [`Error::RangeReversed`] if the range ends before it begins; [`Error::Range`] if it ends
     /// above 2^63 - 1; [`Error::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
-        let pages = Self::pages(&range)?;
+        let pages = self.pages(&range)?;
         self.handle.core.check_owner()?;
         match hint {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
-            Hint::WillNeed => fill::will_need(&self.handle, pages),
+            Hint::WillNeed => many::will_need(&self.handle, pages),
             Hint::DontNeed => {
                 freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages);
             }
@@ -283,7 +491,7 @@ impl File {
     /// [`advise`](Self::advise); [`Error::Length`] if the source cannot report its length;
     /// [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
-        let pages = Self::pages(&range)?;
+        let pages = self.pages(&range)?;
         self.refresh_len()?;
         Ok(freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages))
     }
@@ -304,7 +512,7 @@ impl File {
     #[cfg(feature = "testing")]
     pub fn split(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
-        let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
+        let pages = self.pages(&range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
@@ -313,18 +521,19 @@ impl File {
     #[cfg(feature = "testing")]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
-        let pages = Self::pages(&range).ok().filter(|_| here).unwrap_or(0..0);
+        let pages = self.pages(&range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
     /// The pages that have a byte of `range`, those behind the end of the file included.
-    fn pages(range: &Range<u64>) -> Result<Range<u64>> {
+    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>> {
         let &Range { start, end } = range;
+        let path = || self.handle.mapping.path.clone();
         if start > end {
-            return Err(Error::RangeReversed { start, end });
+            return Err(Error::RangeReversed { path: path(), start, end });
         }
         if end > i64::MAX as u64 {
-            return Err(Error::Range { offset: start, bytes: end - start });
+            return Err(Error::Range { path: path(), offset: start, bytes: end - start });
         }
         if range.is_empty() {
             return Ok(0..0);

@@ -33,17 +33,28 @@ use pinfold_policy::Shadow;
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::frame::{Flags, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
+use crate::frame::{Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
-use crate::mapping::Mapping;
+use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
-use crate::source::{Extent, Request};
+use crate::source::{self, Extent, Request};
 use crate::stream::Plan;
 
+/// Who wants what is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// A thread that waits for the first folio, and for its memory.
+    Thread,
+    /// A future that waits for the first folio. It does not wait here for memory.
+    Future,
+    /// Nobody: it is read ahead.
+    Nobody,
+}
+
 /// The most folios of one request to the source.
-const FOLIOS_MAX: usize = 64;
+pub(crate) const FOLIOS_MAX: usize = 64;
 
 /// The most requests prepared before they are submitted: until then their memory is of no use to
 /// anyone.
@@ -51,7 +62,7 @@ const REQUESTS_MAX: usize = 8;
 
 /// A folio being filled: in the index, with a reference of the filler's.
 #[derive(Debug)]
-struct Filling {
+pub(crate) struct Filling {
     head: FrameNumber,
     page: u64,
     order: Order,
@@ -69,13 +80,13 @@ impl Filling {
 /// [`Batch::finish`] completes them. If an early return or a panic skips it, the drop completes
 /// them with an error: otherwise their readers would wait for ever.
 #[derive(Debug)]
-struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
+pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
-    /// A reader waits for it, so an error is left for all waiters. Otherwise an error only removes
-    /// the folios, and threads that waited read for themselves.
-    awaited: bool,
+    /// If somebody waits for it, an error is left for all waiters. Otherwise an error only removes
+    /// the folios, and those that waited read for themselves.
+    wanted: For,
 }
 
 impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
@@ -98,6 +109,28 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         self.folios.iter().map(extent).collect()
     }
 
+    /// Steps 3 to 5, in the calling thread; as [`Self::finish`].
+    pub(crate) fn read(self, keep_first: bool) {
+        let read = self.mapping.backing.read(self.offset(), &self.extents());
+        self.finish(read, keep_first);
+    }
+
+    /// How many folios it has.
+    pub(crate) fn folios(&self) -> usize {
+        self.folios.len()
+    }
+
+    /// The page behind its last one, unless it is empty.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.folios.back().map(Filling::end)
+    }
+
+    /// Adds a folio that begins where the last one ends.
+    pub(crate) fn push(&mut self, filling: Filling) {
+        debug_assert_eq!(self.end(), Some(filling.page));
+        self.folios.push_back(filling);
+    }
+
     /// Steps 4 and 5, with the result of the read. With `keep_first`, the caller takes over the
     /// filler's reference of the first folio.
     fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
@@ -109,6 +142,9 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
         // One shared cause for all waiters: an `io::Error` cannot be cloned.
         let read = read.map_err(Arc::new);
+        // One that was not even started is tried again by whoever waits.
+        let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
+        let told = self.wanted != For::Nobody && !refused;
         let mut keep = keep_first;
         // Each folio leaves the batch before it lands: if landing panics, the drop lands the
         // others.
@@ -129,7 +165,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                     cause: cause.clone(),
                 }),
             };
-            land(&self.core, &self.mapping, &filling, checked, self.awaited);
+            land(&self.core, &self.mapping, &filling, checked, told);
             if !std::mem::take(&mut keep) {
                 self.core.put(filling.head);
             }
@@ -137,12 +173,18 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
     }
 }
 
-impl Batch<&Core, &Mapping> {
+impl<'a> Batch<&'a Core, &'a Mapping> {
+    /// A batch of one folio so far, for which no reader waits in particular.
+    pub(crate) fn of(reader: &'a Handle, filling: Filling) -> Self {
+        let (core, mapping) = (&*reader.core, &*reader.mapping);
+        Batch { core, mapping, folios: VecDeque::from([filling]), wanted: For::Nobody }
+    }
+
     /// The same batch with owned handles, which outlives the call.
     fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         let folios = std::mem::take(&mut self.folios);
-        Batch { core, mapping, folios, awaited: self.awaited }
+        Batch { core, mapping, folios, wanted: self.wanted }
     }
 }
 
@@ -177,7 +219,6 @@ pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>
 /// See [`get`]; `plan` is called if something has to be read.
 fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
     reader.core.check_owner()?;
-    reader.core.counters.count(Event::Miss);
     // Ends: each turn that does not return was undone by an invalidation, or found the folio frozen
     // and then waited for the mapping's mutex.
     loop {
@@ -209,11 +250,21 @@ fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
 /// Waits for a folio that is being filled. `None`: it was dropped meanwhile.
 fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     let frame = held.frame();
-    let on_its_way = || frame.is_changing() && frame.identity().mapping != MAPPING_NONE;
-    if on_its_way() {
+    if is_on_its_way(frame) {
         core.counters.count(Event::Wait);
-        core.waiters.wait(held.head().0, || !on_its_way());
+        core.waiters.wait(held.head().0, || !is_on_its_way(frame));
     }
+    arrived(core, held)
+}
+
+/// Whether a folio that the caller holds is being filled: what there is to wait for.
+pub(crate) fn is_on_its_way(frame: &Frame) -> bool {
+    frame.is_changing() && frame.identity().mapping != MAPPING_NONE
+}
+
+/// What came of a folio that is not on its way any more. `None`: it was dropped meanwhile.
+pub(crate) fn arrived<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
+    let frame = held.frame();
     if !frame.is_changing() {
         return Ok(Some(held));
     }
@@ -226,16 +277,70 @@ fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
 /// Fills the folio of `page` and the rest of the plan; `None` if another thread was faster.
 fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
-    let batch = prepare(reader, page, plan.now_end, true)?;
+    let batch = prepare(reader, page, plan.now_end, For::Thread)?;
     let Some(head) = batch.folios.front().map(|first| first.head) else { return Ok(None) };
+    core.counters.count(Event::Miss);
     let after = batch.folios.back().map_or(page, Filling::end);
     if plan.ahead_end > after {
         start_ahead(reader, after, plan);
     }
-    let read = reader.mapping.backing.read(batch.offset(), &batch.extents());
-    batch.finish(read, true);
+    batch.read(true);
     // This reader gets the error of its own fill, even if no other thread waited.
     arrive(core, Held::adopt(core, head))
+}
+
+/// What a future gets of a page: see [`begin`].
+pub(crate) enum Begun<'a> {
+    /// The folio, up to date or on its way.
+    Held(Held<'a>),
+    /// There is no memory for it, or enough is on its way already.
+    NoMemory,
+    /// No worker takes the read at the moment.
+    NoWorker,
+}
+
+/// The same as [`get`] for a future, which waits for nothing here. `plan` stays with the future:
+/// it is made by the first call that has to read something.
+#[cold]
+#[inline(never)]
+pub(crate) fn begin<'a>(
+    reader: &'a Handle,
+    page: u64,
+    bytes: usize,
+    plan: &mut Option<Plan>,
+) -> Result<Begun<'a>> {
+    let core = &reader.core;
+    core.check_owner()?;
+    // Ends: as `get_as`.
+    loop {
+        if let Some(held) = find(reader, page)? {
+            return Ok(Begun::Held(held));
+        }
+        let plan = *plan
+            .get_or_insert_with(|| reader.stream.on_miss(page, bytes, reader.mapping.len_bytes()));
+        let batch = prepare(reader, page, plan.now_end, For::Future)?;
+        let Some(head) = batch.folios.front().map(|first| first.head) else {
+            if reader.mapping.index.lookup(page).is_some() {
+                continue; // another thread was faster
+            }
+            return Ok(Begun::NoMemory);
+        };
+        core.counters.count(Event::Miss);
+        let after = batch.folios.back().map_or(page, Filling::end);
+        // The future's own reference, beside that of the filler, which the request gives back.
+        core.frames.frame(head).count.get(1);
+        let held = Held::adopt(core, head);
+        let mut requests = vec![request(reader, batch).awaited()];
+        reader.mapping.backing.submit(&mut requests);
+        if let Some(refused) = requests.pop() {
+            refused.refuse();
+            return Ok(Begun::NoWorker);
+        }
+        if plan.ahead_end > after {
+            start_ahead(reader, after, plan);
+        }
+        return Ok(Begun::Held(held));
+    }
 }
 
 /// Called by a reader that meets a readahead mark.
@@ -255,17 +360,9 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     start_ahead(reader, page, plan);
 }
 
-/// Reads a range ahead on advice: at most a quarter of the cache.
-pub(crate) fn will_need(reader: &Handle, pages: std::ops::Range<u64>) {
-    let share = u64::from(reader.core.frames.frames() / 4);
-    let end = pages.end.min(pages.start.saturating_add(share));
-    let plan = reader.stream.on_will_need(end, reader.mapping.len_bytes());
-    start_ahead(reader, pages.start, plan);
-}
-
 /// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:
 /// no thread waits for it.
-fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
+pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     let mut requests = Vec::new();
     let mut page = from;
     // Ends: each turn advances `page`.
@@ -278,7 +375,7 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         // Up to a multiple of the window, so that it is one folio and not parts of two.
         let window = u64::from(plan.window_pages);
         let end = ((start / window + 1) * window).min(plan.ahead_end);
-        let Ok(batch) = prepare(reader, start, end, false) else { break };
+        let Ok(batch) = prepare(reader, start, end, For::Nobody) else { break };
         let Some(last) = batch.folios.back() else {
             if reader.mapping.index.lookup(start).is_none() {
                 break; // no memory is free
@@ -300,26 +397,40 @@ fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         }
     }
     reader.mapping.backing.submit(&mut requests);
-    // Requests that the engine does not take are dropped, which ends them like failed fills.
+    give_up(requests);
+}
+
+/// Ends requests of reads ahead that the engine did not take, like failed fills.
+pub(crate) fn give_up(requests: Vec<Request>) {
     if mutant::on(Mutant::ForgetUnsubmitted) {
-        std::mem::forget(requests);
+        return std::mem::forget(requests);
+    }
+    for request in requests {
+        request.refuse();
     }
 }
 
 /// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
-/// the index; the first has `page`. Empty if the index has `page` by now. With `urgent`, evicts for
-/// the first folio, or returns the error why it cannot.
-fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&Core, &Mapping>> {
+/// the index; the first has `page`. Empty if the index has `page` by now. For a thread, evicts for
+/// the first folio, or returns the error why it cannot; otherwise it is also empty if no memory is
+/// free.
+pub(crate) fn prepare(
+    reader: &Handle,
+    page: u64,
+    end: u64,
+    wanted: For,
+) -> Result<Batch<&Core, &Mapping>> {
     let (core, mapping) = (&*reader.core, &*reader.mapping);
-    let mut batch = Batch { core, mapping, folios: VecDeque::new(), awaited: urgent };
+    let mut batch = Batch { core, mapping, folios: VecDeque::new(), wanted };
     let mut at = page;
     while at < end && batch.folios.len() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
-        let needed = urgent && batch.folios.is_empty();
-        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way) {
+        let needed = wanted == For::Thread && batch.folios.is_empty();
+        if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way, 0) {
             break;
         }
-        let Some((head, order)) = reclaim::allocate(core, wish, needed)? else { break };
+        let got = reclaim::allocate(core, wish, needed).map_err(|why| why.of(mapping, at))?;
+        let Some((head, order)) = got else { break };
         match insert(reader, at, order, head, needed) {
             Ok(filling) => {
                 at = filling.end();
@@ -331,7 +442,7 @@ fn prepare(reader: &Handle, page: u64, end: u64, urgent: bool) -> Result<Batch<&
                 if order == Order::MIN || !batch.folios.is_empty() {
                     break;
                 }
-                return prepare(reader, page, page + 1, urgent);
+                return prepare(reader, page, page + 1, wanted);
             }
             Err(NotInserted::NoMemory(error)) => {
                 core.put(head);
@@ -359,22 +470,13 @@ fn insert(
     head: FrameNumber,
     needed: bool,
 ) -> std::result::Result<Filling, NotInserted> {
-    let (core, mapping) = (&reader.core, &reader.mapping);
-    let frame = core.frames.frame(head);
-    frame.set_identity(Identity { mapping: mapping.id, index: page, order });
+    let core = &reader.core;
+    name(reader, page, order, head);
     // Ends: each turn refills the node pool, or returns an error.
     let outcome = loop {
-        let mut changing = mapping.change();
-        let inserted = {
-            let mut writer = changing.writer(&core.nodes);
-            writer.insert(page, u32::from(order.get()), head, page)
-        };
-        match inserted {
-            Ok(inserted) => {
-                changing.folios_added(1);
-                frame.count.get(1);
-                break Ok(inserted.refault.map(Shadow::from_payload));
-            }
+        let mut changing = reader.mapping.change();
+        match insert_under_change(reader, &mut changing, page, order, head) {
+            Ok(filling) => break Ok(filling),
             Err(InsertError::Occupied(_)) => break Err(NotInserted::Occupied),
             Err(InsertError::NoNodes(short)) => {
                 drop(changing);
@@ -383,29 +485,105 @@ fn insert(
                 match reclaim::refill_nodes(core, short.wanted, needed) {
                     Ok(true) => {}
                     Ok(false) => break Err(NotInserted::NoMemory(None)),
-                    Err(error) => break Err(NotInserted::NoMemory(Some(error))),
+                    Err(why) => {
+                        break Err(NotInserted::NoMemory(Some(why.of(&reader.mapping, page))));
+                    }
                 }
             }
         }
     };
-    if outcome.is_err() {
-        frame.forget_identity();
-        // A reader with an old head may have taken a reference while the folio had this identity.
-        if !mutant::on(Mutant::OccupiedWakesNobody) {
-            core.waiters.wake(head.0);
+    match &outcome {
+        Ok(filling) => inserted(reader, filling),
+        Err(_) => not_inserted(core, head),
+    }
+    outcome
+}
+
+/// Step 2 for many folios under one hold of the mutex, as far as memory for the index is to be had
+/// at once: those that are in the index now. The others are given back.
+pub(crate) fn insert_all(
+    reader: &Handle,
+    folios: impl Iterator<Item = (u64, Order, FrameNumber)> + Clone,
+) -> Vec<Option<Filling>> {
+    let core = &reader.core;
+    for (page, order, head) in folios.clone() {
+        name(reader, page, order, head);
+    }
+    let mut nodes = true;
+    let mut changing = Some(reader.mapping.change());
+    let insert = |(page, order, head)| {
+        // Ends: each turn but the last refills the node pool.
+        while nodes {
+            let mutex = changing.get_or_insert_with(|| reader.mapping.change());
+            match insert_under_change(reader, mutex, page, order, head) {
+                Ok(filling) => return Some(filling),
+                Err(InsertError::Occupied(_)) => return None,
+                Err(InsertError::NoNodes(short)) => {
+                    changing = None;
+                    nodes = matches!(reclaim::refill_nodes(core, short.wanted, false), Ok(true));
+                }
+            }
+        }
+        None
+    };
+    let all: Vec<_> = folios.clone().map(insert).collect();
+    drop(changing);
+    for ((_, _, head), filling) in folios.zip(&all) {
+        if let Some(filling) = filling {
+            inserted(reader, filling);
+        } else {
+            not_inserted(core, head);
+            core.put(head);
         }
     }
-    let shadow = outcome?;
+    all
+}
+
+/// Gives the folio at `head`, which is in no index yet, the identity that it will have there.
+fn name(reader: &Handle, page: u64, order: Order, head: FrameNumber) {
+    let frame = reader.core.frames.frame(head);
+    frame.set_identity(Identity { mapping: reader.mapping.id, index: page, order });
+}
+
+/// Puts it there.
+fn insert_under_change(
+    reader: &Handle,
+    changing: &mut Changing<'_>,
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+) -> std::result::Result<Filling, InsertError> {
+    let core = &reader.core;
+    let inserted = {
+        let mut writer = changing.writer(&core.nodes);
+        writer.insert(page, u32::from(order.get()), head, page)?
+    };
+    changing.folios_added(1);
+    core.frames.frame(head).count.get(1);
+    Ok(Filling { head, page, order, shadow: inserted.refault.map(Shadow::from_payload) })
+}
+
+/// It is there.
+fn inserted(reader: &Handle, filling: &Filling) {
+    let core = &reader.core;
     if mutant::on(Mutant::EvenBeforeRead) {
-        frame.change_end();
+        core.frames.frame(filling.head).change_end();
     }
     core.counters.count(Event::FillStarted);
-    core.pressure.fill_begins(&mapping.on_its_way, order);
-    Ok(Filling { head, page, order, shadow })
+    core.pressure.fill_begins(&reader.mapping.on_its_way, filling.order);
+}
+
+/// It is not: there is another folio, or there is no memory. The reference stays the caller's.
+fn not_inserted(core: &Core, head: FrameNumber) {
+    core.frames.frame(head).forget_identity();
+    // A reader with an old head may have taken a reference while the folio had this identity.
+    if !mutant::on(Mutant::OccupiedWakesNobody) {
+        core.waiters.wake(head.0);
+    }
 }
 
 /// The request that fills `batch` asynchronously.
-fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
+pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
     let batch = batch.into_owned(reader);
     let offset = batch.offset();
     let extents = batch.extents();
@@ -417,6 +595,14 @@ fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request {
     let completion = move |read: io::Result<usize>| batch.finish(read, false);
     // SAFETY: as above, until the completion is called.
     unsafe { Request::read(offset, extents, Box::new(completion)) }
+}
+
+/// What a fill that ends with `error` counts as.
+fn failure(error: &Error) -> Event {
+    match error {
+        Error::Read { cause, .. } if source::is_refusal(cause) => Event::ReadaheadDropped,
+        _ => Event::FillError,
+    }
 }
 
 /// Step 4 for one folio, and the wake-up.
@@ -444,7 +630,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, 
             core.residency.insert(&core.frames, filling.head, filling.shadow);
         }
         Err(error) if wanted => {
-            core.counters.count(Event::FillError);
+            core.counters.count(failure(&error));
             if tell {
                 core.failures.remember(filling.head, frame, error);
             }
@@ -475,7 +661,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, 
 mod tests {
     use std::sync::Arc;
 
-    use super::prepare;
+    use super::{For, prepare};
     use crate::mutant::{self, Mutant};
     use crate::source::Memory;
     use crate::{Cache, Error, File, Options};
@@ -489,7 +675,7 @@ mod tests {
     #[test]
     fn a_batch_that_is_dropped_lands_with_an_error_for_all_who_wait() {
         let (cache, file) = file();
-        let batch = prepare(file.handle(), 1, 7, true).unwrap();
+        let batch = prepare(file.handle(), 1, 7, For::Thread).unwrap();
         let folios = batch.folios.len() as u64;
         assert!(folios > 1, "pages 1 to 6 are no folio");
         assert_eq!(cache.stats().fills_in_flight, folios);
@@ -516,7 +702,7 @@ mod tests {
     fn a_batch_that_is_forgotten_stays_on_its_way() {
         mutant::with(Some(Mutant::BatchForgotten), || {
             let (cache, file) = file();
-            drop(prepare(file.handle(), 1, 7, true).unwrap());
+            drop(prepare(file.handle(), 1, 7, For::Thread).unwrap());
             assert_ne!(cache.stats().fills_in_flight, 0, "the mutant does nothing");
         });
     }

@@ -1,9 +1,10 @@
-//! Finding a cached page: the two lookups that all ways in share.
+//! Finding a cached page: the lookups that all ways in share.
 //!
 //! | lookup | what the caller gets | called by |
 //! |---|---|---|
 //! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
 //! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | the slow path of each way in |
+//! | [`Handle::held_now`] | the same, to a cached folio only | the slow path of the calls that never wait |
 //!
 //! What follows is each way's own: copy, announce, count or pin, then validate the version.
 //!
@@ -195,12 +196,39 @@ impl Handle {
                 }
                 None => fill()?,
             };
-            if mark == Mark::Meet && held.frame().flags().contains(Flags::READAHEAD) {
-                fill::read_further(self, &held);
-            }
+            self.meet(mark, &held);
             if let Some(it) = done(held)? {
                 return Ok(it);
             }
+        }
+    }
+
+    /// Calls `done` with a reference to the folio that has `page`, if it is found up to date, and
+    /// returns its result. `None` if the page is absent, on its way, or just being changed; takes
+    /// no lock then.
+    #[inline(always)]
+    pub(crate) fn held_now<'a, T>(
+        &'a self,
+        page: u64,
+        (mark, counted): (Mark, bool),
+        done: impl FnOnce(Held<'a>) -> Option<T>,
+    ) -> Option<T> {
+        let held = self.core.hold(&self.mapping, page)?;
+        if held.frame().is_changing() {
+            return None;
+        }
+        if counted {
+            self.counters().count(Event::CountedHit);
+        }
+        self.meet(mark, &held);
+        done(held)
+    }
+
+    /// Starts the next readahead, if the folio has a mark that this reader shall meet.
+    #[inline(always)]
+    fn meet(&self, mark: Mark, held: &Held<'_>) {
+        if mark == Mark::Meet && held.frame().flags().contains(Flags::READAHEAD) {
+            fill::read_further(self, held);
         }
     }
 }

@@ -1,25 +1,210 @@
 //! A page cache that a program links: file pages in the program's own memory, under a budget.
 //!
-//! [`Cache`] holds the pages, [`File`] is a file read through it, and [`source::Source`] is
-//! anything else with bytes to be cached. A program gets at a page in one of these ways:
+//! ```
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("table.db");
+//! # std::fs::write(&path, vec![7; 100_000]).unwrap();
+//! use pinfold::{Cache, Options};
 //!
-//! | way | call | cost of a hit | the bytes |
+//! let cache = Cache::new(Options::new(64 << 20))?; // never takes more than 64 MiB for pages
+//! let file = cache.open(&path)?;
+//! let page = file.get(3)?; // bytes 12288 to 16383 of the file, in place
+//! assert_eq!(page[0], 7);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! [`Cache`] has the pages and the budget. [`File`] is a file or a block device read through it;
+//! all threads may share one. [`source::Source`] is anything else with bytes to be cached.
+//!
+//! # Words
+//!
+//! - A *page* has 4096 bytes. Pages of a file are counted from 0.
+//! - A *folio* is 1 to 512 pages, 4 KiB to 2 MiB, that follow each other in the file and in memory
+//!   and are cached as one. The cache chooses the size: what is read in order gets large ones.
+//! - A *hit* is a call that finds the page in the cache; a *miss* has to read it from the source.
+//! - A *guard* is a value that gives you a page's bytes in place, and keeps them there.
+//!
+//! # Which way in
+//!
+//! | you want | call | a hit costs | it keeps |
 //! |---|---|---|---|
-//! | copy | [`File::read_at`] | a lookup and the copy | a snapshot per folio |
-//! | borrow, within a thread | [`File::borrow`] | a lookup and a store to the thread's own line | never change under the guard |
-//! | borrow, across threads | [`File::get`] | a lookup and an atomic add | never change under the guard |
-//! | borrow without holding | [`File::optimistic`] | a lookup | copied, then validated |
-//! | pin, for I/O and DMA | [`File::pin`] | a lookup and an atomic add per folio | at fixed addresses |
+//! | some bytes, wherever they begin and end | [`File::read_at`] | a look-up and the copy | nothing |
+//! | to look at a page, on this thread | [`File::borrow`] | a look-up, and no store to shared memory | the page's folio |
+//! | to keep a page, or to send it to another thread | [`File::get`] | a look-up, an atomic addition and subtraction | the page's folio |
+//! | to keep a page in one struct with its file | [`FolioOf::get`] | the same, and a count of the file | the page's folio, the file |
+//! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is good | nothing |
+//! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio | all folios of the range |
+//! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same as for each, but what one waits for in memory, all wait for together | as for each |
+//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | as without `async`, once it is ready |
+//! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | as without `try` |
 //!
-//! A page has 4096 bytes. A folio is a power of two of pages, 4 KiB to 2 MiB, that are contiguous
-//! in the file and in memory and are cached as one.
+//! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the others
+//! take the number of a page.
 //!
-//! `borrow`, `get` and `optimistic` take the number of a page; `read_at` takes an offset in bytes,
-//! and `pin`, `advise` and `invalidate` take a range of bytes. Each call returns when the bytes are
-//! there: there is no asynchronous interface yet, but [`Hint::WillNeed`] only starts to read.
+//! There is no way yet to map a file into memory, or to write.
 //!
-//! The feature `testing` adds what only tests, benchmarks and comparisons need; each such item says
-//! so.
+//! ## Copy: `read_at`
+//!
+//! As pread(2). Nothing has to be given back, and a value may cross pages. The best way for a few
+//! hundred bytes or less.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("log", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+//! let mut record = [0; 64];
+//! assert_eq!(file.read_at(&mut record, 4090)?, 64); // across the end of a page
+//! assert_eq!(file.read_at(&mut record, 9_990)?, 10); // the file ends
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! ## Borrow: in place, on one thread
+//!
+//! The cheapest way to the bytes of a page. Each thread makes a [`Reader`] once, and keeps it.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("tree", std::sync::Arc::new(Memory::new(vec![1; 10_000])))?;
+//! let reader = cache.reader()?;
+//! let root = file.borrow(0, &reader)?;
+//! let child = file.borrow(u64::from(root[8]), &reader)?; // several at once: 16 are cheap
+//! assert_eq!(child.len(), 4096);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! ## Get: in place, for any thread
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("image", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+//! let page = file.get(1)?;
+//! std::thread::scope(|scope| {
+//!     scope.spawn(move || assert_eq!(page.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 28_672));
+//! });
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! This guard borrows the file. A struct that has both takes [`FolioOf`] instead; a guard that
+//! outlives all handles of the file is made by [`FolioRef::into_owned`].
+//!
+//! ## Optimistic: without holding
+//!
+//! Copy what you need of one page or of several, then ask whether all copies are of one moment. It
+//! suits short looks at pages that change hands often, and keeps nothing from being evicted.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("heads", std::sync::Arc::new(Memory::new(vec![7; 10_000])))?;
+//! let mut head = [0; 8];
+//! loop {
+//!     let page = file.optimistic(2)?;
+//!     page.read(16, &mut head);
+//!     if page.validate() {
+//!         break; // otherwise it was evicted or changed meanwhile: try again
+//!     }
+//! }
+//! assert_eq!(head, [7; 8]);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! ## Pin: addresses that stay
+//!
+//! For `writev`, for a ring's fixed buffers, for a device.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("film", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! let pinned = file.pin(10_000..50_000)?;
+//! let pieces: Vec<(*const u8, usize)> =
+//!     pinned.extents().map(|extent| (extent.address(), extent.len())).collect();
+//! assert_eq!(pieces.iter().map(|piece| piece.1).sum::<usize>(), 40_000);
+//! // ... hand the pieces to the system, and when it is done:
+//! drop(pinned);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! ## Many at once
+//!
+//! For pages that need not be neighbours, as of a graph's nodes: what is cached is looked up before
+//! any of it is waited for, and what is not is read at the same time. Results are in the order of
+//! the pages.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, ReadAt, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("graph", std::sync::Arc::new(Memory::new(vec![7; 1 << 20])))?;
+//! let nodes = file.get_many(&[19, 4, 200])?;
+//! assert!(nodes.iter().all(|node| node[0] == 7));
+//!
+//! let (mut one, mut other) = ([0; 64], [0; 64]);
+//! file.read_many(&mut [ReadAt::new(9_000, &mut one), ReadAt::new(70_000, &mut other)])?;
+//! assert_eq!((one, other), ([7; 64], [7; 64]));
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! ## Try: without waiting
+//!
+//! For a thread that has other work: `None` says that the page is not cached, and
+//! [`File::prefetch`] starts to read it.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("queue", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! if file.try_get(17)?.is_none() {
+//!     file.prefetch(&[17])?;
+//!     // ... something else meanwhile, and then:
+//!     assert_eq!(file.get(17)?[0], 7);
+//! }
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
+//! # What blocks
+//!
+//! | what | waits for |
+//! |---|---|
+//! | a hit, the end of a guard, a pin given back | nothing but, at times, a thread that changes the file's index; it does no I/O meanwhile |
+//! | a miss | the source. The cache sets no time limit: a source may ([`source::Source::deadline`] is for reading ahead) |
+//! | a miss of a page that another thread reads already | that read, and gets its error; but a read ahead that failed is repeated |
+//! | a miss without free memory | eviction. If nothing can be evicted, two seconds ([`Error::NoMemory`]); while other reads are under way, up to thirty since the last one ended |
+//! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
+//! | `try_read_at`, `try_get`, `try_borrow` | nothing; where reading ahead is to go on, as `prefetch` |
+//! | `prefetch`, `advise` | no read, they only start them; at times for a thread that changes the file's index |
+//! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
+//! | the drop of the last handle of a cache | the reads that are under way |
+//!
+//! Threads that wait sleep. No call waits for a guard, except where the table says so.
+//!
+//! # What a guard keeps in memory
+//!
+//! A guard and a pin keep the *whole folio* of their page: 4 KiB where pages are read at random, up
+//! to 2 MiB where a file was read in order. That memory is not evicted as long as they live. If
+//! guards and pins hold the whole budget, a miss fails with [`Error::NoMemory`], which says how many
+//! bytes are held; hits go on. So keep guards for as long as you look at the bytes, and copy what
+//! you keep for longer. [`Hint::Random`] on a handle makes it read single pages.
+//!
+//! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
+//! [`FolioRef::is_current`] says so.
+//!
+//! # What is readable beyond a page's end
+//!
+//! - A guard's slice ends with its page, and in the file's last page with the file. A page without
+//!   any byte of the file is an error ([`Error::BeyondEnd`]), while `read_at` then returns 0.
+//! - [`FolioRef::folio`] is the slice of the whole folio, so a value across two pages lies in it in
+//!   one piece if both pages are of one folio. That depends on how the file was read; `read_at`
+//!   copies the value in any case.
+//! - Behind these slices there is memory, but nothing is promised of it: it is another folio's, and
+//!   another thread may be storing to it. Code that reads whole vectors must not read past the
+//!   slice, unless it stays within the 4096 bytes of the page: those are there, and after the end
+//!   of the file they have no meaning.
+//!
+//! # Features
+//!
+//! `testing` adds what only tests, benchmarks and comparisons need; each such item says so.
 
 // Where tests live: what the public interface shows, in `crates/pinfold/tests`, made of what is in
 // `crates/pinfold-testing`; what needs internals, in a `tests` module beside the code; protocols,
@@ -47,10 +232,15 @@ mod fork;
 mod found;
 mod frame;
 mod freeze;
+pub mod futures;
 mod grants;
+mod guarded;
 mod handle;
 mod holders;
 mod index;
+#[cfg(not(loom))]
+mod kept;
+mod many;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
@@ -82,6 +272,10 @@ pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;
+#[cfg(not(loom))]
+pub use kept::{FolioOf, SharedFile};
+#[cfg(not(loom))]
+pub use many::ReadAt;
 #[cfg(feature = "testing")]
 pub use options::Reference;
 pub use options::{FileOptions, Options};

@@ -23,7 +23,7 @@ use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
-use crate::source::{Backing, Identity, Key, SharedSource, Truncated};
+use crate::source::{Backing, Identity, Key, SharedSource, Truncated, shared_bytes};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
@@ -95,6 +95,23 @@ impl Mapping {
         let bytes = self.len_bytes.load(Ordering::Acquire);
         mutant::pause();
         bytes
+    }
+
+    /// Bytes of what is kept for it outside of the arena, the directory apart, as for
+    /// [`Stats::files_bytes`](crate::Stats::files_bytes).
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        const TABLE: usize =
+            size_of::<Option<Arc<Mapping>>>() + size_of::<(Key, u32)>() + size_of::<(u64, u32)>();
+        let names = match &self.identity {
+            // Its key is in the table, too.
+            Some(Identity { key: Key::Object(key), version }) => {
+                2 * key.capacity() + version.as_ref().map_or(0, String::capacity)
+            }
+            _ => 0,
+        };
+        let own = shared_bytes(size_of::<Self>()) + self.path.capacity() + names + TABLE;
+        let of_system = matches!(self.identity, Some(Identity { key: Key::File(_), .. }));
+        (own + Backing::heap_bytes(of_system)) as u64
     }
 
     pub(crate) fn set_len_bytes(&self, bytes: u64) {

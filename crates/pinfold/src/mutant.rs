@@ -57,6 +57,14 @@ mutants! {
     /// An insert does not check whether there is a folio already.
     InsertBlindly,
 
+    // ---- of futures ----
+    /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.
+    LeaveUnlocked,
+    /// The reclaiming thread does not look after the futures that queue for memory.
+    QueueForgotten,
+    /// A future that is dropped after it was woken does not wake the next.
+    DropKeepsTurn,
+
     // ---- of the short read ----
     /// The version is not validated at the end.
     NoLastLook,
@@ -98,6 +106,8 @@ mutants! {
     AnnounceLate,
     /// A slot's last page is accepted whatever its version is by now.
     RecallBlindly,
+    /// The borrows of a batch have their fence before their announcements.
+    BatchFencedFirst,
     /// There is no fence between a reader's announcement and its validation.
     AnnounceUnfenced,
     /// The end of a borrow is stored without release.
@@ -157,6 +167,8 @@ mutants! {
     WakeUnlocked,
     /// A thread that waits for memory does not check again by itself.
     SleepUntilWoken,
+    /// A batch waits for memory although it has folios on their way.
+    GroupsWait,
     /// Reads that the source does not take are forgotten.
     ForgetUnsubmitted,
     /// A batch takes the mutexes in the order of its folios.
@@ -281,7 +293,7 @@ mod one_thread {
     }
 
     /// Switches `mutant` on for this thread while `body` runs.
-    pub(crate) fn with(mutant: Option<Mutant>, body: impl FnOnce()) {
+    pub(crate) fn with<T>(mutant: Option<Mutant>, body: impl FnOnce() -> T) -> T {
         struct Off;
         impl Drop for Off {
             fn drop(&mut self) {
@@ -290,7 +302,7 @@ mod one_thread {
         }
         let _off = Off;
         ON.with(|on| on.set(mutant));
-        body();
+        body()
     }
 
     pub(crate) fn on(mutant: Mutant) -> bool {

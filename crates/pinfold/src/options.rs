@@ -51,7 +51,8 @@ impl Options {
     /// the machine's memory: a larger one may end in swapping, or with the process killed. Outside
     /// of the budget are some 1.6 KiB for each file that is open or cached, 4 bytes for each 256
     /// KiB of its length (256 KiB at most, twice that if it has grown), 128 bytes for each handle,
-    /// 33 KiB of counters for each cache, its threads, and its `io_uring`.
+    /// 33 KiB of counters for each cache, its threads, and its `io_uring`. Of these,
+    /// [`Stats`](crate::Stats) tells the first two: `files_bytes` and `directories_bytes`.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,
@@ -82,7 +83,8 @@ impl Options {
     ///
     /// 2 MiB by default. At most 2 MiB and a 32nd of the budget: more counts as that. Rounded up to
     /// whole pages. Pieces begin with 64 KiB, or this if it is less, and double. 0 turns readahead
-    /// off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in single pages.
+    /// off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64
+    /// KiB.
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
@@ -130,9 +132,15 @@ impl Options {
         self
     }
 
-    /// Pins folios where they lie, instead of moving those below 2 MiB first. False by default.
-    /// Feature `testing`: for comparisons only.
-    #[cfg(feature = "testing")]
+    /// Pins folios where they lie, instead of moving those below 2 MiB first
+    /// ([`File::pin`](crate::File::pin), "Moving before pinning"). False by default.
+    ///
+    /// For programs that pin pages which other threads hold all the time, or that must not wait: no
+    /// pin then waits for holders, nor fails with [`Error::PinHeld`](crate::Error::PinHeld), and
+    /// none copies a folio. The price is memory in one piece: each pinned page keeps the 2 MiB
+    /// around it from becoming free as a whole, so folios stay smaller and whole runs are few as
+    /// long as the pins last. Pins that last no longer than an I/O cost little. The document
+    /// `docs/pin.md` has figures.
     #[must_use]
     pub fn pin_in_place(mut self, in_place: bool) -> Self {
         self.pin_in_place = in_place;

@@ -33,9 +33,9 @@ use crate::frame::{
 };
 use crate::handle::Handle;
 
-/// `bytes` bytes, all in one folio.
+/// So many bytes, all in one folio.
 #[derive(Clone, Copy)]
-struct Bytes(u64);
+pub(crate) struct Bytes(pub(crate) u64);
 
 impl Want for Bytes {
     #[inline(always)]
@@ -63,10 +63,24 @@ impl Handle {
             if self.short(buf, offset) {
                 return Ok(buf.len());
             }
-            return self.long(buf, offset);
+            return self.long(buf, offset, true);
         }
         self.counters().count(Event::EmptyRead);
-        self.long(buf, offset)
+        self.long(buf, offset, true)
+    }
+
+    /// As [`Self::read_at`], of what is cached at this moment; `None` if any of it is not.
+    #[inline(always)]
+    pub(crate) fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        if let Some(bytes) = NonZero::new(buf.len()) {
+            self.counters().shard().count_read(bytes);
+            if self.short(buf, offset) {
+                return Ok(Some(buf.len()));
+            }
+            return self.try_long(buf, offset);
+        }
+        self.counters().count(Event::EmptyRead);
+        self.try_long(buf, offset)
     }
 
     /// All of `buf`, without a reference. On failure counts the reason; `buf` is then unspecified.
@@ -77,8 +91,17 @@ impl Handle {
             return false;
         }
         let found = self.found_at(offset, Bytes(buf.len() as u64));
-        let Some(Found { frame, head, from, stamp, at, .. }) = found else { return false };
-        let from = predicted(from, at as usize, offset as usize & (PAGE_BYTES - 1));
+        let Some(found) = found else { return false };
+        let from = found.from;
+        let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
+        self.copy_found(found, from, buf)
+    }
+
+    /// Steps 4 and 5, of a folio that has `buf.len()` bytes from `from` on, where byte `found.at`
+    /// of it is.
+    #[inline(always)]
+    pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
+        let Found { frame, head, stamp, .. } = found;
         // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
         // (see the module's documentation) and may be read by racing loads; `buf` is the caller's
         // alone.
@@ -93,18 +116,15 @@ impl Handle {
         true
     }
 
-    /// In pieces, each of one folio.
+    /// In pieces, each of one folio. With `counted`, a folio that is present counts as a hit.
     #[cold]
     #[inline(never)]
-    pub(crate) fn long(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        let bytes = buf.len() as u64;
-        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::Range { offset, bytes });
-        }
+    pub(crate) fn long(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
+        self.check_range(buf, offset)?;
         let mut done = 0;
         // Ends: each turn copies at least a byte, or is the last.
         while done < buf.len() {
-            match self.piece(&mut buf[done..], offset + done as u64)? {
+            match self.piece(&mut buf[done..], offset + done as u64, counted)? {
                 0 => break,
                 copied => done += copied,
             }
@@ -112,10 +132,47 @@ impl Handle {
         Ok(done)
     }
 
+    /// # Errors
+    /// [`Error::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
+    pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
+        let bytes = buf.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Error::Range { path: self.mapping.path.clone(), offset, bytes });
+        }
+        Ok(())
+    }
+
+    /// As [`Self::long`], of what is cached at this moment.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn try_long(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
+        self.check_range(buf, offset)?;
+        let mut done = 0;
+        // Ends: each turn copies at least a byte, or is the last.
+        while done < buf.len() {
+            match self.try_piece(&mut buf[done..], offset + done as u64) {
+                None => return Ok(None),
+                Some(0) => break,
+                Some(copied) => done += copied,
+            }
+        }
+        Ok(Some(done))
+    }
+
+    /// As [`Self::piece`], if its page is cached at this moment.
+    fn try_piece(&self, buf: &mut [u8], offset: u64) -> Option<usize> {
+        if offset >= self.mapping.len_bytes() {
+            return Some(0);
+        }
+        self.held_now(offset >> PAGE_SHIFT, (Mark::Meet, true), |held| {
+            Some(self.copy_held(&held, buf, offset))
+        })
+    }
+
     /// Copies the part of `buf` that is in the folio at `offset`, under a reference; 0 at the end
     /// of the file.
     #[inline(always)]
-    fn piece(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+    fn piece(&self, buf: &mut [u8], offset: u64, counted: bool) -> Result<usize> {
         if offset >= self.mapping.len_bytes() {
             return Ok(0);
         }
@@ -125,7 +182,7 @@ impl Handle {
         let wanted = (offset as usize & (PAGE_BYTES - 1)) + buf.len();
         self.held(
             page,
-            (Mark::Meet, true),
+            (Mark::Meet, counted),
             || fill::get(self, page, wanted),
             |held| Ok(Some(self.copy_held(&held, buf, offset))),
         )

@@ -43,7 +43,7 @@ sizes! {
     DIRECTORY_BLOCKS_MAX: u64 = 1 << 16, loom 1, shuttle 1 << 16;
 
     /// Folios that one reader can borrow at once without a counted reference.
-    SLOTS: usize = 8, loom 1, shuttle 2;
+    SLOTS: usize = 16, loom 1, shuttle 2;
 
     /// Readers' records that are allocated at a time.
     RECORDS_CHUNK: usize = 64, loom 2, shuttle 8;

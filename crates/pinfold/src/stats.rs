@@ -11,11 +11,14 @@ pub use crate::counters::READ_SIZE_BUCKETS;
 ///
 /// | call | a hit counts in | a page that is not up to date counts in |
 /// |---|---|---|
-/// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` |
-/// | [`File::get`](crate::File::get) | `counted_hits` | `misses` |
-/// | [`File::borrow`](crate::File::borrow) | nothing | `misses` |
-/// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` |
-/// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` |
+/// | [`File::read_at`](crate::File::read_at) | `reads`, and `short_reads` or `counted_hits` | `misses` or `waits` |
+/// | [`File::get`](crate::File::get), [`FolioOf::get`](crate::FolioOf::get) | `counted_hits` | `misses` or `waits` |
+/// | [`File::borrow`](crate::File::borrow) | nothing | `misses` or `waits` |
+/// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
+/// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
+///
+/// Calls for many pages count each of them. Of a call that never waits, a hit counts as above; one
+/// of `try_read_at` that is none counts in `reads` and `fallbacks`.
 ///
 /// So no hit rate of borrows, optimistic reads or pins can be computed from them. Where more than
 /// 64 threads count at a time, some counts may be lost.
@@ -35,18 +38,23 @@ pub struct Stats {
     /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` that
     /// needs a second look counts here, too.
     pub counted_hits: u64,
-    /// Folios that a call wanted and that were not up to date in the cache.
+    /// Folios that a call wanted, and that it began to read: they were neither cached nor on their
+    /// way.
     pub misses: u64,
-    /// Misses that waited for a fill already in flight.
+    /// Times a call waited for a folio that was on its way: begun by another thread, ahead of a
+    /// reader, by [`File::prefetch`](crate::File::prefetch), or by the call itself with others of
+    /// its batch.
     pub waits: u64,
     /// Folios that the cache began to read ahead of a reader, or for a
-    /// [`Hint::WillNeed`](crate::Hint::WillNeed).
+    /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
     pub readahead: u64,
+    /// Folios that were to be read ahead and were not, because as many reads were under way as may
+    /// be. No source has seen them; a reader that wants one reads it.
+    pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
     /// Folios whose fill failed. One call of a source may fill many folios, so this is not the
-    /// number of failed calls, which [`sources`](Self::sources) has. Folios that were to be read
-    /// ahead, and were not because too much was under way, count as well.
+    /// number of failed calls, which [`sources`](Self::sources) has.
     pub fill_errors: u64,
     /// Folios evicted.
     pub evictions: u64,
@@ -77,6 +85,11 @@ pub struct Stats {
     /// Bytes of the files' directories, which, like file names, are outside the budget: 4 bytes per
     /// 256 KiB of a file, at most 256 KiB per file (twice that if the file has grown).
     pub directories_bytes: u64,
+    /// Bytes of what else is kept for each file, outside the budget too: names, locks, and above
+    /// all the counters in [`sources`](Self::sources). About 1.6 KiB for each of
+    /// [`files`](Self::files). Computed from the sizes of its parts: what the program's allocator
+    /// adds is not in it, nor are sources that the program implements.
+    pub files_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,
     /// Whether the system accepted the request to back the cache with huge pages.

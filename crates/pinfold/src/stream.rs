@@ -100,10 +100,13 @@ impl Stream {
         Plan { now_end: page, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
-    /// All pages before `end`, as far as the file goes.
-    pub(crate) fn on_will_need(&self, end: u64, file_bytes: u64) -> Plan {
-        let window_pages = self.window_max_pages.max(1);
-        Plan { now_end: 0, ahead_end: end.min(file_pages(file_bytes)), window_pages, mark: false }
+    /// The most pages of a read that the program asks for ahead: the largest window, or the first
+    /// one if readahead is off.
+    pub(crate) fn window_pages(&self) -> u64 {
+        match self.window_max_pages {
+            0 => pages_of(WINDOW_MIN_BYTES),
+            most => most.into(),
+        }
     }
 
     fn grown(&self, window_pages: u32) -> u32 {
@@ -169,12 +172,6 @@ mod tests {
         assert!(stream.on_mark(24, FILE).ahead_end > 24, "a run, by now");
         stream.advise(Hint::Random);
         assert_eq!(stream.on_mark(25, FILE).ahead_end, 25);
-    }
-
-    #[test]
-    fn what_will_be_needed_ends_with_the_file() {
-        let stream = Stream::new(2 << 20);
-        assert_eq!(stream.on_will_need(1 << 51, 5 * 4096 + 1).ahead_end, 6);
     }
 
     #[test]

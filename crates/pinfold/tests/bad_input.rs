@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use pinfold::source::{Memory, Preference, Source};
+use pinfold::source::{Access, Memory, Preference, Source, open_file};
 use pinfold::{
     BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Borrowed, Cache, Error, File, FileOptions, FolioRef, Hint,
     Optimistic, Options, PinnedExtent, PinnedRange, Reader,
@@ -91,6 +91,99 @@ fn a_character_device_is_called_one() {
         refused(Path::new("/dev/zero")),
         "cannot open /dev/zero: it is a character device, not a file or a block device"
     );
+}
+
+/// What has a length, and content of another, looks empty or cut short.
+#[test]
+fn a_file_that_is_made_when_it_is_read_is_refused_with_what_to_do_instead() {
+    // Of no length; of one that is not its own; and one whose reader waits for the kernel to speak.
+    for (path, told) in [
+        ("/proc/self/status", 0),
+        ("/sys/kernel/mm/transparent_hugepage/enabled", 4096),
+        ("/proc/kmsg", 0),
+        ("/proc/self/cgroup", 0),
+    ] {
+        if let Err(why) = std::fs::File::open(path) {
+            assert_ne!(path, "/proc/self/status", "{why}");
+            eprintln!("not tested: {path}: {why}");
+            continue;
+        }
+        let expected = format!(
+            "cannot open {path}: its file system makes its content when it is read, and does not \
+             know the length (it reports {told} bytes); read it with std::fs::read instead"
+        );
+        for preference in [Preference::Auto, Preference::Direct, Preference::Buffered] {
+            let options = FileOptions::default().preference(preference);
+            let error = cache().open_with(path, options).unwrap_err();
+            assert_eq!((error.code(), error.to_string()), ("open", expected.clone()));
+        }
+        let error = open_file(path, Access::Read, Preference::Auto).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+    // What it says to do.
+    let content = std::fs::read("/proc/self/status").unwrap();
+    let file = cache().attach("status", Arc::new(Memory::new(content))).unwrap();
+    assert_eq!(&file.get(0).unwrap()[..5], b"Name:");
+}
+
+/// What only lies where such files do may have a length all the same.
+#[test]
+fn a_file_of_sysfs_that_has_the_length_it_reports_is_read() {
+    let path = "/sys/kernel/notes";
+    let Ok(content) = std::fs::read(path) else {
+        eprintln!("not tested: no {path}");
+        return;
+    };
+    assert!(!content.is_empty());
+    let file = cache().open(path).unwrap();
+    assert_eq!(file.len(), content.len() as u64);
+    assert_eq!(*file.get(0).unwrap(), content[..content.len().min(4096)]);
+}
+
+#[test]
+fn an_empty_file_is_legal_and_may_grow() {
+    let dir = dir();
+    let path = dir.path().join("empty");
+    std::fs::write(&path, "").unwrap();
+    for preference in [Preference::Auto, Preference::Buffered] {
+        let cache = cache();
+        let file = cache.open_with(&path, FileOptions::default().preference(preference)).unwrap();
+        assert_eq!((file.len(), file.read_at(&mut [0; 8], 0).unwrap()), (0, 0));
+        let error = file.get(0).unwrap_err().to_string();
+        assert_eq!(error, format!("no page 0 in {}: it has 0 bytes", path.display()));
+        std::fs::write(&path, "more").unwrap();
+        file.invalidate(0..0).unwrap();
+        assert_eq!(*file.get(0).unwrap(), *b"more");
+        std::fs::write(&path, "").unwrap();
+    }
+}
+
+/// Opened by another program at that moment, a file may be written to between two looks at it.
+#[test]
+fn a_file_that_grows_from_nothing_while_it_is_opened_is_no_made_up_one() {
+    let dir = dir();
+    let path = dir.path().join("log");
+    let cache = cache();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                std::fs::write(&path, "").unwrap();
+                std::fs::write(&path, "line\n").unwrap();
+                std::fs::remove_file(&path).unwrap();
+            }
+        });
+        for _ in 0..2000 {
+            match cache.open(&path) {
+                Ok(file) => assert!(file.len() <= 5),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(text.contains("No such file"), "{text}");
+                }
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
@@ -256,7 +349,9 @@ fn reads_beyond_the_largest_offset_are_errors() {
         let error = file.read_at(&mut vec![0; bytes], offset).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("{bytes} bytes at {offset} end beyond the largest file offset, 2^63 - 1")
+            format!(
+                "{bytes} bytes at {offset} of file end beyond the largest file offset, 2^63 - 1"
+            )
         );
     }
     // As far as it goes, there is merely nothing.
@@ -279,10 +374,12 @@ fn ranges_that_are_none_are_errors() {
             let text = result.unwrap_err().to_string();
             let std::ops::Range { start, end } = range;
             let expected = if start > end {
-                format!("the range from {start} to {end} ends before it begins")
+                format!("the range from {start} to {end} of file ends before it begins")
             } else {
                 let bytes = end - start;
-                format!("{bytes} bytes at {start} end beyond the largest file offset, 2^63 - 1")
+                format!(
+                    "{bytes} bytes at {start} of file end beyond the largest file offset, 2^63 - 1"
+                )
             };
             assert_eq!(text, expected);
         }
@@ -684,11 +781,16 @@ fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
             Err(error) => break error,
         }
     };
-    let Error::NoMemory { budget_bytes, held_bytes, .. } = error else { panic!("{error:?}") };
-    assert_eq!(budget_bytes, BUDGET_MIN_BYTES);
+    let Error::NoMemory { budget_bytes, held_bytes, offset, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!((budget_bytes, offset), (BUDGET_MIN_BYTES, 8192 * held.len() as u64));
     assert!(held_bytes > BUDGET_MIN_BYTES / 2, "{error}");
     let text = error.to_string();
-    assert!(text.starts_with("no memory for 4096 bytes in a budget of 1048576: 0 are pinned"));
+    let begin = format!(
+        "cannot read slow at {offset}: no memory for 4096 bytes in a budget of 1048576: 0 are pinned"
+    );
+    assert!(text.starts_with(&begin), "{text}");
     assert!(text.contains("held by readers"), "{text}");
     drop(held);
     let mut buf = [0; 64];
@@ -749,6 +851,10 @@ fn after_a_panic_that_was_caught_all_is_as_before() {
     let panic = panic.unwrap_err();
     assert!(panic.downcast_ref::<String>().unwrap().starts_with("28192 of"));
     assert_eq!(cache.stats().pinned_bytes, 0);
+    // Ends: a read ahead takes no time.
+    while cache.stats().fills_in_flight > 0 {
+        thread::yield_now();
+    }
     // Nothing holds any of it: all of it is dropped and given back.
     file.invalidate(0..100_000).unwrap();
     let stats = cache.stats();

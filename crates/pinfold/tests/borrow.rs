@@ -15,7 +15,7 @@ use support::{PAGE, Subject};
 /// An even number of pages, so that the last two are one folio.
 const BYTES: usize = 1_004_000;
 /// Borrows of one reader that need no count.
-const SLOTS: u64 = 8;
+const SLOTS: u64 = 16;
 
 fn subject_with(options: Options) -> Subject {
     Subject::new(options, Pattern::new(71, 0), BYTES)

@@ -361,3 +361,54 @@ fn folios_of_a_scan_stay_large() {
         last = stats;
     }
 }
+
+/// Sevens; reads stop until it is opened.
+#[derive(Debug, Default)]
+struct Shut {
+    open: std::sync::Mutex<bool>,
+    opened: std::sync::Condvar,
+}
+
+impl Source for Shut {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        drop(self.opened.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+        buf.fill(7);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(4096 * PAGE)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "shut".into()
+    }
+}
+
+#[test]
+fn what_is_not_read_ahead_for_want_of_room_is_no_failed_fill() {
+    in_time(|| {
+        // Single pages, so that there are more requests than a source may have.
+        let cache = Cache::new(Options::new(16 << 20).readahead_max_bytes(4096)).unwrap();
+        let source = Arc::new(Shut::default());
+        let file = cache.attach("shut", source.clone()).unwrap();
+        file.advise(0..1000 * PAGE, Hint::WillNeed).unwrap();
+        let stats = cache.stats();
+        *source.open.lock().unwrap() = true;
+        source.opened.notify_all();
+        // Ends: the source answers now.
+        while cache.stats().fills_in_flight > 0 {
+            std::thread::yield_now();
+        }
+        assert!(stats.readahead_dropped > 0, "there was room for all: {stats:?}");
+        assert_eq!(cache.stats().fill_errors, 0);
+        let (_, counted) = cache.stats().sources.pop().unwrap();
+        assert_eq!(counted.read_ahead.errors, 0);
+        assert_eq!(counted.read_ahead.calls, stats.readahead, "a page each");
+        assert_eq!(cache.stats().readahead_dropped, stats.readahead_dropped);
+        // A reader that wants what was dropped reads it.
+        let mut buf = [0; 8];
+        for page in 0..200 {
+            assert_eq!(file.read_at(&mut buf, page * PAGE).unwrap(), 8);
+            assert_eq!(buf, [7; 8]);
+        }
+    });
+}

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
-use pinfold::{Cache, Error, File, Hint, Options};
+use pinfold::{Cache, Error, File, Hint, Options, ReadAt, Reader};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
@@ -157,6 +157,47 @@ fn marks_keep_nothing_from_a_child(marked: &File) {
     }
 }
 
+/// Pages 0 to 7 are cached, page 40 is on its way in the parent, and page 20 is absent. Whoever asks
+/// only for what is cached is told what is.
+fn batches_and_tries_in_a_child(file: &File, reader: &Reader, pattern: &Pattern) {
+    let mut buf = [0; 8];
+    pattern.check(4 * PAGE, &file.borrow(4, reader).unwrap()).unwrap();
+    assert_eq!(file.try_read_at(&mut buf, 2 * PAGE - 4).unwrap(), Some(8));
+    pattern.check(2 * PAGE - 4, &buf).unwrap();
+    pattern.check(3 * PAGE, &file.try_get(3).unwrap().unwrap()).unwrap();
+    pattern.check(4 * PAGE, &file.try_borrow(4, reader).unwrap().unwrap()).unwrap();
+    for page in [20, 40] {
+        assert_eq!(file.try_read_at(&mut buf, page * PAGE).unwrap(), None);
+        assert!(file.try_get(page).unwrap().is_none());
+        assert!(file.try_borrow(page, reader).unwrap().is_none());
+    }
+
+    let pages = [5, 1, 5];
+    for (page, got) in pages.iter().zip(&file.get_many(&pages).unwrap()) {
+        pattern.check(page * PAGE, got).unwrap();
+    }
+    for (page, got) in pages.iter().zip(&file.borrow_many(&pages, reader).unwrap()) {
+        pattern.check(page * PAGE, got).unwrap();
+    }
+    is_forked(file.get_many(&[1, 20]).map(drop));
+    is_forked(file.get_many(&[40, 1]).map(drop));
+    is_forked(file.borrow_many(&[1, 20, 40], reader).map(drop));
+    is_forked(file.prefetch(&[1]));
+    let mut bufs = [[0; 8]; 4];
+    let offsets = [20 * PAGE, 6 * PAGE, 40 * PAGE, 3 * PAGE - 4];
+    let mut reads: Vec<_> =
+        bufs.iter_mut().zip(offsets).map(|(buf, offset)| ReadAt::new(offset, buf)).collect();
+    is_forked(file.read_many(&mut reads));
+    for (n, read) in reads.into_iter().enumerate() {
+        if n % 2 == 0 {
+            is_forked(read.result);
+        } else {
+            assert_eq!(read.result.unwrap(), 8);
+            pattern.check(read.offset, read.buf).unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_child_reads_what_is_cached_and_never_hangs() {
     let pattern = Pattern::new(9, 0);
@@ -222,7 +263,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 assert_eq!(file.read_at(&mut buf, PAGE).unwrap(), buf.len());
                 pattern.check(PAGE, &buf).unwrap();
                 pattern.check(3 * PAGE, &file.get(3).unwrap()).unwrap();
-                pattern.check(4 * PAGE, &file.borrow(4, &reader).unwrap()).unwrap();
+                batches_and_tries_in_a_child(&file, &reader, &pattern);
                 marks_keep_nothing_from_a_child(&marked);
                 pattern.check(0, &owned).unwrap();
                 pinned.copy_to(&mut buf, 2 * PAGE).unwrap();

@@ -2,11 +2,12 @@
 
 mod support;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
 use pinfold::source::{Memory, Source};
-use pinfold::{BUDGET_MIN_BYTES, Error, FolioRef, Hint, Options};
+use pinfold::{BUDGET_MIN_BYTES, Cache, Error, File, FolioOf, FolioRef, Hint, Options, SharedFile};
 use pinfold_testing::pattern::Pattern;
 use support::{PAGE, Subject};
 
@@ -170,4 +171,88 @@ fn too_many_references_are_an_error_and_not_a_panic() {
     assert_eq!(error.to_string(), "too many references to the folio of page 0 of file");
     held.truncate(1);
     subject.check(0, &subject.file.get(0).unwrap());
+}
+
+// ---- guards that own a share of their file ----
+
+/// A file and pages of it in one struct, which can be moved.
+struct Shelf<F: SharedFile> {
+    file: F,
+    pages: Vec<(u64, FolioOf<F>)>,
+}
+
+impl<F: SharedFile> Shelf<F> {
+    fn of(file: F, pages: impl IntoIterator<Item = u64>) -> Self {
+        let get = |page| (page, FolioOf::get(&file, page).unwrap());
+        let pages = pages.into_iter().map(get).collect();
+        Shelf { file, pages }
+    }
+
+    fn check(&self, subject: &Subject) {
+        for (page, bytes) in &self.pages {
+            subject.check(*page, bytes);
+            subject.pattern.check(bytes.folio_offset(), bytes.folio()).unwrap();
+            assert_eq!(bytes.file().len(), self.file.len());
+        }
+    }
+}
+
+#[test]
+fn guards_and_their_file_are_kept_in_one_struct() {
+    let subject = subject(1 << 20);
+    let file = subject.file.clone();
+    file.advise(0..0, Hint::Random).unwrap();
+    let shelf = Shelf::of(Rc::new(file), (0..40).map(|n| n * 6));
+    let moved = Box::new(shelf);
+    subject.crowd();
+    moved.check(&subject);
+    assert!(moved.pages.iter().all(|(_, page)| page.is_current()));
+    // They keep the bytes that they were made with.
+    subject.memory.write_at(0, &[0; 64]).unwrap();
+    subject.file.invalidate(0..1 << 30).unwrap();
+    moved.check(&subject);
+    assert!(moved.pages.iter().all(|(_, page)| !page.is_current()));
+    let copies: Vec<_> = moved.pages.iter().map(|(_, page)| page.clone()).collect();
+    drop(moved);
+    subject.check(6, &copies[1]);
+    drop(copies);
+    // Nothing holds any of it any more, and the crowd has left with its handle.
+    assert_eq!(subject.cache.stats().resident_bytes, 0);
+}
+
+#[test]
+fn guards_that_share_an_arc_go_to_other_threads_with_their_file() {
+    let subject = subject(8 << 20);
+    let file = subject.file.clone();
+    file.advise(0..0, Hint::Random).unwrap();
+    let shelf = Shelf::of(Arc::new(file), 0..8);
+    thread::scope(|scope| {
+        let subject = &subject;
+        scope.spawn(move || shelf.check(subject));
+    });
+    subject.file.invalidate(0..1 << 30).unwrap();
+    assert_eq!(subject.cache.stats().resident_bytes, 0, "all references were given back");
+}
+
+/// The guard's share is a handle like any other: the pages of a file without a name go with it.
+#[test]
+fn a_guard_keeps_its_file_open_and_the_cache_alive() {
+    let subject = subject(8 << 20);
+    let Subject { cache, file, pattern, .. } = subject;
+    file.advise(0..0, Hint::Random).unwrap();
+    let file = Rc::new(file);
+    let page = FolioOf::get(&file, 3).unwrap();
+    drop(file);
+    assert_eq!(cache.stats().files, 1);
+    let other = page.clone();
+    drop(page);
+    assert_eq!(cache.stats().files, 1);
+    drop(other);
+    assert_eq!((cache.stats().files, cache.stats().resident_bytes), (0, 0));
+
+    let file: File = cache.attach("again", Arc::new(Memory::new(pattern.to_vec(BYTES)))).unwrap();
+    let page = FolioOf::get(&Arc::new(file), 3).unwrap();
+    drop::<Cache>(cache);
+    pattern.check(3 * PAGE as u64, &page).unwrap();
+    assert!(matches!(FolioOf::get(page.file(), 1 << 40), Err(Error::BeyondEnd { .. })));
 }

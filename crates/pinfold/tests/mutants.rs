@@ -65,6 +65,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("admit-blindly", "nobody here adds up what guards keep; the models see it"),
     ("announce-late", "the window is a few instructions wide, and the models see it"),
     ("announce-unfenced", "membarrier(2) is the fence"),
+    ("batch-fenced-first", "membarrier(2) is the fence"),
+    ("groups-wait", "somebody always frees something; the models see it"),
     ("clear-relaxed", "x86-64 reorders no stores"),
     ("batch-forgotten", "nobody here gives a read up; the tests of `fill` see it"),
     ("collect-unfenced", "nobody takes membarrier(2) away; the registry's tests see it"),

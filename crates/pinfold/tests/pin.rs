@@ -234,7 +234,7 @@ fn more_than_can_be_pinned_is_refused_with_what_can_be_and_that_works() {
         let cache = cache_of(budget);
         let (file, pattern) = file(&cache, 2 * budget);
         let error = file.pin(1..budget).unwrap_err();
-        let Error::PinTooLarge { asked_bytes, most_bytes, budget_bytes } = error else {
+        let Error::PinTooLarge { asked_bytes, most_bytes, budget_bytes, .. } = error else {
             panic!("{error:?}")
         };
         assert_eq!((asked_bytes, budget_bytes), (budget, budget));
@@ -243,6 +243,8 @@ fn more_than_can_be_pinned_is_refused_with_what_can_be_and_that_works() {
             error.to_string().ends_with(&format!("at most {most_bytes} can be pinned")),
             "{error}"
         );
+        let begin = format!("cannot pin bytes 1 to {budget} of file at once: their pages have");
+        assert!(error.to_string().starts_with(&begin), "{error}");
         assert!(file.pin(0..most_bytes + 1).is_err());
         let pinned = file.pin(0..most_bytes).unwrap();
         check(&pinned, pattern, 0..most_bytes);
@@ -290,7 +292,7 @@ fn parts_that_are_not_there_are_refused_and_nothing_changes() {
     let mut pinned = file.pin(10_000..20_000).unwrap();
     assert_eq!(
         pinned.split_off(9_999).unwrap_err().to_string(),
-        "byte 9999 is outside of what is pinned, 10000 to 20000"
+        "byte 9999 of file is outside of what is pinned, 10000 to 20000"
     );
     assert!(pinned.split_off(20_001).is_err());
     assert!(pinned.unpin_front(10_001).is_err() && pinned.unpin_front(u64::MAX).is_err());
@@ -300,6 +302,13 @@ fn parts_that_are_not_there_are_refused_and_nothing_changes() {
     }
     pinned.copy_to(&mut [], 20_000).unwrap();
     check(&pinned, pattern, 10_000..20_000);
+    // The range does not keep its file's name: once the file has dropped the pages, nobody knows it,
+    // though another file may have its number by now.
+    file.invalidate(0..100_000).unwrap();
+    drop(file);
+    let _other = cache.attach("other", Arc::new(Memory::new(vec![7; 100_000]))).unwrap();
+    let error = pinned.split_off(9_999).unwrap_err();
+    assert!(matches!(error, Error::OutsidePin { path: None, .. }), "{error:?}");
 }
 
 #[test]
@@ -318,11 +327,15 @@ fn a_folio_with_as_many_pins_as_can_be_counted_takes_no_more() {
     // 2^22 - 1 pages.
     assert_eq!(pins.len(), 8191);
     assert!(matches!(error, Error::TooManyPins { most_pages: 4_194_303, .. }), "{error:?}");
-    assert!(error.to_string().contains("4194303"), "{error}");
+    let text = "cannot pin the page at 0 of file: 4194303 pages of its folio are pinned, the most \
+                that can be counted";
+    assert_eq!(error.to_string(), text);
     // The last few pages still fit, and a cut inside a page needs one more.
     let rest: Vec<_> = (0..511).map(|n| file.pin(n * PAGE..(n + 1) * PAGE).unwrap()).collect();
     let mut cut = pins.pop().unwrap();
-    assert!(matches!(cut.split_off(100).unwrap_err(), Error::TooManyPins { .. }));
+    let error = cut.split_off(100).unwrap_err();
+    assert!(error.to_string().starts_with("cannot pin the page at 100 of file: "), "{error}");
+    assert!(matches!(error, Error::TooManyPins { .. }));
     check(&cut, pattern, 0..2 * MIB);
     drop(rest);
     let back = cut.split_off(100).unwrap();
@@ -463,6 +476,30 @@ fn a_folio_that_has_to_move_takes_its_readers_along() {
         }
     });
     assert!(cache.stats().pin_migrations > 10, "{:?}", cache.stats());
+}
+
+/// Threads hold a page in turn, so that it is never free.
+#[test]
+fn a_page_that_is_always_held_is_pinned_where_it_lies_if_the_cache_may() {
+    for in_place in [false, true] {
+        let cache = Cache::new(Options::new(16 * MIB).pin_in_place(in_place)).unwrap();
+        let (file, pattern) = file(&cache, 8 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        let held = file.get(2).unwrap();
+        let address = held.as_ptr();
+        match file.pin(2 * PAGE..3 * PAGE) {
+            Ok(pinned) => {
+                assert!(in_place);
+                assert_eq!(pinned.extents().next().unwrap().address(), address);
+                check(&pinned, pattern, 2 * PAGE..3 * PAGE);
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::PinHeld { .. }), "{error:?}");
+                assert!(!in_place, "{error}");
+            }
+        }
+        assert_eq!(cache.stats().pin_migrations, 0);
+    }
 }
 
 // ---- the holders of pins ----

@@ -17,7 +17,7 @@ use super::watch::{Desk, Doing};
 
 const PAGE: u64 = 4096;
 /// Guards that one thread keeps at once, of pages beside each other: more than it has slots.
-const GUARDS_MAX: usize = 11;
+const GUARDS_MAX: usize = 19;
 /// Pages that they are of: few folios, as what is held cannot be evicted.
 const PAGES_MAX: u64 = 4;
 /// Guards that are kept from one burst to the next, and dropped by another thread.
@@ -87,6 +87,9 @@ impl Holder<'_> {
     /// Takes guards, looks at each, and at all of them again before they go.
     fn burst(&mut self, subject: &Subject, file: &File, reader: &Reader) -> Checked {
         let borrows = self.rng.bool();
+        if self.rng.u32(0..4) == 0 {
+            return self.batch(subject, file, reader, borrows);
+        }
         let doing = if borrows { Doing::Borrow } else { Doing::Hold };
         let near = self.shared.watch.spot(subject.number).min(subject.bytes - 1) / PAGE;
         let first =
@@ -119,6 +122,45 @@ impl Holder<'_> {
         }
         self.shared.watch.count(doing, guards.len() as u64);
         for (guard, copy) in guards {
+            self.unchanged(&subject.name, &guard, &copy)?;
+            self.end(subject, guard, copy)?;
+        }
+        Ok(())
+    }
+
+    /// The same with all guards taken at once, of pages some of which were asked for before.
+    fn batch(&mut self, subject: &Subject, file: &File, reader: &Reader, borrows: bool) -> Checked {
+        let doing = if borrows { Doing::BorrowMany } else { Doing::HoldMany };
+        let all = subject.bytes.div_ceil(PAGE);
+        let first = self.rng.u64(0..all);
+        self.desk.begin(doing, subject.number, first * PAGE, PAGES_MAX * PAGE);
+        let pages = (0..self.rng.usize(0..=GUARDS_MAX))
+            .map(|_| (first + self.rng.u64(0..PAGES_MAX)).min(all - 1));
+        let pages: Vec<_> = pages.collect();
+        if self.rng.bool() {
+            file.prefetch(&pages).map_err(|error| self.unexpected(&error))?;
+        }
+        let before = Before::now(self.shared, self.desk, subject);
+        let guards: Result<Vec<_>, _> = if borrows {
+            let guards = file.borrow_many(&pages, reader);
+            guards.map(|guards| guards.into_iter().map(Guard::Borrowed).collect())
+        } else {
+            let guards = file.get_many(&pages);
+            guards.map(|guards| guards.into_iter().map(Guard::Counted).collect())
+        };
+        let guards = match guards {
+            Ok(guards) => guards,
+            Err(error) => return self.forgive(subject, &error),
+        };
+        assert_eq!(guards.len(), pages.len(), "a guard for each page");
+        let mut copies = Vec::with_capacity(guards.len());
+        for (guard, page) in guards.iter().zip(&pages) {
+            before.check(page * PAGE, PAGE as usize, guard)?;
+            self.desk.read(guard.len());
+            copies.push(guard.to_vec());
+        }
+        self.shared.watch.count(doing, guards.len() as u64);
+        for (guard, copy) in guards.into_iter().zip(copies) {
             self.unchanged(&subject.name, &guard, &copy)?;
             self.end(subject, guard, copy)?;
         }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use pinfold::{Error, File};
+use pinfold::{Error, File, ReadAt};
 
 use super::check::{Before, Checked, unexpected};
 use super::files::{Nature, Subject};
@@ -16,6 +16,8 @@ use super::watch::{Desk, Doing};
 
 /// The longest read.
 const READ_MAX_BYTES: usize = 4 << 20;
+/// Fewer reads than this in a batch.
+const BATCH_MAX: usize = 100;
 /// Errors in a row, of reads of one cell that all began after the trouble was over. A fill that
 /// began in time may fail later, and whoever waited for it is told; but that fill is one.
 const STALE_ERRORS_MAX: u32 = 8;
@@ -58,7 +60,8 @@ fn choose(rng: &mut Rng) -> (Doing, u32) {
         55..70 => (Doing::ReadBytes, 2_000),
         70..80 => (Doing::ReadPages, 2_000),
         80..83 => (Doing::ReadLarge, 1),
-        83..90 => (Doing::Scan, 64),
+        83..87 => (Doing::Scan, 64),
+        87..92 => (Doing::ReadMany, 50),
         _ => (Doing::ReadEdge, 200),
     }
 }
@@ -82,6 +85,7 @@ impl Reader<'_> {
         let done = match doing {
             Doing::ReadCells => self.cells(&burst),
             Doing::Scan => self.scan(&burst),
+            Doing::ReadMany => self.batches(&burst),
             _ => self.others(&burst),
         }?;
         self.shared.watch.count(doing, done);
@@ -139,6 +143,67 @@ impl Reader<'_> {
             offset += step as u64;
         }
         Ok(reads.into())
+    }
+
+    /// Batches of reads of cells and more, all over the file or in a region of it; some pages were
+    /// asked for before.
+    fn batches(&mut self, burst: &Burst<'_>) -> Done {
+        let Burst { reads, subject, ref file, start, .. } = *burst;
+        let reach = 1 << self.rng.u32(13..28);
+        let longest = [64, 64, 300, 9000][self.rng.usize(0..4)];
+        let mut done = 0;
+        for _ in 0..reads {
+            if !self.shared.goes_on() {
+                break;
+            }
+            let rng = &mut self.rng;
+            let number = rng.usize(0..BATCH_MAX);
+            let wanted = (0..number).map(|_| {
+                let offset = start.saturating_add(rng.u64(0..reach)) % (subject.bytes + 100);
+                (offset, rng.usize(1..=longest))
+            });
+            let wanted: Vec<_> = wanted.collect();
+            if rng.u32(0..8) == 0 {
+                let pages: Vec<_> = wanted.iter().map(|(offset, _)| offset / 4096).collect();
+                file.prefetch(&pages).map_err(|error| self.unexpected(&error))?;
+            }
+            self.batch(subject, file, &wanted)?;
+            done += number as u64;
+        }
+        Ok(done)
+    }
+
+    /// One batch, each of its reads checked.
+    fn batch(&mut self, subject: &Subject, file: &File, wanted: &[(u64, usize)]) -> Checked {
+        let before = Before::now(self.shared, self.desk, subject);
+        let mut buf = std::mem::take(&mut self.buf);
+        let mut rest = &mut buf[..];
+        let reads = wanted.iter().map(|&(offset, bytes)| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes);
+            rest = later;
+            ReadAt::new(offset, now)
+        });
+        let mut reads: Vec<_> = reads.collect();
+        let all = file.read_many(&mut reads);
+        let mut errors = 0;
+        for read in &reads {
+            match &read.result {
+                Ok(got) => {
+                    if before.check(read.offset, read.buf.len(), &read.buf[..*got])? {
+                        self.desk.read(*got);
+                    } else {
+                        self.desk.excuse();
+                    }
+                }
+                Err(error) => {
+                    errors += 1;
+                    self.forgive(subject, file, before.phase, read.offset, error)?;
+                }
+            }
+        }
+        assert_eq!(all.is_err(), errors > 0, "a batch and its reads disagree");
+        self.buf = buf;
+        Ok(())
     }
 
     /// Reads of other shapes, in a region as large as a small folio or as a large one.

@@ -42,8 +42,11 @@ pub(super) enum Doing {
     ReadLarge,
     Scan,
     ReadEdge,
+    ReadMany,
     Borrow,
     Hold,
+    BorrowMany,
+    HoldMany,
     Invalidate,
     Split,
     Migrate,
@@ -60,7 +63,7 @@ pub(super) enum Doing {
     Unpin,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 23] = [
+pub(super) const DOINGS: [(Doing, &str); 26] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -68,8 +71,11 @@ pub(super) const DOINGS: [(Doing, &str); 23] = [
     (Doing::ReadLarge, "reads of up to 4 MiB"),
     (Doing::Scan, "sequential reads"),
     (Doing::ReadEdge, "reads around the end of the file"),
+    (Doing::ReadMany, "reads in batches"),
     (Doing::Borrow, "pages borrowed"),
     (Doing::Hold, "pages held by a count"),
+    (Doing::BorrowMany, "pages borrowed in batches"),
+    (Doing::HoldMany, "pages held by a count, in batches"),
     (Doing::Invalidate, "invalidate"),
     (Doing::Split, "split"),
     (Doing::Migrate, "migrate"),

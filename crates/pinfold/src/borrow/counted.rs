@@ -25,7 +25,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::admit::Admission;
+use super::admit::{self, Admission};
 use super::view::{self, View};
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
@@ -80,15 +80,49 @@ impl Handle {
         // through memory, stored in words and loaded in pairs, and such loads wait for the stores.
         let view = match self.hold_at_once(page) {
             Some(view) => view,
-            None => self.hold_slowly(page)?,
+            None => self.hold_slowly(page, true)?,
         };
         Ok(FolioRef::adopt(self, view))
+    }
+
+    /// The same, if the page is cached at this moment.
+    #[inline(always)]
+    pub(crate) fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
+        let view = match self.hold_at_once(page) {
+            Some(view) => view,
+            None => match self.try_hold(page)? {
+                Some(view) => view,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(FolioRef::adopt(self, view)))
+    }
+
+    /// By a reference, without fills.
+    #[cold]
+    #[inline(never)]
+    fn try_hold(&self, page: u64) -> Result<Option<View>> {
+        let view = self.held_now(page, (Mark::Meet, true), |held| {
+            let held = admit::at_once(self, held, page);
+            let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
+            held.map(view).transpose()
+        });
+        if view.is_none() {
+            self.check_page(page)?;
+        }
+        view.transpose()
     }
 
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        let Found { frame, head, from, stamp, at, span } = self.found(page, HoldablePage)?;
+        self.hold_found(self.found(page, HoldablePage)?)
+    }
+
+    /// Steps 3 and 4, of a page that was found. `None` if a step fails.
+    #[inline(always)]
+    fn hold_found(&self, found: Found<'_>) -> Option<View> {
+        let Found { frame, head, from, stamp, at, span } = found;
         let used_most = frame.is_used_most();
         if !take_one(self.reference, frame) {
             return None;
@@ -107,20 +141,33 @@ impl Handle {
         Some(unsafe { View::at(frame, bytes, view::page_bytes(at as usize, span as usize)) })
     }
 
+    /// The same, in a guard.
+    #[inline(always)]
+    pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
+        self.hold_found(found).map(|view| FolioRef::adopt(self, view))
+    }
+
     /// For models.
-    #[cfg(all(test, loom))]
+    /// The hit alone.
+    #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
         self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// The same, with fills, readahead and errors.
+    /// The page under a counted reference, with fills, readahead and errors. With `counted`, a page
+    /// that is present counts as a hit.
+    pub(crate) fn get_slowly(&self, page: u64, counted: bool) -> Result<FolioRef<'_>> {
+        self.hold_slowly(page, counted).map(|view| FolioRef::adopt(self, view))
+    }
+
+    /// The same.
     #[cold]
     #[inline(never)]
-    fn hold_slowly(&self, page: u64) -> Result<View> {
+    fn hold_slowly(&self, page: u64, counted: bool) -> Result<View> {
         let mut admission = Admission::new();
         self.held(
             page,
-            (Mark::Meet, true),
+            (Mark::Meet, counted),
             || self.get_missing(page),
             |held| {
                 let Some(held) = admission.of(self, held, page)? else { return Ok(None) };
@@ -157,7 +204,7 @@ impl Handle {
     /// # Errors
     /// [`Error::BeyondEnd`] if the file ends before that page.
     #[cold]
-    pub(super) fn check_page(&self, page: u64) -> Result<()> {
+    pub(crate) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
         if page < len_bytes.div_ceil(PAGE_BYTES as u64) {
             return Ok(());
@@ -167,10 +214,10 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None` if the
-    /// file ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was admitted.
+    /// `None` if the file ended before that page.
     #[inline(always)]
-    pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
+    pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
         let from = handle.core.frames.address(head);
@@ -186,7 +233,7 @@ impl<'a> FolioRef<'a> {
 
     /// Takes over a reference to the folio of `view`.
     #[inline(always)]
-    pub(super) fn adopt(handle: &'a Handle, view: View) -> Self {
+    pub(crate) fn adopt(handle: &'a Handle, view: View) -> Self {
         // From the `Arc`, so that `into_owned` can make another `Arc` of it.
         let core = Arc::as_ptr(&handle.core).cast_mut();
         let core = NonNull::new(core).expect("an `Arc` is not null");
@@ -194,7 +241,7 @@ impl<'a> FolioRef<'a> {
     }
 
     /// The view, with the reference. Only for a guard without an owner.
-    pub(super) fn into_view(self) -> View {
+    pub(crate) fn into_view(self) -> View {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
     }
@@ -221,7 +268,8 @@ impl<'a> FolioRef<'a> {
     /// The same page in a guard that keeps the cache itself alive and so outlives its file.
     ///
     /// While such a guard lives the cache keeps all of its memory. Cost: one atomic add on the
-    /// cache's count, a line that all such guards share.
+    /// cache's count, a line that all such guards share. To keep a guard beside its file,
+    /// [`FolioOf`](crate::FolioOf) costs less.
     pub fn into_owned(mut self) -> FolioRef<'static> {
         if self.owner.is_none() {
             // SAFETY: the pointer came from `Arc::as_ptr`, and that `Arc` is alive: see `core`.

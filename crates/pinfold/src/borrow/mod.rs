@@ -6,6 +6,8 @@
 //! | stamped, [`Optimistic`] | `optimistic.rs` | none at all; its bytes are copied, and may be garbage | yes |
 //! | counted, [`FolioRef`] | `counted.rs` | one add on the folio's count, one subtraction at the end | yes |
 //!
+//! A counted guard with a share of its file is in `kept.rs`, above `file`.
+//!
 //! `view.rs` has what the guards share: which bytes they show. `admit.rs` splits large folios of
 //! which a counted guard would keep too much. Misses are `fill`'s. Called by `file`.
 
@@ -16,7 +18,10 @@ mod reader;
 mod slot;
 mod view;
 
+pub(crate) use admit::at_once as admit;
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub use reader::Reader;
 pub use slot::Borrowed;
+#[cfg(not(loom))]
+pub(crate) use view::View;

@@ -140,6 +140,14 @@ impl Reader {
         if showed(&first) { Some(first) } else { free.find(showed).or(Some(first)) }
     }
 
+    /// All free slots and their states, the last ones first: the first slot is that of the quickest
+    /// borrows, and what its state remembers is of most use.
+    pub(super) fn free_slots(&self) -> impl Iterator<Item = (&AtomicU32, &State)> {
+        let slots = self.seat.slots().iter().zip(&self.states).rev();
+        // Relaxed: as in `first_slot`.
+        slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0)
+    }
+
     /// The reader's half of the fence. `ANY` is for all readers; without it, for those that need
     /// none.
     #[inline(always)]

@@ -28,6 +28,7 @@ use super::FolioRef;
 use super::admit::{self, Admission};
 use super::reader::{Reader, Shown, State};
 use super::view::{self, View};
+use crate::core::Held;
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::found::{AnyPage, Found, Mark, Want, WholePage};
@@ -83,6 +84,22 @@ impl Handle {
         self.borrow_otherwise(page, reader)
     }
 
+    /// The same, if the page is cached at this moment.
+    #[inline(always)]
+    pub(crate) fn try_borrow<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        if reader.is_unfenced_of(self.readers_address)
+            && let Some(free) = reader.first_slot()
+            && announce::<false, _>(self, page, WholePage, free, reader)
+        {
+            return Ok(Some(Borrowed::of(free.1, self)));
+        }
+        self.try_borrow_otherwise(page, reader)
+    }
+
     /// Any page, in any slot, with or without a fence; by the slow path if that fails.
     #[cold]
     #[inline(never)]
@@ -91,14 +108,82 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>> {
-        // Threads that freeze scan the readers of their own cache only.
-        if !reader.is_of(&self.core.readers) {
-            return Err(Error::ForeignReader { path: self.mapping.path.clone() });
-        }
+        self.check_reader(reader)?;
         match self.borrow_at_once(page, reader) {
             Some(borrowed) => Ok(borrowed),
             None => self.borrow_slowly(page, reader),
         }
+    }
+
+    /// The same, without fills.
+    #[cold]
+    #[inline(never)]
+    fn try_borrow_otherwise<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Option<Borrowed<'f, 'r>>> {
+        self.check_reader(reader)?;
+        if let Some(borrowed) = self.borrow_at_once(page, reader) {
+            return Ok(Some(borrowed));
+        }
+        let borrowed = self.held_now(page, (Mark::Meet, false), |held| {
+            if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                return Some(Ok(borrowed));
+            }
+            let held = admit::at_once(self, held, page);
+            held.map(|held| self.borrow_counted(page, held)).transpose()
+        });
+        if borrowed.is_none() {
+            self.check_page(page)?;
+        }
+        borrowed.transpose()
+    }
+
+    /// Steps 3 to 5 for the `pages` of a block as they were `found`, in free slots of the reader,
+    /// with one fence: the guards, in order, to the end of `guards`; `left` gets the numbers of the
+    /// pages for which a step failed, or that found no free slot.
+    #[inline(always)]
+    pub(crate) fn borrow_found<'f, 'r, const N: usize>(
+        &'f self,
+        pages: &[u64],
+        found: &[Option<Found<'f>>; N],
+        reader: &'r Reader,
+        guards: &mut Vec<Borrowed<'f, 'r>>,
+        mut left: impl FnMut(usize),
+    ) {
+        let early = mutant::on(Mutant::BatchFencedFirst);
+        if early {
+            reader.light_fence::<true>();
+        }
+        let mut free = reader.free_slots();
+        let mut slots = [None; N];
+        for (found, slot) in found.iter().zip(&mut slots) {
+            let &Some(found) = found else { continue };
+            let Some(next) = free.next() else { break };
+            *slot = Some(next).filter(|next| announced(found, next.0));
+        }
+        if !early {
+            reader.light_fence::<true>();
+        }
+        for (at, ((&page, found), slot)) in pages.iter().zip(found).zip(&slots).enumerate() {
+            match (found, slot) {
+                (&Some(found), &Some(slot)) if confirmed::<true>(page, found, slot, reader) => {
+                    guards.push(Borrowed::of(slot.1, self));
+                }
+                _ => left(at),
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`Error::ForeignReader`] if it is another cache's: threads that freeze scan the readers of
+    /// their own cache only.
+    pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
+        if reader.is_of(&self.core.readers) {
+            return Ok(());
+        }
+        Err(Error::ForeignReader { path: self.mapping.path.clone() })
     }
 
     /// Steps 1 to 5 in any slot. `None` if a step fails.
@@ -114,31 +199,50 @@ impl Handle {
     /// By a reference, with fills, readahead and errors.
     #[cold]
     #[inline(never)]
-    fn borrow_slowly<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Result<Borrowed<'f, 'r>> {
+    pub(crate) fn borrow_slowly<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Result<Borrowed<'f, 'r>> {
         let mut admission = Admission::new();
         self.held(
             page,
             (Mark::Meet, false),
             || self.get_missing(page),
             |held| {
-                let free = reader.free_slot(page);
-                if free.is_none() {
-                    self.counters().count(Event::BorrowCounted);
-                }
-                if let Some(free) = free
-                    && let Some(found) = self.look(held.head(), page << PAGE_SHIFT, AnyPage)
-                    && announce_found::<true>(page, found, free, reader)
-                {
-                    return Ok(Some(Borrowed::of(free.1, self)));
+                if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                    return Ok(Some(borrowed));
                 }
                 let Some(held) = admission.of(self, held, page)? else { return Ok(None) };
-                let head = held.head();
-                match FolioRef::of(self, held, page) {
-                    Some(folio) => Ok(Some(Borrowed::counted(folio.into_view(), head, page, self))),
+                match self.borrow_counted(page, held) {
+                    Some(borrowed) => Ok(Some(borrowed)),
                     None => self.check_page(page).map(|()| None),
                 }
             },
         )
+    }
+
+    /// Announces the page of a folio that is held and was up to date. `None` if that fails.
+    fn borrow_held<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+        held: &Held<'f>,
+    ) -> Option<Borrowed<'f, 'r>> {
+        let free = reader.free_slot(page);
+        if free.is_none() {
+            self.counters().count(Event::BorrowCounted);
+        }
+        let free = free?;
+        let found = self.look(held.head(), page << PAGE_SHIFT, AnyPage)?;
+        announce_found::<true>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
+    }
+
+    /// Keeps the reference instead. `None` if the file ended before that page.
+    fn borrow_counted<'f, 'r>(&'f self, page: u64, held: Held<'f>) -> Option<Borrowed<'f, 'r>> {
+        let head = held.head();
+        let folio = FolioRef::of(self, held, page)?;
+        Some(Borrowed::counted(folio.into_view(), head, page, self))
     }
 }
 
@@ -188,6 +292,33 @@ fn announce_again<const ANY: bool>(
 #[inline(always)]
 fn announce_found<const ANY: bool>(
     page: u64,
+    found: Found<'_>,
+    free: (&AtomicU32, &State),
+    reader: &Reader,
+) -> bool {
+    if !announced(found, free.0) {
+        return false;
+    }
+    reader.light_fence::<ANY>();
+    confirmed::<ANY>(page, found, free, reader)
+}
+
+/// Step 3. False only in a mutant.
+#[inline(always)]
+fn announced(Found { frame, head, stamp, .. }: Found<'_>, slot: &AtomicU32) -> bool {
+    if mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
+        return false;
+    }
+    // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio in the
+    // slot, and so not the previous one, is ordered after all reads of the previous one.
+    slot.store(head.0, Ordering::Release);
+    true
+}
+
+/// Step 5, after the light fence: whether the state now shows the page; otherwise the slot is free.
+#[inline(always)]
+fn confirmed<const ANY: bool>(
+    page: u64,
     Found { frame, head, from, stamp, at, span }: Found<'_>,
     (slot, state): (&AtomicU32, &State),
     reader: &Reader,
@@ -196,13 +327,6 @@ fn announce_found<const ANY: bool>(
     // arena, as each order that a head has had is that of a folio that began there.
     let bytes = predicted(from, at as usize, 0);
     let page_bytes = if ANY { view::page_bytes(at as usize, span as usize) } else { PAGE_BYTES };
-    if mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
-        return false;
-    }
-    // Release: pairs with the acquire in `Readers::look`. A freezer that finds this folio in the
-    // slot, and so not the previous one, is ordered after all reads of the previous one.
-    slot.store(head.0, Ordering::Release);
-    reader.light_fence::<ANY>();
     if !mutant::on(Mutant::AnnounceLate) && frame.read_retry(stamp) {
         // Release: as at the end of a borrow, though nothing was read.
         slot.store(0, Ordering::Release);

@@ -2,8 +2,8 @@
 //!
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
 //! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
-//! allocator (`buddy`), the prediction of a page's address (`predict`), what a handle keeps of the
-//! arena (`window`), and the handle over them that all other modules call (`Frames`, in this file).
+//! allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
+//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all other modules call (`Frames`, in this file).
 //! What does not: which page of which file a frame holds and how it is found (`index`), where its
 //! bytes come from (`fill`, `source`), and which folio to evict (`reclaim`).
 //!
@@ -19,6 +19,7 @@ mod count;
 mod entry;
 mod mobility;
 mod predict;
+mod prefetch;
 mod run_map;
 mod table;
 mod units;
@@ -44,6 +45,7 @@ pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
 pub(crate) use mobility::Mobility;
 pub(crate) use predict::predicted;
+pub(crate) use prefetch::prefetch;
 pub(crate) use run_map::RunMap;
 pub(crate) use units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 pub(crate) use window::Window;

@@ -13,10 +13,13 @@ mod counted;
 mod fillers;
 mod granted;
 mod length;
+mod many;
 mod moved;
+mod park;
 mod pinned;
 mod reopened;
 mod short;
+mod woken;
 mod writer;
 
 use std::borrow::Cow;

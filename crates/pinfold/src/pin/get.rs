@@ -164,6 +164,9 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
             return Ok(());
         }
         return Err(Error::PinTooLarge {
+            path: mapping.path.clone(),
+            start: range.start,
+            end: range.end,
             asked_bytes,
             most_bytes: pages_max(core) << PAGE_SHIFT,
             budget_bytes: u64::from(core.frames.frames()) << PAGE_SHIFT,
@@ -340,7 +343,9 @@ fn pin_held(
     }
     match frame.count.try_pin(pages) {
         Ok(()) => {}
-        Err(GetError::TooMany) => return Err(too_many(page << PAGE_SHIFT)),
+        Err(GetError::TooMany) => {
+            return Err(too_many(Some(handle.mapping.path.clone()), page << PAGE_SHIFT));
+        }
         Err(GetError::Frozen) => return Ok(None),
     }
     if frame.read_retry(stamp) {

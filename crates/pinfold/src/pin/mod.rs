@@ -24,6 +24,7 @@ mod run;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::core::Core;
@@ -181,7 +182,7 @@ impl PinnedRange {
         if !mutant::on(Mutant::SplitSharesPin) {
             let count = &self.core.frames.frame(head).count;
             // The page has a pin, so the folio cannot be frozen.
-            count.try_pin(1).map_err(|_| too_many(at))?;
+            count.try_pin(1).map_err(|_| too_many(self.path(), at))?;
             self.core.counters.add(Event::PinnedPages, 1);
         }
         rest.prepend(head, skip);
@@ -226,8 +227,23 @@ impl PinnedRange {
         self.runs.folios(&self.core)
     }
 
+    #[cold]
     fn outside(&self, at: u64) -> Error {
-        Error::OutsidePin { at, start: self.start, end: self.end }
+        Error::OutsidePin { path: self.path(), at, start: self.start, end: self.end }
+    }
+
+    /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
+    /// would take a count that all pins of the file share.
+    fn path(&self) -> Option<PathBuf> {
+        self.core.check_owner().ok()?; // a child may not lock the table of files
+        self.runs.heads().find_map(|head| {
+            let named = || self.core.frames.frame(head).identity().mapping;
+            let id = named();
+            let mapping = self.core.mappings.get(id)?;
+            // A mapping has its number as long as a folio names it, and a pinned folio that has
+            // left its file never names one again. So it has named this one all the time.
+            (named() == id).then(|| mapping.path.clone())
+        })
     }
 }
 
@@ -259,8 +275,8 @@ impl fmt::Debug for PinnedRange {
 }
 
 #[cold]
-fn too_many(offset: u64) -> Error {
-    Error::TooManyPins { offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
+fn too_many(path: Option<PathBuf>, offset: u64) -> Error {
+    Error::TooManyPins { path, offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
 }
 
 /// A part of a [`PinnedRange`] that is contiguous in memory.

@@ -74,6 +74,11 @@ impl Runs {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
+    /// The head of the first folio of each run.
+    pub(super) fn heads(&self) -> impl Iterator<Item = FrameNumber> {
+        self.iter().filter(|run| run.pages > 0).map(|run| run.head)
+    }
+
     pub(super) fn pages(&self) -> u32 {
         self.iter().map(|run| run.pages).sum()
     }

@@ -33,7 +33,8 @@ use std::time::{Duration, Instant};
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::frame::{FrameNumber, Order, PAGE_BYTES};
+use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::Mapping;
 use crate::source;
 use census::Census;
 use evict::EFFORT_MAX;
@@ -50,13 +51,43 @@ pub(crate) use unmovable::alloc_unmovable;
 const NAP_MIN: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(20);
 
-/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or returns the
-/// error why not; without, returns `None` if there is none at once.
+/// There is no memory: an error once it says for which page.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Shortage {
+    wanted_bytes: u64,
+    budget_bytes: u64,
+    metadata_bytes: u64,
+    census: Census,
+}
+
+impl Shortage {
+    /// The error of whoever wanted to read `page` of `mapping`.
+    #[cold]
+    pub(crate) fn of(self, mapping: &Mapping, page: u64) -> Error {
+        let Shortage { wanted_bytes, budget_bytes, metadata_bytes, census } = self;
+        Error::NoMemory {
+            path: mapping.path.clone(),
+            offset: page << PAGE_SHIFT,
+            wanted_bytes,
+            budget_bytes,
+            pinned_bytes: census.pinned_bytes,
+            held_bytes: census.held_bytes,
+            filling_bytes: census.filling_bytes,
+            dirty_bytes: census.dirty_bytes,
+            reclaimable_bytes: census.reclaimable_bytes,
+            metadata_bytes,
+        }
+    }
+}
+
+/// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there
+/// is none; without, returns `None` if there is none at once.
 pub(crate) fn allocate(
     core: &Core,
     wish: Order,
     needed: bool,
-) -> Result<Option<(FrameNumber, Order)>> {
+) -> Result<Option<(FrameNumber, Order)>, Shortage> {
     let whole = core.frames.alloc(wish).map(|head| (head, wish));
     let got = whole.or_else(|| {
         // The free memory is in smaller pieces. Used as they are, they would be evicted as pieces,
@@ -86,7 +117,7 @@ pub(crate) fn allocate(
             return Ok(None);
         }
         if patience.is_over(core) {
-            return Err(no_memory(core, wish));
+            return Err(shortage(core, wish));
         }
         if evict(core, core.pressure.direct_pages, EFFORT_MAX).evicted == 0 {
             core.pressure.wait_for_progress(seen, nap);
@@ -101,7 +132,8 @@ pub(crate) fn allocate(
 ///
 /// A thread in a source's call has folios on their way itself, for which others wait. It waits only
 /// once, and not for other reads.
-struct Patience {
+#[derive(Debug)]
+pub(crate) struct Patience {
     ended: u64,
     since: Instant,
 }
@@ -110,11 +142,11 @@ struct Patience {
 const READS_TAKE: u32 = 15;
 
 impl Patience {
-    fn new(core: &Core) -> Self {
+    pub(crate) fn new(core: &Core) -> Self {
         Patience { ended: core.engine.reads().ended, since: Instant::now() }
     }
 
-    fn is_over(&mut self, core: &Core) -> bool {
+    pub(crate) fn is_over(&mut self, core: &Core) -> bool {
         let (patience, now) = (core.options.patience, core.engine.reads());
         if source::in_a_source() {
             return self.since.elapsed() > patience;
@@ -127,20 +159,17 @@ impl Patience {
     }
 }
 
-fn no_memory(core: &Core, wish: Order) -> Error {
-    let census = Census::take(core);
+/// What the memory is full of.
+pub(crate) fn shortage(core: &Core, wish: Order) -> Shortage {
+    let mut census = Census::take(core);
     let page = PAGE_BYTES as u64;
     // A folio that left its file while it was borrowed: the census counts files' folios alone.
-    let deferred_bytes = core.deferred.outstanding(&core.frames).1 * page;
-    Error::NoMemory {
+    census.held_bytes += core.deferred.outstanding(&core.frames).1 * page;
+    Shortage {
         wanted_bytes: wish.bytes() as u64,
         budget_bytes: u64::from(core.frames.frames()) * page,
-        pinned_bytes: census.pinned_bytes,
-        held_bytes: census.held_bytes + deferred_bytes,
-        filling_bytes: census.filling_bytes,
-        dirty_bytes: census.dirty_bytes,
-        reclaimable_bytes: census.reclaimable_bytes,
         metadata_bytes: metadata_bytes(core),
+        census,
     }
 }
 
@@ -151,7 +180,7 @@ pub(crate) fn metadata_bytes(core: &Core) -> u64 {
 
 /// More index nodes, at least `wanted`; false if there is no memory for them. With `needed`, as in
 /// [`allocate`]. A thread that holds folios on which others may wait must not ask with `needed`.
-pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<bool> {
+pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<bool, Shortage> {
     let mut result = Ok(true);
     let refilled = core.nodes.refill(wanted, || match allocate_slab(core, needed) {
         Ok(Some(frame)) => NonNull::new(core.frames.address(frame)),
@@ -171,7 +200,7 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<boo
 
 /// A frame for index nodes. It keeps its reference for ever, so it is never evicted, split or
 /// moved; it is therefore allocated where it fragments no run.
-fn allocate_slab(core: &Core, needed: bool) -> Result<Option<FrameNumber>> {
+fn allocate_slab(core: &Core, needed: bool) -> Result<Option<FrameNumber>, Shortage> {
     if let Some(frame) = alloc_unmovable(core, Order::MIN) {
         return Ok(Some(frame));
     }

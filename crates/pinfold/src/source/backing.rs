@@ -12,16 +12,16 @@ use std::time::Instant;
 
 use crate::sync::locks::RwLock;
 
-use super::disk::BUFFERED;
+use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
-use super::guarded::guarded;
 use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
 use super::request::{self, Request};
-use super::shared::SharedSource;
+use super::shared::{SharedSource, shared_bytes};
 use super::under_way::Inside;
 use super::{Extent, Hint, Identity, Source, SourceStats, extent};
+use crate::guarded::guarded;
 
 /// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";
@@ -84,6 +84,12 @@ impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
         let current = Current { source: Some(source.into()), lane: Arc::new(pool::Lane::new()) };
         Self { current: RwLock::new(current), engine, meter: Arc::default() }
+    }
+
+    /// Bytes that it has on the heap, beside itself. `of_system`: its source is a file's.
+    pub(crate) fn heap_bytes(of_system: bool) -> usize {
+        let file = if of_system { Disk::heap_bytes() } else { 0 };
+        shared_bytes(size_of::<Meter>()) + shared_bytes(size_of::<pool::Lane>()) + file
     }
 
     /// The source, as it is now. Only for whoever has a handle of the file.

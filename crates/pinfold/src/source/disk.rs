@@ -30,6 +30,7 @@ use rustix::fs::Advice;
 
 use super::descriptor::Descriptor;
 use super::ring::Ring;
+use super::shared::shared_bytes;
 use super::{Extent, Hint, Request, Source, Start};
 
 /// The kind of a file that is read through the kernel's page cache.
@@ -57,6 +58,11 @@ impl Disk {
     pub(super) fn direct(file: Descriptor, ring: Result<Arc<Ring>, String>) -> Self {
         assert!(file.alignment.is_power_of_two());
         Self { file: Arc::new(file), way: Way::Direct(ring) }
+    }
+
+    /// Bytes that one has on the heap, itself included.
+    pub(super) fn heap_bytes() -> usize {
+        shared_bytes(size_of::<Self>()) + shared_bytes(size_of::<Descriptor>())
     }
 
     /// A file opened without.

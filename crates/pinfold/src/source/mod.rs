@@ -38,7 +38,7 @@
 // | `identity.rs` | when two sources are the same object |
 // | `meter.rs` | calls, bytes, latencies |
 // | `under_way.rs` | how many requests and calls have begun and ended |
-// | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
+// | `shared.rs` | a share in a source, whose drop may panic |
 
 mod aligned;
 mod backing;
@@ -47,7 +47,6 @@ mod descriptor;
 mod disk;
 mod engine;
 mod extent;
-mod guarded;
 mod identity;
 mod memory;
 mod meter;
@@ -78,9 +77,10 @@ pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub use open::{Access, OpenError, Preference, open_file};
 pub(crate) use open::{descriptors_max, open};
+pub(crate) use request::is_refusal;
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
-pub(crate) use shared::SharedSource;
+pub(crate) use shared::{SharedSource, shared_bytes};
 pub(crate) use under_way::in_a_source;
 
 /// Bytes that the default vectored calls move at a time through a buffer of their own.
@@ -158,11 +158,14 @@ pub enum Start {
 ///   [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes). It asks for less if a
 ///   later page is cached already, or if little memory is free. There are as many of these calls at
 ///   once as threads that wait for different pages.
+///   A thread that wants many pages at once ([`File::read_many`](crate::File::read_many)) makes one
+///   such call, and requests for the rest.
 /// - **Reading ahead** makes requests of at most a window, which for
-///   [`Hint::WillNeed`] is `readahead_max_bytes`. [`start`](Self::start) is asked first. What it
+///   [`Hint::WillNeed`] is `readahead_max_bytes`, or 64 KiB if that is 0. [`start`](Self::start) is asked first. What it
 ///   calls unsupported, the cache's worker threads carry out ([`carry_out`](Self::carry_out)): at
 ///   most 16 for each cache and 8 for each source. A source has at most 128 requests there, queued
-///   or running. What exceeds these limits is not read ahead.
+///   or running. What exceeds these limits is not read ahead, and each folio of it counts in
+///   [`Stats::readahead_dropped`](crate::Stats::readahead_dropped).
 /// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
 /// - **A failure of a read ahead is counted, and not reported**: each folio in
 ///   [`Stats::fill_errors`](crate::Stats::fill_errors), each request in

@@ -10,6 +10,14 @@
 //! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
 //! its block size, and for a file 512 and 4096 are tried. (4) `O_DIRECT` is switched on and one
 //! block read as a probe, since some file systems accept the flag and refuse the read.
+//!
+//! # How a length that is none is detected
+//! A cache believes the length that the file system reports. Some make up a file's content when it
+//! is read, and report 0 bytes (procfs) or a page (sysfs) whatever it is. Such a file would look
+//! empty or cut short, so it is refused. (1) A file of 0 bytes on a file system that has only such
+//! files is refused without a look: to read some of them waits (`/proc/kmsg`) or takes away what is
+//! read (`trace_pipe`). (2) Any other file of 0 bytes must have no first byte. (3) One of sysfs
+//! must have a last byte. All other files are believed.
 
 use std::fmt;
 use std::io;
@@ -36,6 +44,10 @@ const DESCRIPTORS_MAX: libc::rlim_t = 1024;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
+const PROC_MAGIC: u64 = 0x9fa0;
+const SYSFS_MAGIC: u64 = 0x6265_6572;
+const DEBUGFS_MAGIC: u64 = 0x6462_6720;
+const TRACEFS_MAGIC: u64 = 0x7472_6163;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -78,6 +90,20 @@ pub enum OpenError {
         path: PathBuf,
         /// What it is.
         what: &'static str,
+    },
+    /// Its content is made when it is read, and has another length than is reported: a file of
+    /// `/proc` or `/sys`, for example. `std::fs::read` reads it, and
+    /// [`Memory`](super::Memory) takes a copy into a cache.
+    #[error(
+        "cannot open {}: its file system makes its content when it is read, and does not know the \
+         length (it reports {told_bytes} bytes); read it with std::fs::read instead",
+        path.display()
+    )]
+    NoLength {
+        /// The path.
+        path: PathBuf,
+        /// The length that the file system reports.
+        told_bytes: u64,
     },
     /// [`Preference::Direct`] was asked for, and direct I/O is not possible.
     #[error("cannot open {} for direct I/O: {why}", path.display())]
@@ -131,7 +157,8 @@ pub(crate) struct Opened {
 /// ```
 ///
 /// # Errors
-/// The system refuses, it is no file, or direct I/O is demanded and cannot be had.
+/// The system refuses, it is no file, its length is not known, or direct I/O is demanded and cannot
+/// be had.
 pub fn open_file(
     path: impl AsRef<Path>,
     access: Access,
@@ -165,6 +192,17 @@ fn open_with(
     let stat = rustix::fs::fstat(&fd).map_err(|errno| system(errno.into()))?;
     let file_type = FileType::from_raw_mode(stat.st_mode);
     check_type(path, file_type)?;
+    let magic = rustix::fs::fstatfs(&fd).map(|system| system.f_type.cast_unsigned());
+    if file_type == FileType::RegularFile {
+        let told_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if !has_length(&fd, told_bytes, magic.unwrap_or(0)) {
+            return Err(OpenError::NoLength { path: path.to_owned(), told_bytes });
+        }
+    }
+    // From here on its reads wait.
+    let flags = rustix::fs::fcntl_getfl(&fd).map_err(|errno| system(errno.into()))?;
+    let waiting = rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK);
+    waiting.map_err(|errno| system(errno.into()))?;
 
     let block_device = file_type == FileType::BlockDevice;
     let identity = if block_device {
@@ -174,7 +212,7 @@ fn open_with(
     };
     let direct = match preference {
         Preference::Buffered => Err("not wanted".to_owned()),
-        _ => go_direct(&fd, block_device).map_err(|why| why.to_string()),
+        _ => go_direct(&fd, block_device, magic).map_err(|why| why.to_string()),
     };
     let writable = access == Access::ReadWrite;
     let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
@@ -194,18 +232,35 @@ fn open_with(
     Ok(Opened { source, identity })
 }
 
+/// Opens what is at `path`, so that nothing done to it waits: if the path became a pipe since the
+/// check, or names what has no bytes yet. On files the flag for that, `NONBLOCK`, has no effect.
 fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
     let mode = match access {
         Access::Read => OFlags::RDONLY,
         Access::ReadWrite => OFlags::RDWR,
     };
-    // NONBLOCK: if the path became a pipe since the check, opening it must not wait. The flag has
-    // no effect on files; it is cleared again all the same.
     let guarded = mode | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let fd = rustix::io::retry_on_intr(|| rustix::fs::open(path, guarded, Mode::empty()))?;
-    let flags = rustix::fs::fcntl_getfl(&fd)?;
-    rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
-    Ok(fd)
+    rustix::io::retry_on_intr(|| rustix::fs::open(path, guarded, Mode::empty()))
+}
+
+/// Whether the content of the file, which must not make reads wait, is as long as `told_bytes`. See
+/// the head of this file.
+fn has_length(fd: &OwnedFd, told_bytes: u64, magic: u64) -> bool {
+    let made_up = [PROC_MAGIC, DEBUGFS_MAGIC, TRACEFS_MAGIC].contains(&magic);
+    let byte_at = |at| rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut [0], at));
+    match told_bytes {
+        0 if made_up => false,
+        0 => match byte_at(0) {
+            // Another program may have written to it since it was asked.
+            Ok(1..) => rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_size > 0),
+            // There is nothing yet: a stream of some kind.
+            Err(Errno::AGAIN) => false,
+            // An error concerns the byte; reads will meet it.
+            Ok(0) | Err(_) => true,
+        },
+        _ if magic == SYSFS_MAGIC => byte_at(told_bytes - 1) != Ok(0),
+        _ => true,
+    }
 }
 
 fn check_type(path: &Path, file_type: FileType) -> Result<(), OpenError> {
@@ -243,10 +298,13 @@ impl fmt::Display for NoDirect {
 }
 
 /// Switches direct I/O on and returns the alignment it needs; on error it is off.
-fn go_direct(fd: &OwnedFd, block_device: bool) -> Result<usize, NoDirect> {
+fn go_direct(
+    fd: &OwnedFd,
+    block_device: bool,
+    magic: Result<u64, Errno>,
+) -> Result<usize, NoDirect> {
     let asking = |errno| NoDirect::Refused("asking about the file system", errno);
-    let magic = rustix::fs::fstatfs(fd).map_err(asking)?.f_type.cast_unsigned();
-    if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic) && !block_device {
+    if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&magic.map_err(asking)?) && !block_device {
         return Err(NoDirect::InMemory);
     }
     let told = told_alignment(fd)?;

@@ -1,12 +1,18 @@
 //! A share in a source, as the cache has it.
 //!
-//! Belongs here: dropping one. Made by `backing.rs`; the workers have others meanwhile.
+//! Belongs here: dropping one, and what a share takes. Made by `backing.rs`; the workers have others
+//! meanwhile.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Source;
-use super::guarded::quietly;
+use crate::guarded::quietly;
+
+/// Bytes on the heap of something of `bytes` bytes that is shared: an `Arc` adds its two counts.
+pub(crate) const fn shared_bytes(bytes: usize) -> usize {
+    bytes + 2 * size_of::<usize>()
+}
 
 /// A share in a source. A panic in the source's own `Drop` is caught, wherever the last share goes:
 /// that may be on a worker, on the daemon, or with the cache.

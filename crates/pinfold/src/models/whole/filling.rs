@@ -2,7 +2,7 @@
 //! filled.
 
 use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, race};
-use crate::fill;
+use crate::many;
 use crate::mutant::Mutant;
 
 fn read_some(fixture: &Fixture) {
@@ -67,7 +67,7 @@ fn read_on(fixture: &Fixture) {
 }
 
 fn will_need(fixture: &Fixture) {
-    fill::will_need(&fixture.files[0], 0..8);
+    many::will_need(&fixture.files[0], 0..8);
 }
 
 fn ahead() {

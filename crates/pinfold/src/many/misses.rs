@@ -1,0 +1,276 @@
+//! What is absent of many pages, begun to be read as one submission.
+//!
+//! Which pages are absent, memory for them, and their requests. How a fill goes on from there is
+//! `fill`'s. Called by `many/mod.rs`, and by `file` for prefetches and advice.
+//!
+//! # Step by step
+//!
+//! 1. ask for each page whether its folio is there, cached or on its way, by a look that takes no
+//!    lock and may be wrong; sort what is absent, and make *groups* of adjacent pages. A group has
+//!    one read of at most a window;
+//! 2. if a thread waits for them: prepare the first group, as a single miss does (`fill::prepare`).
+//!    Only here may the thread wait for memory: none of its folios is on its way yet;
+//! 3. memory for all other groups, as far as it is to be had at once;
+//! 4. put all of these folios into the index under one hold of the file's mutex. Where another
+//!    thread was faster, its folio stays, and this one is given back;
+//! 5. give one request for each group to the source's engine, all in one call;
+//! 6. if a thread waits: read the first group in this thread, and then, one by one, the requests
+//!    that the engine did not take. Otherwise give up those requests, which takes their folios out
+//!    of the index again.
+//!
+//! A prefetch therefore costs about what its share of a single miss costs without the read: one
+//! allocation and one insert for each folio, and for all together one mutex and one submission.
+//! Pages that are there cost a look-up.
+
+use std::ops::Range;
+
+use crate::core::Core;
+use crate::counters::Event;
+use crate::error::Result;
+use crate::fill::{self, Batch, FOLIOS_MAX, For};
+use crate::frame::{FrameNumber, Order, PAGE_BYTES};
+use crate::handle::Handle;
+use crate::mapping::Mapping;
+use crate::mutant::{self, Mutant};
+use crate::reclaim;
+
+/// The most groups of one submission.
+const GROUPS_MAX: usize = 64;
+
+/// The most pages of one submission, unless a single group has more: until it is given to the
+/// engine its memory is of no use to anyone.
+const PAGES_MAX: u64 = 4096;
+
+/// The most pages of a group of which a thread waits for a page.
+const WINDOW: u64 = Order::MAX.frames() as u64;
+
+/// Pages that are absent, and the groups that they make.
+pub(super) struct Absent<'a> {
+    handle: &'a Handle,
+    pages: Vec<u64>,
+    /// Pages that the file has.
+    end: u64,
+}
+
+impl<'a> Absent<'a> {
+    /// None so far, of the file of `handle`.
+    pub(super) fn new(handle: &'a Handle) -> Self {
+        let end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+        Absent { handle, pages: Vec::new(), end }
+    }
+
+    /// Step 1: adds what is absent of `pages`; true if any of it is.
+    pub(super) fn add(&mut self, pages: Range<u64>) -> bool {
+        let (before, end) = (self.pages.len(), pages.end.min(self.end));
+        let mut page = pages.start;
+        // Ends: each turn advances `page`.
+        while page < end {
+            page = there_up_to(self.handle, page).unwrap_or_else(|| {
+                self.pages.push(page);
+                page + 1
+            });
+        }
+        self.pages.len() > before
+    }
+
+    /// The groups, of at most `window` pages, that do not cross a multiple of that.
+    fn groups(mut self, window: u64) -> Vec<Range<u64>> {
+        self.pages.sort_unstable();
+        self.pages.dedup();
+        let adjacent =
+            |before: &u64, next: &u64| before + 1 == *next && !next.is_multiple_of(window);
+        let groups = self.pages.chunk_by(adjacent);
+        groups.map(|group| group[0]..group[group.len() - 1] + 1).collect()
+    }
+
+    /// All steps, for a thread that waits for what was added: afterwards it is cached, on its way,
+    /// or could not be begun.
+    ///
+    /// # Errors
+    /// As of [`fill::prepare`] of the first group, and [`Error::Forked`](crate::Error::Forked): it
+    /// concerns all that was added.
+    pub(super) fn read(self) -> Result<()> {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let handle = self.handle;
+        handle.core.check_owner()?;
+        let mut groups = self.groups(WINDOW);
+        let mut first = None;
+        let mut begun = 0;
+        // Ends: each turn is of another group.
+        while first.is_none() && begun < groups.len() {
+            let Range { start, end } = groups[begun].clone();
+            let bytes = (end - start) as usize * PAGE_BYTES;
+            let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
+            let batch = fill::prepare(handle, start, plan.now_end, For::Thread)?;
+            // Another thread was faster with its first page, or it has more than one read.
+            groups[begun].start = batch.end().unwrap_or(start + 1).min(end);
+            begun += usize::from(groups[begun].is_empty());
+            first = batch.end().map(|after| (batch, plan, after));
+        }
+        let (others, _) = prepare(handle, submission(&groups[begun..]));
+        let folios = others.iter().map(Batch::folios).sum::<usize>();
+        handle.core.counters.add(Event::Miss, folios as u64);
+        let request = |batch| fill::request(handle, batch).awaited();
+        let mut requests = others.into_iter().map(request).collect();
+        handle.mapping.backing.submit(&mut requests);
+        if let Some((batch, plan, after)) = first {
+            // What a single miss would count: of a window, the rest was read ahead.
+            let wanted = if plan.mark { 1 } else { batch.folios() as u64 };
+            handle.core.counters.add(Event::Miss, wanted);
+            if plan.ahead_end > after {
+                fill::start_ahead(handle, after, plan);
+            }
+            batch.read(false);
+        }
+        for request in requests {
+            let read = handle.mapping.backing.read(request.offset(), request.extents());
+            request.finish(read);
+        }
+        Ok(())
+    }
+}
+
+/// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both
+/// ways: it takes no lock, and holds nothing.
+#[inline]
+fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
+    let (frame, _) = handle.window.try_both(handle.hint(page))?;
+    let identity = frame.identity();
+    let end = identity.index + u64::from(identity.order.frames());
+    let there = identity.mapping == handle.id && (identity.index..end).contains(&page);
+    there.then_some(end)
+}
+
+/// Begins to read those of `pages` that are absent. Nobody waits for them.
+///
+/// # Errors
+/// [`Error::Forked`](crate::Error::Forked).
+pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
+    handle.core.check_owner()?;
+    let mut absent = Absent::new(handle);
+    for &page in pages {
+        absent.add(page..page.saturating_add(1));
+    }
+    start_all(handle, &absent.groups(handle.stream.window_pages()));
+    Ok(())
+}
+
+/// The same for a range, of which it reads at most a quarter of the cache.
+pub(crate) fn will_need(handle: &Handle, pages: Range<u64>) {
+    let share = u64::from(handle.core.frames.frames() / 4);
+    let window = handle.stream.window_pages();
+    let end = pages.end.min(pages.start.saturating_add(share));
+    let mut from = pages.start;
+    // Ends: each turn advances `from`, or is the last.
+    while from < end {
+        let mut absent = Absent::new(handle);
+        let to = end.min(from + PAGES_MAX);
+        absent.add(from..to);
+        if from >= absent.end || !start_all(handle, &absent.groups(window)) {
+            break;
+        }
+        from = to;
+    }
+}
+
+/// As many of the first groups as one submission takes.
+fn submission(groups: &[Range<u64>]) -> &[Range<u64>] {
+    let mut pages = 0;
+    let fits = |group: &&Range<u64>| {
+        let fits = pages < PAGES_MAX;
+        pages += group.end - group.start;
+        fits
+    };
+    &groups[..groups.iter().take(GROUPS_MAX).take_while(fits).count()]
+}
+
+/// Begins to read all groups. False if it could not.
+fn start_all(handle: &Handle, groups: &[Range<u64>]) -> bool {
+    let mut left = groups;
+    // Ends: a submission has at least one group.
+    while !left.is_empty() {
+        let (now, later) = left.split_at(submission(left).len());
+        if !start(handle, now) {
+            return false;
+        }
+        left = later;
+    }
+    true
+}
+
+/// Steps 3 to 6, where no thread waits. False if memory or the engine had no more to give.
+fn start(handle: &Handle, groups: &[Range<u64>]) -> bool {
+    let (batches, whole) = prepare(handle, groups);
+    let folios = batches.iter().map(Batch::folios).sum::<usize>();
+    handle.core.counters.add(Event::Readahead, folios as u64);
+    let mut requests = batches.into_iter().map(|batch| fill::request(handle, batch)).collect();
+    handle.mapping.backing.submit(&mut requests);
+    let taken = requests.is_empty();
+    fill::give_up(requests);
+    taken && whole
+}
+
+/// Memory for a part of a group.
+struct Got {
+    page: u64,
+    order: Order,
+    head: FrameNumber,
+    /// The group.
+    group: usize,
+}
+
+/// Steps 3 and 4: a batch for each group, or several where it has more folios than a request may,
+/// or where another thread's folio divides it. Also whether there was memory for all. Waits for
+/// nothing but locks.
+fn prepare<'a>(
+    handle: &'a Handle,
+    groups: &[Range<u64>],
+) -> (Vec<Batch<&'a Core, &'a Mapping>>, bool) {
+    let (got, whole) = allocate(handle, groups);
+    if got.is_empty() {
+        return (Vec::new(), whole);
+    }
+    let folios = got.iter().map(|got| (got.page, got.order, got.head));
+    let filling = fill::insert_all(handle, folios);
+    let mut batches: Vec<Batch<_, _>> = Vec::new();
+    let mut group = None;
+    for (got, filling) in got.iter().zip(filling) {
+        let Some(filling) = filling else { continue };
+        let same = group == Some(got.group);
+        let last = batches
+            .last_mut()
+            .filter(|last| same && last.end() == Some(got.page) && last.folios() < FOLIOS_MAX);
+        match last {
+            Some(batch) => batch.push(filling),
+            None => batches.push(Batch::of(handle, filling)),
+        }
+        group = Some(got.group);
+    }
+    (batches, whole)
+}
+
+/// Step 3, and whether it is done for all.
+fn allocate(handle: &Handle, groups: &[Range<u64>]) -> (Vec<Got>, bool) {
+    let core = &*handle.core;
+    let (mut all, mut frames) = (Vec::with_capacity(groups.len()), 0);
+    for (group, Range { start, end }) in groups.iter().cloned().enumerate() {
+        let mut page = start;
+        // Ends: each turn advances `page`.
+        while page < end {
+            if core.pressure.enough_on_its_way(&handle.mapping.on_its_way, frames) {
+                return (all, false);
+            }
+            let wish = Order::of_block_at(page, end).min(core.pressure.order_max);
+            // The first group alone may wait: see the head of `many/mod.rs`.
+            let waits = mutant::on(Mutant::GroupsWait);
+            let got = reclaim::allocate(core, wish, waits).ok().flatten();
+            let Some((head, order)) = got else { return (all, false) };
+            all.push(Got { page, order, head, group });
+            frames += order.frames();
+            page += u64::from(order.frames());
+        }
+    }
+    (all, true)
+}

@@ -1,0 +1,164 @@
+//! Many pages at once: reads, guards and prefetches of pages that need not be neighbours.
+//!
+//! What one page at a time waits for, memory or the source, many wait for at the same time. Here:
+//! the public calls, and what they share. Called by `file`.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | `read_many`, `get_many`, `borrow_many`: first what is quick, then the rest |
+//! | `hits.rs` | the quick part: three passes over blocks of pages |
+//! | `read_at.rs` | one entry of a `read_many` |
+//! | `misses.rs` | the source's part: what is absent of many pages, as one submission |
+//!
+//! # A batch, step by step
+//!
+//! 1. the three passes of `hits.rs`, block by block. They get what a single call gets without its
+//!    slow path. What they do not get is *left*: absent, on its way, or cached and in need of the
+//!    slow path;
+//! 2. of what is left, [`AT_ONCE`] entries at a time: begin to read all that is absent, in one
+//!    submission (`misses.rs`); a page that is wanted twice is read once;
+//! 3. each entry that is left by the single call's slow path, in the order of the batch. It waits
+//!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
+//!    begun in 2. So the single call decides what each entry's result is, and nothing depends on
+//!    how far 2 has got;
+//! 4. put both parts together, in the order of the batch.
+//!
+//! # Why batches do not wait for one another
+//!
+//! A folio on its way keeps others waiting, so the thread that has put it there must wait for
+//! nothing but its read. In 2 the first group of pages may wait for memory, when nothing of this
+//! batch is on its way; the others take what memory there is at once. After that the thread gives
+//! its requests to the engine, and reads by itself what the engine does not take, before it waits
+//! for anybody (3).
+//!
+//! The guards of `get_many` and `borrow_many` do keep memory while the rest of the batch is read,
+//! as a program's own guards do. Two batches that together want more than there is may both run out
+//! of patience (`reclaim`), and fail: then all their guards are dropped. `read_many` holds nothing
+//! from one entry to the next.
+
+mod hits;
+mod misses;
+mod read_at;
+
+use crate::borrow::{Borrowed, FolioRef, Reader};
+use crate::error::{Error, Result};
+use crate::handle::Handle;
+use hits::BLOCK;
+use misses::Absent;
+pub(crate) use misses::{prefetch, will_need};
+pub use read_at::ReadAt;
+
+/// Entries that are left for the slow path and that are begun to be read at a time: half of what
+/// the engine's ring takes.
+const AT_ONCE: usize = 64;
+
+impl Handle {
+    /// Carries out all `reads`. Returns the first of their errors.
+    #[inline]
+    pub(crate) fn read_many(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
+        let mut left = Vec::new();
+        for (block, some) in reads.chunks_mut(BLOCK).enumerate() {
+            self.read_block(some, |at| left.push(block * BLOCK + at));
+        }
+        if left.is_empty() { Ok(()) } else { self.read_left(reads, &left) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_left(&self, reads: &mut [ReadAt<'_>], left: &[usize]) -> Result<()> {
+        let mut first = Ok(());
+        let mut refused = None;
+        for some in left.chunks(AT_ONCE) {
+            let mut absent = Absent::new(self);
+            let misses: Vec<_> = some.iter().map(|&at| absent.add(reads[at].pages())).collect();
+            refused = refused.or_else(|| absent.read().err());
+            for (&at, miss) in some.iter().zip(misses) {
+                let ReadAt { offset, buf, result } = &mut reads[at];
+                *result = match &refused {
+                    None => self.long(buf, *offset, !miss),
+                    Some(error) => or_refused(self.try_long(buf, *offset), error),
+                };
+                let Err(error) = result else { continue };
+                if matches!(error, Error::NoMemory { .. }) {
+                    // Waiting once more for each of the others would bring nothing.
+                    refused.get_or_insert_with(|| error.clone());
+                }
+                if first.is_ok() {
+                    first = Err(error.clone());
+                }
+            }
+        }
+        first
+    }
+
+    /// All `pages` under counted references, in order.
+    #[inline]
+    pub(crate) fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
+        let (mut quick, mut left) = (Vec::with_capacity(pages.len()), Vec::new());
+        for (block, some) in pages.chunks(BLOCK).enumerate() {
+            self.get_block(some, &mut quick, |at| left.push(block * BLOCK + at));
+        }
+        if left.is_empty() {
+            return Ok(quick);
+        }
+        let slowly = |page, miss: bool| self.get_slowly(page, !miss);
+        self.with_left(pages, quick, &left, |page| self.try_get(page), slowly)
+    }
+
+    /// All `pages`, announced in slots of `reader` as far as it has any, in order.
+    #[inline]
+    pub(crate) fn borrow_many<'f, 'r>(
+        &'f self,
+        pages: &[u64],
+        reader: &'r Reader,
+    ) -> Result<Vec<Borrowed<'f, 'r>>> {
+        self.check_reader(reader)?;
+        let (mut quick, mut left) = (Vec::with_capacity(pages.len()), Vec::new());
+        for (block, some) in pages.chunks(BLOCK).enumerate() {
+            self.borrow_block(some, reader, &mut quick, |at| left.push(block * BLOCK + at));
+        }
+        if left.is_empty() {
+            return Ok(quick);
+        }
+        let slowly = |page, _| self.borrow_slowly(page, reader);
+        self.with_left(pages, quick, &left, |page| self.try_borrow(page, reader), slowly)
+    }
+
+    /// Steps 2 to 4 for guards: those of `pages`, of which the numbers in `left` are not among the
+    /// `quick` ones. `now` gets a page if it is cached; `slowly` gets any, and is told whether the
+    /// page was absent.
+    #[cold]
+    #[inline(never)]
+    fn with_left<G>(
+        &self,
+        pages: &[u64],
+        quick: Vec<G>,
+        left: &[usize],
+        now: impl Fn(u64) -> Result<Option<G>>,
+        slowly: impl Fn(u64, bool) -> Result<G>,
+    ) -> Result<Vec<G>> {
+        let mut late = Vec::with_capacity(left.len());
+        for some in left.chunks(AT_ONCE) {
+            let mut absent = Absent::new(self);
+            let page = |at: usize| pages[at]..pages[at].saturating_add(1);
+            let misses: Vec<_> = some.iter().map(|&at| absent.add(page(at))).collect();
+            let refused = absent.read();
+            for (&at, miss) in some.iter().zip(misses) {
+                late.push(match &refused {
+                    Ok(()) => slowly(pages[at], miss)?,
+                    Err(error) => or_refused(now(pages[at]), error)?,
+                });
+            }
+        }
+        let (mut quick, mut late) = (quick.into_iter(), late.into_iter());
+        let mut left = left.iter().peekable();
+        let mut next =
+            |at| if left.next_if_eq(&&at).is_some() { late.next() } else { quick.next() };
+        Ok((0..pages.len()).map(|at| next(at).expect("it is in one of the parts")).collect())
+    }
+}
+
+/// What an entry comes to once the batch has got an `error` that concerns all that is absent.
+fn or_refused<T>(now: Result<Option<T>>, error: &Error) -> Result<T> {
+    now?.ok_or_else(|| error.clone())
+}

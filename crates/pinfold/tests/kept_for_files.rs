@@ -1,0 +1,74 @@
+//! What a cache keeps for each file outside of its budget, by the program's allocator. It counts for
+//! the whole process, hence a file of its own with one test.
+
+#![cfg(not(loom))] // the model checker builds without the public types
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pinfold::source::Memory;
+use pinfold::{Cache, File, Options};
+
+/// The system's allocator, which counts what is in use.
+struct Counting;
+
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does all of it; a count changes nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const FILES: usize = 200;
+
+/// Bytes that each of the files which `open` makes takes: by the allocator, and by the statistics.
+fn each(cache: &Cache, mut open: impl FnMut(usize) -> File) -> (usize, usize) {
+    // What is allocated once.
+    let first = open(FILES);
+    let told = |stats: pinfold::Stats| (stats.files, stats.files_bytes, stats.directories_bytes);
+    let told_before = told(cache.stats());
+    let mut files = Vec::with_capacity(FILES);
+    let before = IN_USE.load(Ordering::Relaxed);
+    files.extend((0..FILES).map(&mut open));
+    let in_use = IN_USE.load(Ordering::Relaxed) - before;
+    let told_after = told(cache.stats());
+    assert_eq!(told_after.0 - told_before.0, FILES as u64);
+    drop((first, files));
+    let directories = (told_after.2 - told_before.2) as usize;
+    ((in_use - directories) / FILES, (told_after.1 - told_before.1) as usize / FILES)
+}
+
+#[test]
+fn what_is_kept_for_each_file_is_counted() {
+    let cache = Cache::new(Options::new(8 << 20).io_uring(false)).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |n: usize| dir.path().join(n.to_string());
+    (0..=FILES).for_each(|n| std::fs::write(path(n), vec![7; 10_000]).unwrap());
+    let of_system = each(&cache, |n| cache.open(path(n)).unwrap());
+    // The source is the program's own, and one for all.
+    let source = Arc::new(Memory::new(vec![7; 10_000]));
+    let attached = each(&cache, |_| cache.attach("file", source.clone()).unwrap());
+    for (kind, (in_use, told)) in [("opened", of_system), ("attached", attached)] {
+        println!(
+            "a file that is {kind}: {in_use} bytes by the allocator, {told} by the statistics"
+        );
+        assert!(told.abs_diff(in_use) < in_use / 8, "{kind}: {in_use} bytes, and told are {told}");
+        assert!((1_200..2_000).contains(&told), "{kind}: not about 1.6 KiB: {told}");
+    }
+    let left = cache.stats();
+    assert_eq!((left.files, left.files_bytes), (0, 0), "nothing is kept of a file that is gone");
+}

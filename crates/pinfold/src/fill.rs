@@ -527,11 +527,10 @@ pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request
 
 /// What a fill that ends with `error` counts as.
 fn failure(error: &Error) -> Event {
-    match error {
-        Error::Read { cause, .. } if cause.get_ref().is_some_and(|it| it.is::<NotBegun>()) => {
-            Event::ReadaheadDropped
-        }
-        _ => Event::FillError,
+    let Error::Read { cause, .. } = error else { return Event::FillError };
+    match cause.get_ref().and_then(|it| it.downcast_ref()) {
+        Some(NotBegun) => Event::ReadaheadDropped,
+        None => Event::FillError,
     }
 }
 

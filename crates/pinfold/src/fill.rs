@@ -456,12 +456,11 @@ pub(crate) fn insert_all(
     let all: Vec<_> = folios.clone().map(insert).collect();
     drop(changing);
     for ((_, _, head), filling) in folios.zip(&all) {
-        match filling {
-            Some(filling) => inserted(reader, filling),
-            None => {
-                not_inserted(core, head);
-                core.put(head);
-            }
+        if let Some(filling) = filling {
+            inserted(reader, filling);
+        } else {
+            not_inserted(core, head);
+            core.put(head);
         }
     }
     all

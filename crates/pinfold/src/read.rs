@@ -77,9 +77,9 @@ impl Handle {
             if self.short(buf, offset) {
                 return Ok(Some(buf.len()));
             }
-        } else {
-            self.counters().count(Event::EmptyRead);
+            return self.try_long(buf, offset);
         }
+        self.counters().count(Event::EmptyRead);
         self.try_long(buf, offset)
     }
 

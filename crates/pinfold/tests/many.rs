@@ -98,7 +98,9 @@ impl Device {
     fn go_on(&self) {
         self.stuck.store(false, Ordering::SeqCst);
         let kept = std::mem::take(&mut self.state.lock().unwrap().kept);
-        kept.into_iter().for_each(|request| self.finish(request));
+        for request in kept {
+            self.finish(request);
+        }
     }
 
     fn finish(&self, request: Request) {
@@ -486,9 +488,11 @@ fn batches_that_want_the_same_pages_all_end() {
                         some.reverse();
                     }
                     match file.get_many(&some) {
-                        Ok(got) => got.iter().zip(&some).for_each(|(got, &page)| {
-                            pattern().check(at(page), got).unwrap();
-                        }),
+                        Ok(got) => {
+                            for (got, &page) in got.iter().zip(&some) {
+                                pattern().check(at(page), got).unwrap();
+                            }
+                        }
                         Err(Error::NoMemory { .. }) => {}
                         Err(error) => panic!("{error}"),
                     }

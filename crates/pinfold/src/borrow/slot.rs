@@ -139,7 +139,7 @@ impl Handle {
     pub(crate) fn borrow_found<'f, 'r, const N: usize>(
         &'f self,
         pages: &[u64],
-        found: [Option<Found<'f>>; N],
+        found: &[Option<Found<'f>>; N],
         reader: &'r Reader,
         guards: &mut Vec<Borrowed<'f, 'r>>,
         mut left: impl FnMut(usize),
@@ -149,16 +149,18 @@ impl Handle {
             reader.light_fence::<true>();
         }
         let mut free = reader.free_slots();
-        let slots = found.map(|found| {
-            let (found, slot) = (found?, free.next()?);
-            announced(found, slot.0).then_some(slot)
-        });
+        let mut slots = [None; N];
+        for (found, slot) in found.iter().zip(&mut slots) {
+            let &Some(found) = found else { continue };
+            let Some(next) = free.next() else { break };
+            *slot = Some(next).filter(|next| announced(found, next.0));
+        }
         if !early {
             reader.light_fence::<true>();
         }
-        for (at, ((&page, found), slot)) in pages.iter().zip(found).zip(slots).enumerate() {
+        for (at, ((&page, found), slot)) in pages.iter().zip(found).zip(&slots).enumerate() {
             match (found, slot) {
-                (Some(found), Some(slot)) if confirmed::<true>(page, found, slot, reader) => {
+                (&Some(found), &Some(slot)) if confirmed::<true>(page, found, slot, reader) => {
                     guards.push(Borrowed::of(slot.1, self));
                 }
                 _ => left(at),

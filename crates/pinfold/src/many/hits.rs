@@ -42,16 +42,17 @@ impl Handle {
             let short = bytes != 0 && bytes <= longest;
             short.then_some((read.offset, Bytes(bytes as u64)))
         });
-        let found = self.begin::<true, _>(wanted);
+        let mut found = [None; BLOCK];
+        self.begin::<true, _>(wanted, &mut found);
         let shard = self.counters().shard();
-        for (at, (read, found)) in reads.iter_mut().zip(found).enumerate() {
+        for (at, (read, found)) in reads.iter_mut().zip(&found).enumerate() {
             let Some(bytes) = NonZero::new(read.buf.len()) else {
                 self.counters().count(Event::EmptyRead);
                 left(at);
                 continue;
             };
             shard.count_read(bytes);
-            if let Some(found) = found
+            if let &Some(found) = found
                 && self.copied(found, found.from.wrapping_add(found.at as usize), read.buf)
             {
                 read.result = Ok(bytes.get());
@@ -73,8 +74,9 @@ impl Handle {
         guards: &mut Vec<FolioRef<'a>>,
         mut left: impl FnMut(usize),
     ) {
-        let found = self.begin::<false, _>(pages.iter().map(|&page| Some((page, AnyPage))));
-        for (at, found) in found.into_iter().take(pages.len()).enumerate() {
+        let mut found = [None; BLOCK];
+        self.begin::<false, _>(pages.iter().map(|&page| Some((page, AnyPage))), &mut found);
+        for (at, found) in found.iter().take(pages.len()).enumerate() {
             match found.and_then(|found| self.get_found(found)) {
                 Some(guard) => guards.push(guard),
                 None => left(at),
@@ -91,16 +93,19 @@ impl Handle {
         guards: &mut Vec<Borrowed<'f, 'r>>,
         left: impl FnMut(usize),
     ) {
-        let found = self.begin::<false, _>(pages.iter().map(|&page| Some((page, AnyPage))));
-        self.borrow_found(pages, found, reader, guards, left);
+        let mut found = [None; BLOCK];
+        self.begin::<false, _>(pages.iter().map(|&page| Some((page, AnyPage))), &mut found);
+        self.borrow_found(pages, &found, reader, guards, left);
     }
 
     /// Passes 1 and 2 for what is `wanted`: from where on, in `BYTES` or in pages, and what of it.
+    /// What was not `found` stays as it was. (An array that is returned would be copied.)
     #[inline(always)]
-    fn begin<const BYTES: bool, W: Want>(
-        &self,
+    fn begin<'a, const BYTES: bool, W: Want>(
+        &'a self,
         wanted: impl Iterator<Item = Option<(u64, W)>> + Clone,
-    ) -> [Option<Found<'_>>; BLOCK] {
+        found: &mut [Option<Found<'a>>; BLOCK],
+    ) {
         let mut heads = [FrameNumber(0); BLOCK];
         for (wanted, head) in wanted.clone().zip(&mut heads) {
             let Some((from, _)) = wanted else { continue };
@@ -111,16 +116,14 @@ impl Handle {
                 prefetch(start.wrapping_add(offset as usize & (likely_bytes(*head) - 1)));
             }
         }
-        let mut found = [None; BLOCK];
-        for ((wanted, head), found) in wanted.zip(heads).zip(&mut found) {
+        for ((wanted, &head), found) in wanted.zip(&heads).zip(found) {
             let Some((from, want)) = wanted else { continue };
             let offset = if BYTES { from } else { from << PAGE_SHIFT };
-            *found = self.look(head, offset, want);
-            if let Some(found) = found {
-                prefetch(found.from.wrapping_add(found.at as usize));
+            if let Some(it) = self.look(head, offset, want) {
+                prefetch(it.from.wrapping_add(it.at as usize));
+                *found = Some(it);
             }
         }
-        found
     }
 }
 

@@ -121,7 +121,12 @@ impl Handle {
                     None => self.long(buf, *offset, !miss),
                     Some(error) => or_refused(self.try_long(buf, *offset), error),
                 };
-                if let (Ok(()), Err(error)) = (&first, &result) {
+                let Err(error) = result else { continue };
+                if matches!(error, Error::NoMemory { .. }) {
+                    // Waiting once more for each of the others would bring nothing.
+                    refused.get_or_insert_with(|| error.clone());
+                }
+                if first.is_ok() {
                     first = Err(error.clone());
                 }
             }

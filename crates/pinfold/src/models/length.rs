@@ -86,7 +86,7 @@ fn grown_short() {
 fn grown_counted() {
     let read = |model: &Model| {
         let (seen, mut buf) = (seen(model), [0; 8]);
-        if model.files[0].long(&mut buf, PAGE).expect("no failure") == 8 {
+        if model.files[0].long(&mut buf, PAGE, true).expect("no failure") == 8 {
             assert_eq!(word(&buf) >> 32, 1101, "bytes behind the old end");
         } else {
             assert_eq!(seen, PAGE + 4, "less than there is");

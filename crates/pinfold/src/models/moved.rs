@@ -20,7 +20,7 @@ pub(super) const COUNTED_MUTANTS: &[(Mutant, &str)] = &[
 /// A read that succeeds in the end, whatever happens.
 fn read_second(model: &Model) {
     let mut buf = [0; 8];
-    let got = model.files[0].long(&mut buf, PAGE);
+    let got = model.files[0].long(&mut buf, PAGE, true);
     assert_eq!(got.expect("the source does not fail"), 8);
     assert_eq!(word(&buf), model.sources[0].word(1), "wrong bytes");
 }

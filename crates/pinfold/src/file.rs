@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 use std::panic::{Location, RefUnwindSafe, UnwindSafe};
+use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
+use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader, Share, SharedFile};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
@@ -58,6 +59,7 @@ impl File {
     }
 
     /// What the ways in use.
+    #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -488,6 +490,25 @@ impl File {
         Ok(range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES as u64))
     }
 }
+
+// SAFETY: an `Rc` and its clones lead to one file, which lives as long as any of them; a file's
+// handle does not change.
+unsafe impl Share for Rc<File> {
+    #[inline(always)]
+    fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+impl SharedFile for Rc<File> {}
+
+// SAFETY: as above.
+unsafe impl Share for Arc<File> {
+    #[inline(always)]
+    fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+impl SharedFile for Arc<File> {}
 
 impl Clone for File {
     fn clone(&self) -> Self {

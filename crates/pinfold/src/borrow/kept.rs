@@ -2,7 +2,7 @@
 //!
 //! A guard of `counted.rs` borrows its file, so a struct cannot have both. Here: the same guard for
 //! programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard. Called by
-//! programs.
+//! programs; `file` says what a share is.
 //!
 //! # Why the bytes stay
 //!
@@ -11,27 +11,26 @@
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::rc::Rc;
-use std::sync::Arc;
 
 use super::FolioRef;
 use super::view::View;
 use crate::error::Result;
-use crate::file::File;
 
-mod sealed {
-    /// The promise that [`FolioOf`](super::FolioOf) relies on: all shares lead to one file, which
-    /// lives as long as any of them.
-    pub trait Sealed {}
-    impl Sealed for std::rc::Rc<crate::File> {}
-    impl Sealed for std::sync::Arc<crate::File> {}
+pub(crate) mod sealed {
+    use crate::handle::Handle;
+
+    /// What [`FolioOf`](super::FolioOf) needs of a share.
+    ///
+    /// # Safety
+    /// A share and all its clones always give the same handle, which lives as long as any of them.
+    pub unsafe trait Share {
+        /// The file's handle.
+        fn handle(&self) -> &Handle;
+    }
 }
 
 /// A share in a file: `Rc<File>` or `Arc<File>`. No other type can implement it.
-pub trait SharedFile: Clone + Deref<Target = File> + sealed::Sealed {}
-
-impl SharedFile for Rc<File> {}
-impl SharedFile for Arc<File> {}
+pub trait SharedFile: Clone + sealed::Share {}
 
 /// A page of a file, in place, under a counted reference, with a share of its file. Derefs to the
 /// page's bytes.
@@ -67,11 +66,11 @@ impl SharedFile for Arc<File> {}
 ///
 /// # Which share
 ///
-/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`] costs, and counts
+/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`](crate::File::get) costs, and counts
 ///   the share without an atomic addition.
 /// - With `Arc<File>` it may go to other threads. Its share costs an atomic addition and a
 ///   subtraction, on a count that only those who share this `Arc` use. Threads that each have an
-///   `Arc` of their own, of a [clone](File#impl-Clone-for-File) of the file, do not meet there.
+///   `Arc` of their own, of a [clone](crate::File#impl-Clone-for-File) of the file, do not meet there.
 /// - [`FolioRef::into_owned`] needs no share, but counts where all such guards of the cache do.
 ///
 /// A thread that would not give an `Rc` away cannot give the guard away either:
@@ -97,11 +96,11 @@ unsafe impl<F: SharedFile + Send> Send for FolioOf<F> {}
 unsafe impl<F: SharedFile + Sync> Sync for FolioOf<F> {}
 
 impl<F: SharedFile> FolioOf<F> {
-    /// The page number `page` (bytes `page * 4096` and up) of `file`, as [`File::get`], with another
-    /// share of `file`.
+    /// The page number `page` (bytes `page * 4096` and up) of `file`, as
+    /// [`File::get`](crate::File::get), with another share of `file`.
     ///
     /// # Errors
-    /// As [`File::get`].
+    /// As [`File::get`](crate::File::get).
     #[inline]
     pub fn get(file: &F, page: u64) -> Result<Self> {
         let view = file.handle().get(page)?.into_view();

@@ -20,6 +20,8 @@ mod view;
 
 pub use counted::FolioRef;
 #[cfg(not(loom))]
+pub(crate) use kept::sealed::Share;
+#[cfg(not(loom))]
 pub use kept::{FolioOf, SharedFile};
 pub use optimistic::Optimistic;
 pub use reader::Reader;

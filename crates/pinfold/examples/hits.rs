@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The difference between two runs, over the difference between their numbers of hits, is what one
-//! hit takes; that of `empty` is the loop's. The ways whose names end with `-many` make their hits in
-//! batches of 16, all of the same page: what they show over `empty-many` is of a batch, a 16th of
-//! which is of a hit.
+//! hit takes; that of `empty` is the loop's. The ways whose names end with `-many` make batches of
+//! 16 hits of the same page: what they show over `empty-many` is of a batch, and a 16th of it of a
+//! hit.
 
 use std::hint::black_box;
 use std::rc::Rc;

@@ -94,13 +94,13 @@ impl Handle {
         let Some(found) = found else { return false };
         let from = found.from;
         let from = predicted(from, found.at as usize, offset as usize & (PAGE_BYTES - 1));
-        self.copied(found, from, buf)
+        self.copy_found(found, from, buf)
     }
 
     /// Steps 4 and 5, of a folio that has `buf.len()` bytes from `from` on, where byte `found.at`
     /// of it is.
     #[inline(always)]
-    pub(crate) fn copied(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
+    pub(crate) fn copy_found(&self, found: Found<'_>, from: *const u8, buf: &mut [u8]) -> bool {
         let Found { frame, head, stamp, .. } = found;
         // SAFETY: `at + bytes` is within the folio's order, so the source lies inside the arena
         // (see the module's documentation) and may be read by racing loads; `buf` is the caller's

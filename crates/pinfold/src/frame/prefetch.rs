@@ -1,7 +1,7 @@
 //! Asks the processor for memory that will soon be read.
 //!
-//! A prefetch is a hint: it reads nothing into a register, waits for nothing, and has no effect that
-//! a program can see but on time. So it may name any address. Called by `many`.
+//! A prefetch is a hint: it reads nothing into a register, waits for nothing, and has no effect
+//! that a program can see but on time. So it may name any address. Called by `many`.
 
 /// Asks for the line of the processor's caches in which `address` lies.
 #[inline(always)]
@@ -9,7 +9,7 @@ pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint: it accesses no memory as the program sees it, wherever the address points.
+        // SAFETY: a hint: it accesses no memory as the program sees it, wherever it points.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(target_arch = "aarch64")]

@@ -13,8 +13,8 @@
 //! single call may meet between two of its steps, may happen between two passes. Borrows of a block
 //! share one fence, between the announcements of all and the comparisons of all.
 //!
-//! What a prefetch brings depends on how many lines a core can wait for at a time, which is 10 to
-//! 16 of today's: hence the size of a block. Blocks of 8 and of 32 were slower (docs/log.md).
+//! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
+//! size of a block.
 //!
 //! Called by `many/mod.rs`.
 
@@ -27,7 +27,7 @@ use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::handle::Handle;
 use crate::read::Bytes;
 
-use super::ReadAt;
+use super::read_at::ReadAt;
 
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
@@ -53,7 +53,7 @@ impl Handle {
             };
             shard.count_read(bytes);
             if let &Some(found) = found
-                && self.copied(found, found.from.wrapping_add(found.at as usize), read.buf)
+                && self.copy_found(found, found.from.wrapping_add(found.at as usize), read.buf)
             {
                 read.result = Ok(bytes.get());
                 continue;

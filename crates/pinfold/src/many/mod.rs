@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `mod.rs` | `read_many`, `get_many`, `borrow_many`: first what is quick, then the rest |
 //! | `hits.rs` | the quick part: three passes over blocks of pages |
+//! | `read_at.rs` | one entry of a `read_many` |
 //! | `misses.rs` | the source's part: what is absent of many pages, as one submission |
 //!
 //! # A batch, step by step
@@ -37,63 +38,19 @@
 
 mod hits;
 mod misses;
+mod read_at;
 
 use crate::borrow::{Borrowed, FolioRef, Reader};
 use crate::error::{Error, Result};
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use hits::BLOCK;
 use misses::Absent;
 pub(crate) use misses::{prefetch, will_need};
+pub use read_at::ReadAt;
 
 /// Entries that are left for the slow path and that are begun to be read at a time: half of what
 /// the engine's ring takes.
 const AT_ONCE: usize = 64;
-
-/// The most pages of one entry that are begun at a time; what a longer read wants beyond them, it
-/// reads as a single one does.
-const ENTRY_PAGES: u64 = 512;
-
-/// One read of a [`File::read_many`](crate::File::read_many): from where, to where, and what came
-/// of it.
-///
-/// ```
-/// # use pinfold::{Cache, Options, ReadAt, source::Memory};
-/// # let cache = Cache::new(Options::new(8 << 20))?;
-/// let file = cache.attach("bytes", std::sync::Arc::new(Memory::new(vec![7; 5000])))?;
-/// let (mut head, mut tail) = ([0; 16], [0; 16]);
-/// let mut reads = [ReadAt::new(0, &mut head), ReadAt::new(4990, &mut tail)];
-/// file.read_many(&mut reads)?;
-/// let got = reads.map(|read| read.result);
-/// assert!(matches!(got, [Ok(16), Ok(10)]));
-/// assert_eq!((head, &tail[..10]), ([7; 16], &[7; 10][..]));
-/// # Ok::<(), pinfold::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct ReadAt<'b> {
-    /// The offset in the file, in bytes.
-    pub offset: u64,
-    /// Where the bytes go. Behind those that were read, and after an error, its contents are
-    /// unspecified.
-    pub buf: &'b mut [u8],
-    /// Set by `read_many`, whatever was there before: what [`File::read_at`](crate::File::read_at)
-    /// would have returned for this read.
-    pub result: Result<usize>,
-}
-
-impl<'b> ReadAt<'b> {
-    /// A read of `buf.len()` bytes from `offset` on.
-    pub fn new(offset: u64, buf: &'b mut [u8]) -> Self {
-        ReadAt { offset, buf, result: Ok(0) }
-    }
-
-    /// The pages that it wants, as far as they are begun with those of other reads.
-    fn pages(&self) -> std::ops::Range<u64> {
-        let end = self.offset.saturating_add(self.buf.len() as u64).div_ceil(PAGE_BYTES as u64);
-        let start = self.offset >> PAGE_SHIFT;
-        start..end.min(start + ENTRY_PAGES)
-    }
-}
 
 impl Handle {
     /// Carries out all `reads`. Returns the first of their errors.

@@ -78,8 +78,8 @@ fn batches_of_copies_with_too_little_memory_all_end() {
     holds_and_catches(Stores::AtOnce, copies, &mutants);
 }
 
-/// Two frames: one thread holds a page while it reads another one, which is among those that a batch
-/// wants. If the batch waited for memory with that page on its way, neither would go on.
+/// Two frames: one thread holds a page while it reads another one, which is among those that a
+/// batch wants. If the batch waited for memory with that page on its way, neither would go on.
 fn starved() {
     let hold_and_read = |fixture: &Fixture| {
         for _ in 0..2 {

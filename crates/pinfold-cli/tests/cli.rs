@@ -306,6 +306,146 @@ fn bench_miss_refuses_what_makes_no_sense() {
     );
 }
 
+const BATCH_IN_MEMORY: [&str; 10] = [
+    "empty",
+    "memcpy",
+    "memcpy-prefetch",
+    "mmap",
+    "pinfold-read",
+    "pinfold-read-many",
+    "pinfold-get",
+    "pinfold-get-many",
+    "pinfold-borrow",
+    "pinfold-borrow-many",
+];
+const BATCH_LIMITED: [&str; 7] = [
+    "ring-direct",
+    "mmap",
+    "pread",
+    "pread-fadvise",
+    "pinfold-get",
+    "pinfold-prefetch",
+    "pinfold-many",
+];
+
+/// What a row is of, its metric apart.
+fn cell_of(row: &Value) -> (String, String, u64, u64) {
+    let text = |key: &str| row[key].as_str().unwrap().to_owned();
+    let number = |key: &str| row[key].as_u64().unwrap();
+    (text("case"), text("engine"), number("threads"), number("batch"))
+}
+
+/// Every engine in every case with every number of threads and every batch.
+fn batch_cells(cases: [&str; 2], engines: &[&str]) -> BTreeSet<(String, String, u64, u64)> {
+    let mut cells = BTreeSet::new();
+    for case in cases {
+        for engine in engines {
+            for (threads, batch) in [(1, 1), (1, 8), (3, 1), (3, 8)] {
+                cells.insert((case.to_owned(), (*engine).to_owned(), threads, batch));
+            }
+        }
+    }
+    cells
+}
+
+#[test]
+fn bench_batch_gives_a_row_for_everything() {
+    let quick = ["--threads", "1,3", "--seconds", "0.02", "--warm-up", "0.05", "--runs", "1"];
+    let small = ["--batches", "1,8", "--file-bytes", "32M", "--budget", "4M", "--dir", on_disk()];
+    let result = json(&[&["bench", "batch", "--json", "-"], &quick[..], &small[..]].concat());
+    assert_eq!(result["bench"], "batch");
+    let rows = result["rows"].as_array().unwrap();
+    let ring = rows.iter().any(|row| row["engine"] == "ring-direct");
+    // Some systems do not let it have a ring.
+    let limited_engines = if ring { &BATCH_LIMITED[..] } else { &BATCH_LIMITED[1..] };
+    let in_memory = batch_cells(["memory", "memory-4K"], &BATCH_IN_MEMORY);
+    let limited = batch_cells(["graph", "random"], limited_engines);
+    let cells = |metric, with_limit: bool| {
+        let rows = rows_of(&result, metric).into_iter();
+        let rows: Vec<_> =
+            rows.filter(|row| (row["engine"] == "limit") == with_limit).map(cell_of).collect();
+        let cells: BTreeSet<_> = rows.iter().cloned().collect();
+        assert_eq!(rows.len(), cells.len() * if with_limit { 3 } else { 1 }, "{metric}");
+        cells
+    };
+    assert_eq!(cells("ops_per_s", false), in_memory.union(&limited).cloned().collect());
+    assert_eq!(cells("p99_ns", false), limited);
+    // The kernel need not count what it reads from storage; the cache does.
+    let hits = cells("hit_ratio", false);
+    let cached = batch_cells(["graph", "random"], &BATCH_LIMITED[4..]);
+    assert!(hits.is_superset(&cached) && hits.is_subset(&limited), "{hits:?}");
+    let limits = if ring { batch_cells(["graph", "random"], &["limit"]) } else { BTreeSet::new() };
+    assert_eq!(cells("ops_per_s", true), limits);
+    for row in rows {
+        assert_eq!(row["file_bytes"], 32 << 20);
+        let block = if row["case"].as_str().unwrap().starts_with("memory") { 64 } else { 4096 };
+        assert_eq!(row["block_bytes"], block);
+        let median = row["median"].as_f64().unwrap();
+        match row["metric"].as_str().unwrap() {
+            "hit_ratio" => {
+                // An eighth of the file fits. The kernel may use what the process does not need.
+                let cached = row["engine"].as_str().unwrap().starts_with("pinfold");
+                let most = if cached { 0.25 } else { 1.0 };
+                assert!((0.0..=most).contains(&median), "{row}");
+            }
+            _ => assert!(median > 10.0, "{row}"),
+        }
+    }
+    let known = ["cgroup v1", "cgroup v2", "not limited"];
+    assert!(known.contains(&result["params"]["limited"]["limit"].as_str().unwrap()));
+}
+
+#[test]
+fn bench_batch_fits_a_terminal_and_says_what_is_beside_what() {
+    let shown = pinfold(&["bench", "batch", "--seconds", "0.005", "--warm-up", "0", "--runs", "1"])
+        .args(["--file-bytes", "8M", "--budget", "2M", "--cases", "memory,graph", "--dir"])
+        .arg(on_disk())
+        .assert()
+        .success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    let tables = shown.lines().filter(|line| line.contains('─') || line.contains('±'));
+    for line in tables {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    for part in [
+        "memory, 1 threads: 64 B of 8 MiB, reads per second",
+        " read-many/read ",
+        " read-many/memcpy ",
+        " get-many/get ",
+        " borrow-many/borrow ",
+        "graph: batches of 8 pages of 4 KiB, pages per second",
+        "graph: what 99 of 100 batches of 8 take at most, ns",
+        " many/pread-fadvise ",
+        "hits pinfold-many ",
+    ] {
+        assert!(shown.contains(part), "no {part:?} in:\n{shown}");
+    }
+    assert_eq!(shown.contains(" many/limit "), !shown.contains("ring-direct is left out"));
+}
+
+#[test]
+fn bench_batch_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["bench", "batch"]).args(args).assert().failure().stderr(contains(why));
+    };
+    refused(&["--batches", "0"], "--batches 0: must be from 1 to 256");
+    refused(&["--batches", "8,257"], "--batches 257: must be from 1 to 256");
+    refused(&["--file-bytes", "5000"], "--file-bytes 4.9 KiB: must be a multiple of 4 KiB");
+    refused(&["--file-bytes", "64M"], "nothing is missed unless it is larger than --budget");
+    refused(&["--file-bytes", "8000G", "--cases", "memory"], "choose a smaller --file-bytes");
+    refused(&["--cases", "scan"], "--cases scan: no such case; there are memory, memory-4K, graph");
+    refused(&["--only", "pwrite"], "--only pwrite: no such engine; there are empty, memcpy");
+    refused(&["--cases", "memory", "--only", "pread"], "nothing to measure: no such engine");
+    refused(&["--warm-up", "NaN"], "--warm-up NaN: must be from 0 to 3600");
+    refused(&["--processes", "2"], "--processes: this benchmark has threads only");
+    refused(&["--dir", "/proc"], "cannot write a file of 4 KiB in /proc");
+    let nowhere = ["--file-bytes", "1M", "--cases", "memory", "--memory-dir", "/no/such/dir"];
+    refused(&nowhere, "cannot use the directory /no/such/dir");
+    let quick = ["--file-bytes", "2M", "--cases", "graph", "--only", "pinfold-many"];
+    let tiny = [&quick[..], &["--budget", "64K", "--dir", on_disk()]].concat();
+    refused(&tiny, "a budget of 65536 bytes: it must be from");
+}
+
 fn file_of(bytes: usize) -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir_in(on_disk()).unwrap();
     let path = dir.path().join("file");

@@ -44,10 +44,10 @@ impl Ways {
             }
             Way::Get => block.copy_from_slice(&self.file.get(page)?[..BLOCK_BYTES]),
             Way::GetRc => {
-                block.copy_from_slice(&FolioOf::get(&self.of_thread, page)?[..BLOCK_BYTES])
+                block.copy_from_slice(&FolioOf::get(&self.of_thread, page)?[..BLOCK_BYTES]);
             }
             Way::GetArc => {
-                block.copy_from_slice(&FolioOf::get(&self.of_threads, page)?[..BLOCK_BYTES])
+                block.copy_from_slice(&FolioOf::get(&self.of_threads, page)?[..BLOCK_BYTES]);
             }
             Way::GetOwned => {
                 block.copy_from_slice(&self.file.get(page)?.into_owned()[..BLOCK_BYTES]);

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 use std::panic::{Location, RefUnwindSafe, UnwindSafe};
-use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader, Share, SharedFile};
+use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
+use crate::futures::{Get, GetMany, Read};
 use crate::handle::Handle;
 use crate::index::PAGES_END;
 use crate::many::{self, ReadAt};
@@ -59,7 +59,6 @@ impl File {
     }
 
     /// What the ways in use.
-    #[cfg(test)]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -103,6 +102,42 @@ impl File {
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
         self.handle.get(page)
+    }
+
+    /// As [`read_at`](Self::read_at), without blocking the thread that polls the future: the runtime
+    /// is told when the bytes are there. Any runtime will do.
+    ///
+    /// A future that is dropped leaves no trace but a page or two in the cache. While memory is
+    /// short, futures wait for it in turn, and fail with [`Error::NoMemory`] as threads do.
+    ///
+    /// Cost of a hit: as `read_at`. Of a miss: the read, and one wake-up by the thread that
+    /// completes it.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    #[inline]
+    pub fn read_at_async<'b>(&self, buf: &'b mut [u8], offset: u64) -> Read<'_, 'b> {
+        Read::new(&self.handle, buf, offset)
+    }
+
+    /// As [`get`](Self::get), without blocking the thread that polls the future; see
+    /// [`read_at_async`](Self::read_at_async).
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    #[inline]
+    pub fn get_async(&self, page: u64) -> Get<'_> {
+        Get::new(&self.handle, page)
+    }
+
+    /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. The first poll
+    /// begins to read all that are not cached. A page may occur more than once.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get), of the first page that fails; then none stays held. If the budget
+    /// cannot hold all of them at once, that is [`Error::NoMemory`].
+    pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
+        GetMany::new(&self.handle, pages)
     }
 
     /// The page number `page` (bytes `page * 4096` and up), in place, announced in a slot of
@@ -492,25 +527,6 @@ impl File {
         Ok(range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES as u64))
     }
 }
-
-// SAFETY: an `Rc` and its clones lead to one file, which lives as long as any of them; a file's
-// handle does not change.
-unsafe impl Share for Rc<File> {
-    #[inline(always)]
-    fn handle(&self) -> &Handle {
-        &self.handle
-    }
-}
-impl SharedFile for Rc<File> {}
-
-// SAFETY: as above.
-unsafe impl Share for Arc<File> {
-    #[inline(always)]
-    fn handle(&self) -> &Handle {
-        &self.handle
-    }
-}
-impl SharedFile for Arc<File> {}
 
 impl Clone for File {
     fn clone(&self) -> Self {

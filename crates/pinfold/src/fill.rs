@@ -33,14 +33,25 @@ use pinfold_policy::Shadow;
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, Result};
-use crate::frame::{Flags, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
+use crate::frame::{Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
-use crate::source::{Extent, Request};
+use crate::source::{self, Extent, Request};
 use crate::stream::Plan;
+
+/// Who wants what is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// A thread that waits for the first folio, and for its memory.
+    Thread,
+    /// A future that waits for the first folio. It does not wait here for memory.
+    Future,
+    /// Nobody: it is read ahead.
+    Nobody,
+}
 
 /// The most folios of one request to the source.
 pub(crate) const FOLIOS_MAX: usize = 64;
@@ -48,12 +59,6 @@ pub(crate) const FOLIOS_MAX: usize = 64;
 /// The most requests prepared before they are submitted: until then their memory is of no use to
 /// anyone.
 const REQUESTS_MAX: usize = 8;
-
-/// The error of a read ahead that was not begun, because too much was under way. No source has seen
-/// it.
-#[derive(Debug, thiserror::Error)]
-#[error("it was not begun: too many reads ahead are under way")]
-struct NotBegun;
 
 /// A folio being filled: in the index, with a reference of the filler's.
 #[derive(Debug)]
@@ -79,9 +84,9 @@ pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
-    /// A reader waits for it, so an error is left for all waiters. Otherwise an error only removes
-    /// the folios, and threads that waited read for themselves.
-    awaited: bool,
+    /// If somebody waits for it, an error is left for all waiters. Otherwise an error only removes
+    /// the folios, and those that waited read for themselves.
+    wanted: For,
 }
 
 impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
@@ -137,6 +142,9 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
         // One shared cause for all waiters: an `io::Error` cannot be cloned.
         let read = read.map_err(Arc::new);
+        // One that was not even started is tried again by whoever waits.
+        let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
+        let told = self.wanted != For::Nobody && !refused;
         let mut keep = keep_first;
         // Each folio leaves the batch before it lands: if landing panics, the drop lands the
         // others.
@@ -157,7 +165,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                     cause: cause.clone(),
                 }),
             };
-            land(&self.core, &self.mapping, &filling, checked, self.awaited);
+            land(&self.core, &self.mapping, &filling, checked, told);
             if !std::mem::take(&mut keep) {
                 self.core.put(filling.head);
             }
@@ -169,14 +177,14 @@ impl<'a> Batch<&'a Core, &'a Mapping> {
     /// A batch of one folio so far, for which no reader waits in particular.
     pub(crate) fn of(reader: &'a Handle, filling: Filling) -> Self {
         let (core, mapping) = (&*reader.core, &*reader.mapping);
-        Batch { core, mapping, folios: VecDeque::from([filling]), awaited: false }
+        Batch { core, mapping, folios: VecDeque::from([filling]), wanted: For::Nobody }
     }
 
     /// The same batch with owned handles, which outlives the call.
     fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         let folios = std::mem::take(&mut self.folios);
-        Batch { core, mapping, folios, awaited: self.awaited }
+        Batch { core, mapping, folios, wanted: self.wanted }
     }
 }
 
@@ -242,11 +250,21 @@ fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
 /// Waits for a folio that is being filled. `None`: it was dropped meanwhile.
 fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
     let frame = held.frame();
-    let on_its_way = || frame.is_changing() && frame.identity().mapping != MAPPING_NONE;
-    if on_its_way() {
+    if is_on_its_way(frame) {
         core.counters.count(Event::Wait);
-        core.waiters.wait(held.head().0, || !on_its_way());
+        core.waiters.wait(held.head().0, || !is_on_its_way(frame));
     }
+    arrived(core, held)
+}
+
+/// Whether a folio that the caller holds is being filled: what there is to wait for.
+pub(crate) fn is_on_its_way(frame: &Frame) -> bool {
+    frame.is_changing() && frame.identity().mapping != MAPPING_NONE
+}
+
+/// What came of a folio that is not on its way any more. `None`: it was dropped meanwhile.
+pub(crate) fn arrived<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
+    let frame = held.frame();
     if !frame.is_changing() {
         return Ok(Some(held));
     }
@@ -259,7 +277,7 @@ fn arrive<'a>(core: &Core, held: Held<'a>) -> Result<Option<Held<'a>>> {
 /// Fills the folio of `page` and the rest of the plan; `None` if another thread was faster.
 fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     let core = &reader.core;
-    let batch = prepare(reader, page, plan.now_end, true)?;
+    let batch = prepare(reader, page, plan.now_end, For::Thread)?;
     let Some(head) = batch.folios.front().map(|first| first.head) else { return Ok(None) };
     core.counters.count(Event::Miss);
     let after = batch.folios.back().map_or(page, Filling::end);
@@ -269,6 +287,60 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     batch.read(true);
     // This reader gets the error of its own fill, even if no other thread waited.
     arrive(core, Held::adopt(core, head))
+}
+
+/// What a future gets of a page: see [`begin`].
+pub(crate) enum Begun<'a> {
+    /// The folio, up to date or on its way.
+    Held(Held<'a>),
+    /// There is no memory for it, or enough is on its way already.
+    NoMemory,
+    /// No worker takes the read at the moment.
+    NoWorker,
+}
+
+/// The same as [`get`] for a future, which waits for nothing here. `plan` stays with the future:
+/// it is made by the first call that has to read something.
+#[cold]
+#[inline(never)]
+pub(crate) fn begin<'a>(
+    reader: &'a Handle,
+    page: u64,
+    bytes: usize,
+    plan: &mut Option<Plan>,
+) -> Result<Begun<'a>> {
+    let core = &reader.core;
+    core.check_owner()?;
+    // Ends: as `get_as`.
+    loop {
+        if let Some(held) = find(reader, page)? {
+            return Ok(Begun::Held(held));
+        }
+        let plan = *plan
+            .get_or_insert_with(|| reader.stream.on_miss(page, bytes, reader.mapping.len_bytes()));
+        let batch = prepare(reader, page, plan.now_end, For::Future)?;
+        let Some(head) = batch.folios.front().map(|first| first.head) else {
+            if reader.mapping.index.lookup(page).is_some() {
+                continue; // another thread was faster
+            }
+            return Ok(Begun::NoMemory);
+        };
+        core.counters.count(Event::Miss);
+        let after = batch.folios.back().map_or(page, Filling::end);
+        // The future's own reference, beside that of the filler, which the request gives back.
+        core.frames.frame(head).count.get(1);
+        let held = Held::adopt(core, head);
+        let mut requests = vec![request(reader, batch).awaited()];
+        reader.mapping.backing.submit(&mut requests);
+        if let Some(refused) = requests.pop() {
+            refused.refuse();
+            return Ok(Begun::NoWorker);
+        }
+        if plan.ahead_end > after {
+            start_ahead(reader, after, plan);
+        }
+        return Ok(Begun::Held(held));
+    }
 }
 
 /// Called by a reader that meets a readahead mark.
@@ -303,7 +375,7 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
         // Up to a multiple of the window, so that it is one folio and not parts of two.
         let window = u64::from(plan.window_pages);
         let end = ((start / window + 1) * window).min(plan.ahead_end);
-        let Ok(batch) = prepare(reader, start, end, false) else { break };
+        let Ok(batch) = prepare(reader, start, end, For::Nobody) else { break };
         let Some(last) = batch.folios.back() else {
             if reader.mapping.index.lookup(start).is_none() {
                 break; // no memory is free
@@ -334,25 +406,26 @@ pub(crate) fn give_up(requests: Vec<Request>) {
         return std::mem::forget(requests);
     }
     for request in requests {
-        request.finish(Err(io::Error::other(NotBegun)));
+        request.refuse();
     }
 }
 
 /// Steps 1 and 2 for as many folios from `page` on as fit before `end` and before the next folio in
-/// the index; the first has `page`. Empty if the index has `page` by now. With `urgent`, evicts for
-/// the first folio, or returns the error why it cannot.
+/// the index; the first has `page`. Empty if the index has `page` by now. For a thread, evicts for
+/// the first folio, or returns the error why it cannot; otherwise it is also empty if no memory is
+/// free.
 pub(crate) fn prepare(
     reader: &Handle,
     page: u64,
     end: u64,
-    urgent: bool,
+    wanted: For,
 ) -> Result<Batch<&Core, &Mapping>> {
     let (core, mapping) = (&*reader.core, &*reader.mapping);
-    let mut batch = Batch { core, mapping, folios: VecDeque::new(), awaited: urgent };
+    let mut batch = Batch { core, mapping, folios: VecDeque::new(), wanted };
     let mut at = page;
     while at < end && batch.folios.len() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
-        let needed = urgent && batch.folios.is_empty();
+        let needed = wanted == For::Thread && batch.folios.is_empty();
         if !needed && core.pressure.enough_on_its_way(&mapping.on_its_way, 0) {
             break;
         }
@@ -369,7 +442,7 @@ pub(crate) fn prepare(
                 if order == Order::MIN || !batch.folios.is_empty() {
                     break;
                 }
-                return prepare(reader, page, page + 1, urgent);
+                return prepare(reader, page, page + 1, wanted);
             }
             Err(NotInserted::NoMemory(error)) => {
                 core.put(head);
@@ -526,10 +599,9 @@ pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request
 
 /// What a fill that ends with `error` counts as.
 fn failure(error: &Error) -> Event {
-    let Error::Read { cause, .. } = error else { return Event::FillError };
-    match cause.get_ref().and_then(|it| it.downcast_ref()) {
-        Some(NotBegun) => Event::ReadaheadDropped,
-        None => Event::FillError,
+    match error {
+        Error::Read { cause, .. } if source::is_refusal(cause) => Event::ReadaheadDropped,
+        _ => Event::FillError,
     }
 }
 
@@ -589,7 +661,7 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, 
 mod tests {
     use std::sync::Arc;
 
-    use super::prepare;
+    use super::{For, prepare};
     use crate::mutant::{self, Mutant};
     use crate::source::Memory;
     use crate::{Cache, Error, File, Options};
@@ -603,7 +675,7 @@ mod tests {
     #[test]
     fn a_batch_that_is_dropped_lands_with_an_error_for_all_who_wait() {
         let (cache, file) = file();
-        let batch = prepare(file.handle(), 1, 7, true).unwrap();
+        let batch = prepare(file.handle(), 1, 7, For::Thread).unwrap();
         let folios = batch.folios.len() as u64;
         assert!(folios > 1, "pages 1 to 6 are no folio");
         assert_eq!(cache.stats().fills_in_flight, folios);
@@ -630,7 +702,7 @@ mod tests {
     fn a_batch_that_is_forgotten_stays_on_its_way() {
         mutant::with(Some(Mutant::BatchForgotten), || {
             let (cache, file) = file();
-            drop(prepare(file.handle(), 1, 7, true).unwrap());
+            drop(prepare(file.handle(), 1, 7, For::Thread).unwrap());
             assert_ne!(cache.stats().fills_in_flight, 0, "the mutant does nothing");
         });
     }

@@ -35,13 +35,13 @@
 //! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is good | nothing |
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio | all folios of the range |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same as for each, but what one waits for in memory, all wait for together | as for each |
+//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | as without `async`, once it is ready |
 //! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | as without `try` |
 //!
 //! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the others
 //! take the number of a page.
 //!
-//! There is no way yet to map a file into memory, to write, or to wait for a page without blocking
-//! a thread.
+//! There is no way yet to map a file into memory, or to write.
 //!
 //! ## Copy: `read_at`
 //!
@@ -232,9 +232,13 @@ mod fork;
 mod found;
 mod frame;
 mod freeze;
+pub mod futures;
+mod guarded;
 mod handle;
 mod holders;
 mod index;
+#[cfg(not(loom))]
+mod kept;
 mod many;
 mod mapping;
 #[cfg(all(test, loom))]
@@ -260,13 +264,15 @@ mod sync;
 mod wait;
 
 #[cfg(not(loom))]
-pub use borrow::{Borrowed, FolioOf, FolioRef, Optimistic, Reader, SharedFile};
+pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;
+#[cfg(not(loom))]
+pub use kept::{FolioOf, SharedFile};
 #[cfg(not(loom))]
 pub use many::ReadAt;
 #[cfg(feature = "testing")]

@@ -57,6 +57,14 @@ mutants! {
     /// An insert does not check whether there is a folio already.
     InsertBlindly,
 
+    // ---- of futures ----
+    /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.
+    LeaveUnlocked,
+    /// The reclaiming thread does not look after the futures that queue for memory.
+    QueueForgotten,
+    /// A future that is dropped after it was woken does not wake the next.
+    DropKeepsTurn,
+
     // ---- of the short read ----
     /// The version is not validated at the end.
     NoLastLook,
@@ -280,7 +288,7 @@ mod one_thread {
     }
 
     /// Switches `mutant` on for this thread while `body` runs.
-    pub(crate) fn with(mutant: Option<Mutant>, body: impl FnOnce()) {
+    pub(crate) fn with<T>(mutant: Option<Mutant>, body: impl FnOnce() -> T) -> T {
         struct Off;
         impl Drop for Off {
             fn drop(&mut self) {
@@ -289,7 +297,7 @@ mod one_thread {
         }
         let _off = Off;
         ON.with(|on| on.set(mutant));
-        body();
+        body()
     }
 
     pub(crate) fn on(mutant: Mutant) -> bool {

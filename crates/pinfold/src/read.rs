@@ -134,7 +134,7 @@ impl Handle {
 
     /// # Errors
     /// [`Error::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
-    fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
+    pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Error::Range { path: self.mapping.path.clone(), offset, bytes });

@@ -1,47 +1,134 @@
-//! Waiting for a change of a folio, without spinning.
+//! Waiting for a change of a folio, without spinning: threads sleep, futures leave a waker.
 //!
-//! Called by `fill`: threads that find a folio being filled wait here, and its filler wakes them.
+//! Called by `fill` and `futures`: who finds a folio being filled waits here, and its filler wakes
+//! all of them.
 
+use std::task::Waker;
+
+use crate::guarded::quietly;
 use crate::mutant::{self, Mutant};
 use crate::sizes::WAIT_STRIPES as STRIPES;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Wait queues, shared by all folios of a cache.
 ///
-/// A waiter checks its condition under the stripe's mutex and sleeps atomically with its release. A
-/// waker makes the condition true, then takes and drops the mutex, so that no waiter is between its
-/// check and its sleep, and wakes all.
+/// A waiter checks its condition under the stripe's mutex, and falls asleep or leaves its waker
+/// before it releases it. Who wakes makes the condition true, then takes the mutex, so that no
+/// waiter is between its check and its sleep, and wakes all.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    stripes: Box<[(Mutex<()>, Condvar)]>,
+    stripes: Box<[Stripe]>,
+}
+
+#[derive(Debug)]
+struct Stripe {
+    futures: Mutex<Vec<Left>>,
+    wake: Condvar,
+}
+
+/// What a future left that waits.
+#[derive(Debug)]
+struct Left {
+    key: u32,
+    ticket: Ticket,
+    waker: Waker,
+}
+
+/// Tells one future from the others that wait; it has one for its whole life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+impl Ticket {
+    pub(crate) fn new() -> Self {
+        // Not from `crate::sync`: no protocol depends on it.
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: the numbers only have to differ.
+        Ticket(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 impl Waiters {
     pub(crate) fn new() -> Self {
-        Waiters { stripes: (0..STRIPES).map(|_| (Mutex::new(()), Condvar::new())).collect() }
+        let stripe = || Stripe { futures: Mutex::new(Vec::new()), wake: Condvar::new() };
+        Waiters { stripes: (0..STRIPES).map(|_| stripe()).collect() }
     }
 
-    fn stripe(&self, key: u32) -> &(Mutex<()>, Condvar) {
+    fn stripe(&self, key: u32) -> &Stripe {
         // Heads are aligned to their order: the low bits alone would put them all on a few stripes.
         &self.stripes[(key ^ (key >> 6) ^ (key >> 9)) as usize % STRIPES]
     }
 
     /// Sleeps until `done` is true. `done` must become true before [`Self::wake`] for the same key.
     pub(crate) fn wait(&self, key: u32, mut done: impl FnMut() -> bool) {
-        let (mutex, condvar) = self.stripe(key);
-        let mut guard = mutex.lock();
+        let stripe = self.stripe(key);
+        let mut guard = stripe.futures.lock();
         while !done() {
             mutant::pause();
-            guard = condvar.wait(guard);
+            guard = stripe.wake.wait(guard);
         }
     }
 
-    /// Wakes all threads that wait for `key`.
-    pub(crate) fn wake(&self, key: u32) {
-        let (mutex, condvar) = self.stripe(key);
-        if !mutant::on(Mutant::WakeUnlocked) {
-            drop(mutex.lock());
+    /// Whether `done` is true. If not, leaves `waker`, which the next [`Self::wake`] for `key`
+    /// wakes; `done` must become true before that.
+    pub(crate) fn poll(
+        &self,
+        key: u32,
+        ticket: Ticket,
+        waker: &Waker,
+        done: impl Fn() -> bool,
+    ) -> bool {
+        if mutant::on(Mutant::LeaveUnlocked) && done() {
+            return true;
         }
-        condvar.notify_all();
+        let mut futures = self.stripe(key).futures.lock();
+        if !mutant::on(Mutant::LeaveUnlocked) && done() {
+            return true;
+        }
+        match futures.iter_mut().find(|left| left.ticket == ticket) {
+            Some(left) => left.waker.clone_from(waker),
+            None => futures.push(Left { key, ticket, waker: waker.clone() }),
+        }
+        false
     }
+
+    /// The future does not wait any more.
+    pub(crate) fn leave(&self, key: u32, ticket: Ticket) {
+        let mut futures = self.stripe(key).futures.lock();
+        let left = futures.iter().position(|left| left.ticket == ticket);
+        // Dropped without the mutex: a waker is the program's.
+        let left = left.map(|at| futures.swap_remove(at));
+        drop(futures);
+        drop(left);
+    }
+
+    /// Wakes all that wait for `key`.
+    pub(crate) fn wake(&self, key: u32) {
+        let stripe = self.stripe(key);
+        if mutant::on(Mutant::WakeUnlocked) {
+            stripe.wake.notify_all();
+            return;
+        }
+        let woken = take(stripe.futures.lock(), key);
+        stripe.wake.notify_all();
+        for left in woken {
+            // The thread has more to wake.
+            quietly("a waker", || left.waker.wake());
+        }
+    }
+}
+
+/// Takes out what waits for `key`.
+fn take(mut futures: MutexGuard<'_, Vec<Left>>, key: u32) -> Vec<Left> {
+    let mut woken = Vec::new(); // which allocates nothing as long as it is empty
+    let mut at = 0;
+    // Ends: each turn looks at one more, or makes the list shorter.
+    while at < futures.len() {
+        if futures[at].key == key {
+            woken.push(futures.swap_remove(at));
+        } else {
+            at += 1;
+        }
+    }
+    woken
 }

@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
@@ -182,7 +181,7 @@ struct Shelf<F: SharedFile> {
     pages: Vec<(u64, FolioOf<F>)>,
 }
 
-impl<F: SharedFile + Deref<Target = File>> Shelf<F> {
+impl<F: SharedFile> Shelf<F> {
     fn of(file: F, pages: impl IntoIterator<Item = u64>) -> Self {
         let get = |page| (page, FolioOf::get(&file, page).unwrap());
         let pages = pages.into_iter().map(get).collect();

@@ -322,12 +322,19 @@ fn batch_at_random<R: Reader, const BYTES: usize>(
 ) -> Result<u64> {
     let buf = sized::<BYTES>(buf);
     for _ in 0..BATCH {
-        // Its upper half is random enough to spread reads. A better generator would cost as much as
-        // a read: what waits for memory is paid by the instruction.
-        state = state.wrapping_mul(LCG_FACTOR).wrapping_add(LCG_TERM);
-        once(reader, buf, (((state >> 32) * count) >> 32) * buf.len() as u64)?;
+        let block = draw(&mut state, count);
+        once(reader, buf, block * buf.len() as u64)?;
     }
     Ok(state)
+}
+
+/// Draws one of so many blocks, below 2^32; moves the generator on.
+#[inline(always)]
+pub fn draw(state: &mut u64, count: u64) -> u64 {
+    // Its upper half is random enough to spread reads. A better generator would cost as much as a
+    // read: what waits for memory is paid by the instruction.
+    *state = state.wrapping_mul(LCG_FACTOR).wrapping_add(LCG_TERM);
+    ((*state >> 32) * count) >> 32
 }
 
 /// The buffer with its length as a constant, if it is one.

@@ -1,23 +1,20 @@
 //! `pinfold bench miss`: reads of a file that is larger than the memory it may use.
 //!
-//! Here: the options, the cells, the limit that all engines get, the tables. Not here: the sample
-//! itself, which a process of its own takes (`miss_child.rs`), and control groups (`cgroup.rs`).
+//! Here: the options, the cells, the tables. Not here: the sample itself, which a process of its
+//! own takes (`miss_child.rs`), and the file and the limit that all engines get (`limited.rs`).
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use super::by_engine::{ByEngine, distinct};
-use super::cgroup::Group;
 use super::common::{Common, chosen};
+use super::limited::{ALLOWANCE_BYTES, Limited, summed_up};
 use super::miss_child::{Job, Order, Outcome};
-use super::processes;
 use super::ranks::check_skew;
 use super::report::{self, Object, Row};
-use super::scratch::{self, Scratch};
+use super::scratch::Scratch;
 use super::workers::Crew;
 use crate::size::Size;
 
@@ -33,8 +30,6 @@ const THREADS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// How long a read of the random and zipf cases is.
 const PAGE_BYTES: u64 = 4096;
-/// Memory for the process itself beside the budget: program, stacks, page tables.
-const ALLOWANCE_BYTES: u64 = 16 << 20;
 
 /// What is measured, for people.
 pub const HELP: &str = "\
@@ -165,7 +160,7 @@ impl MissArgs {
         }
     }
 
-    fn job(&self, cell: Cell, path: &Path, group: Option<&Group>) -> Job {
+    fn job(&self, cell: Cell, limited: &Limited) -> Job {
         Job {
             engine: cell.engine.to_owned(),
             order: match cell.case {
@@ -174,7 +169,7 @@ impl MissArgs {
                 _ => Order::Scan,
             },
             threads: cell.threads,
-            path: path.to_owned(),
+            path: limited.path(),
             file_bytes: self.file_bytes.0,
             block_bytes: self.block_bytes(cell),
             budget_bytes: self.budget.0,
@@ -183,7 +178,7 @@ impl MissArgs {
             warm_up_seconds: if cell.engine.contains("direct") { 0.0 } else { self.warm_up },
             hints: !self.no_hints,
             skew: self.skew,
-            group: group.map(|group| group.dir().to_owned()),
+            group: limited.group_dir(),
         }
     }
 }
@@ -194,41 +189,23 @@ pub fn run(args: &MissArgs) -> Result<()> {
     args.check()?;
     common.sample()?;
     let cells = args.cells()?;
-    let dir = args.dir.clone().unwrap_or_else(scratch::disk_dir);
-    scratch::ensure_direct(&dir)?;
-    let scratch = Scratch::write(&dir, args.file_bytes.0, 1, |_| {})?;
-    let (path, plain) = (scratch.path(), scratch::open_plain(&scratch.path())?);
-    let group = Group::make(args.budget.0 + ALLOWANCE_BYTES);
-    let outcomes = common.interleave(&cells, |&cell| {
-        let group = group.as_ref().ok();
-        sample(&args.job(cell, &path, group), &plain, group)
+    let (file, budget) = (args.file_bytes, args.budget);
+    let limited = Limited::new(args.dir.as_deref(), file, budget, |dir| {
+        Scratch::write(dir, file.0, 1, |_| {})
+    })?;
+    let outcomes: Vec<Vec<Outcome>> = common.interleave(&cells, |&cell| {
+        limited
+            .sample("miss-child", &args.job(cell, &limited))
             .with_context(|| format!("{}, {}, {} threads", cell.engine, cell.case, cell.threads))
     })?;
-    let limit = group.as_ref().map_or("not limited", Group::kind);
-    let limited = match &group {
-        Ok(group) => format!(
-            "Every engine ran in a {} limited to {} and {} for the process",
-            group.kind(),
-            args.budget,
-            Size(ALLOWANCE_BYTES)
-        ),
-        Err(why) => format!("pread and mmap were NOT LIMITED: no control group ({why})"),
-    };
-    let rows = rows(args, &cells, &outcomes, limit);
+    let rows = rows(args, &cells, &outcomes, limited.kind());
     let figures = outcomes.iter().flatten().filter_map(|outcome| outcome.cache.as_ref());
-    let metadata_percent = figures.clone().map(|figures| figures.metadata_percent).reduce(f64::max);
-    let source = figures.map(|figures| figures.source.clone()).next();
-    let file_system = scratch::file_system(&dir)?;
-    let told =
-        metadata_percent.zip(source.as_ref()).map_or_else(String::new, |(percent, source)| {
-            format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.")
-        });
-    let text = format!(
-        "{}\nA file of {} in {} ({file_system}). {limited}.{told}",
-        table(args, &cells, &rows),
-        args.file_bytes,
-        dir.display()
-    );
+    let figures = summed_up(figures);
+    let told = figures.as_ref().map_or_else(String::new, |figures| {
+        let (percent, source) = (figures.metadata_percent, &figures.source);
+        format!("\npinfold: metadata {percent:.2} % of the budget at most; source: {source}.")
+    });
+    let text = format!("{}\n{}{told}", table(args, &cells, &rows), limited.told());
     let params = serde_json::json!({
         "seconds": common.seconds,
         "runs": common.runs,
@@ -238,33 +215,15 @@ pub fn run(args: &MissArgs) -> Result<()> {
         "allowance_bytes": ALLOWANCE_BYTES,
         "skew": args.skew,
         "hints": !args.no_hints,
-        "dir": dir,
-        "file_system": file_system,
-        "limit": limit,
-        "limited": limited,
-        "metadata_percent": metadata_percent,
-        "source": source,
+        "dir": limited.dir(),
+        "file_system": limited.file_system(),
+        "limit": limited.kind(),
+        "limited": limited.limited(),
+        "metadata_percent": figures.as_ref().map(|figures| figures.metadata_percent),
+        "source": figures.map(|figures| figures.source),
     });
     let rows = rows.into_iter().flatten().collect();
     common.publish(&text, &Object::new("miss", params, rows))
-}
-
-/// Has a process take one sample.
-fn sample(job: &Job, plain: &File, group: Option<&Group>) -> Result<Outcome> {
-    scratch::forget(plain)?;
-    if let Some(group) = group {
-        group.settle(ALLOWANCE_BYTES / 4);
-    }
-    let output = processes::this_program()?
-        .args(["bench", "miss-child", &serde_json::to_string(job)?])
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start a process for a sample")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("the process of a sample failed: {}; it said: {}", output.status, said.trim());
-    }
-    serde_json::from_slice(&output.stdout).context("the process of a sample gave no result")
 }
 
 /// The rows of each cell: operations first, MiB if it is a scan, hits where they are known.

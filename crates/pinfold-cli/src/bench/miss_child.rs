@@ -1,8 +1,5 @@
 //! One sample of `pinfold bench miss`, taken by a process of its own: it enters the memory control
-//! group, opens its engine, warms up and measures.
-//!
-//! A process for each sample, so that every sample begins with nothing in memory, and so that what
-//! an engine uses is charged to this group and to no other.
+//! group, opens its engine, warms up and measures. `limited.rs` starts it, and says why a process.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -12,20 +9,16 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use memmap2::{Advice, Mmap};
 use pinfold::{Cache, Hint, Options};
-use rand::{Rng, RngExt, SeedableRng};
-use rand_pcg::Pcg64Mcg;
+use rand::{Rng, RngExt};
 use rustix::fs::Advice as FileAdvice;
 use serde::{Deserialize, Serialize};
 
 use super::engines::{Bytes, Reader, mapping_of};
+use super::limited::{self, CacheFigures, WARM_UP_WORKERS, numbers, storage_read_bytes};
 use super::ranks::Ranks;
 use super::scratch::{Aligned, open_direct, open_plain};
 use super::shared::{Board, SharedBoard};
 use super::workers::{self, Work};
-use super::{cgroup, processes};
-
-/// Workers that fill memory before a sample: enough to keep any device busy.
-const WARM_UP_WORKERS: usize = 32;
 
 /// Reads on their way for each thread of `direct-deep`, and for all of them together: more would
 /// only need more memory.
@@ -91,15 +84,6 @@ pub struct Outcome {
     pub cache: Option<CacheFigures>,
 }
 
-/// What the cache tells of itself after the sample.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct CacheFigures {
-    /// Metadata, of the budget.
-    pub metadata_percent: f64,
-    /// What kind of source it read from.
-    pub source: String,
-}
-
 /// An engine. Every worker opens the file for itself, so that none disturbs another's run of
 /// sequential reads; but a mapping is for all, as each would need page tables of its own.
 #[derive(Debug)]
@@ -112,11 +96,8 @@ enum Engine {
 
 /// Takes the sample and writes what came of it to standard output.
 pub fn run(args: &ChildArgs) -> Result<()> {
-    processes::end_with_parent()?;
     let job: Job = serde_json::from_str(&args.job).context("not a job for a child of miss")?;
-    if let Some(group) = &job.group {
-        cgroup::enter(group)?;
-    }
+    limited::begin(job.group.as_deref())?;
     let engine = Engine::new(&job)?;
     let shared = SharedBoard::new()?;
     let sample = |phase: u64, threads: usize, seconds: f64| {
@@ -176,20 +157,8 @@ impl Engine {
 
     fn cache_figures(&self) -> Option<CacheFigures> {
         let Engine::Pinfold(cache) = self else { return None };
-        let stats = cache.stats();
-        Some(CacheFigures {
-            metadata_percent: 100.0 * (stats.metadata_bytes + stats.directories_bytes) as f64
-                / stats.budget_bytes as f64,
-            source: stats.sources.first().map(|(_, told)| told.kind.clone()).unwrap_or_default(),
-        })
+        Some(CacheFigures::of(cache))
     }
-}
-
-/// What this process has had read from storage; `None` where the kernel does not count it.
-fn storage_read_bytes() -> Result<Option<u64>> {
-    let Ok(text) = std::fs::read_to_string("/proc/self/io") else { return Ok(None) };
-    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
-    line.map(|number| number.parse().context("/proc/self/io is not as expected")).transpose()
 }
 
 /// What the workers do.
@@ -199,7 +168,7 @@ struct Walk<'a> {
     threads: usize,
     /// So many workers read one part of a scan together, every so many-th block each.
     lanes: usize,
-    /// Random numbers differ by it: a sample must not read again what its warm-up has just read.
+    /// Random numbers differ by it.
     phase: u64,
 }
 
@@ -281,28 +250,5 @@ impl Walk<'_> {
             ensure!(got as u64 == block_bytes, "a read of {block_bytes} bytes gave {got}");
             Ok(())
         })
-    }
-}
-
-/// Random numbers of a worker's own, and of the phase's.
-fn numbers(phase: u64, worker: usize) -> Pcg64Mcg {
-    Pcg64Mcg::seed_from_u64((phase << 32) | worker as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn no_two_workers_or_phases_read_the_same() {
-        let begin = |phase, worker| {
-            let mut numbers = numbers(phase, worker);
-            [numbers.next_u64(), numbers.next_u64()]
-        };
-        let begins: BTreeSet<_> =
-            (0..2).flat_map(|phase| (0..256).map(move |worker| begin(phase, worker))).collect();
-        assert_eq!(begins.len(), 512);
     }
 }

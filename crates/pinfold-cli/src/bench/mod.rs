@@ -4,10 +4,20 @@
 //! [`common::Common`] has the options of all and takes the samples interleaved (every engine once,
 //! then every engine again), [`workers`] does the work on the memory in [`shared`], and [`report`]
 //! has the rows for the table and the JSON. [`engines`] are the ways to read a file that the
-//! benchmarks of reads compare, [`scratch`] makes their files, [`cgroup`] limits the kernel's share
-//! of memory. The parts that `try` uses are in every build, the rest in builds with the feature
-//! `bench`.
+//! benchmarks of reads compare, [`scratch`] makes their files, [`limited`] has them read by
+//! processes whose memory [`cgroup`] limits. The parts that `try` uses are in every build, the rest
+//! in builds with the feature `bench`.
 
+#[cfg(feature = "bench")]
+mod batch;
+#[cfg(feature = "bench")]
+mod batch_child;
+#[cfg(feature = "bench")]
+mod batch_memory;
+#[cfg(feature = "bench")]
+mod batch_nodes;
+#[cfg(feature = "bench")]
+mod batch_tables;
 #[cfg(feature = "bench")]
 mod by_engine;
 #[cfg(feature = "bench")]
@@ -21,6 +31,8 @@ mod evict;
 mod get;
 #[cfg(feature = "bench")]
 mod get_engines;
+#[cfg(feature = "bench")]
+mod limited;
 #[cfg(feature = "bench")]
 mod miss;
 #[cfg(feature = "bench")]
@@ -42,6 +54,8 @@ mod refs;
 pub mod report;
 pub mod scratch;
 pub mod shared;
+#[cfg(feature = "bench")]
+mod times;
 #[cfg(feature = "bench")]
 mod worker_process;
 pub mod workers;
@@ -76,6 +90,9 @@ enum Bench {
     /// Read a file that is larger than the memory it may use
     #[command(after_help = miss::HELP)]
     Miss(miss::MissArgs),
+    /// Read pages in batches: batched calls beside single ones, in memory and under a limit
+    #[command(after_help = batch::HELP)]
+    Batch(batch::BatchArgs),
     /// Evict while another thread reads pages in place
     #[command(after_help = evict::HELP)]
     Evict(evict::EvictArgs),
@@ -88,6 +105,9 @@ enum Bench {
     /// One sample of `miss`; started by it
     #[command(hide = true)]
     MissChild(miss_child::ChildArgs),
+    /// One sample of `batch` under a limit; started by it
+    #[command(hide = true)]
+    BatchChild(batch_child::ChildArgs),
 }
 
 /// Runs a benchmark and reports it.
@@ -98,9 +118,11 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Read(args) => read::run(&args),
         Bench::Get(args) => get::run(&args),
         Bench::Miss(args) => miss::run(&args),
+        Bench::Batch(args) => batch::run(&args),
         Bench::Evict(args) => evict::run(&args),
         Bench::Pin(args) => pin::run(&args),
         Bench::Worker(args) => worker_process::run(&args),
         Bench::MissChild(args) => miss_child::run(&args),
+        Bench::BatchChild(args) => batch_child::run(&args),
     }
 }

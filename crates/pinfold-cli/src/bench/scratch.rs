@@ -75,19 +75,27 @@ pub struct Scratch {
 impl Scratch {
     /// Writes one in `dir`; `tick` is called with the number of bytes as they are written.
     pub fn write(dir: &Path, bytes: u64, seed: u64, mut tick: impl FnMut(u64)) -> Result<Self> {
+        let mut random = Pcg64Mcg::seed_from_u64(seed);
+        Self::filled(dir, bytes, |_, part| {
+            random.fill_bytes(part);
+            tick(part.len() as u64);
+        })
+    }
+
+    /// Writes one whose bytes `fill` gives, part by part from the front: it is called with a part's
+    /// offset and memory.
+    pub fn filled(dir: &Path, bytes: u64, mut fill: impl FnMut(u64, &mut [u8])) -> Result<Self> {
         let what = || format!("cannot write a file of {} in {}", Size(bytes), dir.display());
         let mut file = tempfile::tempfile_in(dir).with_context(what)?;
-        let mut random = Pcg64Mcg::seed_from_u64(seed);
         let mut chunk = vec![0; CHUNK_BYTES];
-        let mut left = bytes;
+        let mut at = 0;
         // Ends: each turn writes at least one byte of what is left.
-        while left > 0 {
-            let now = left.min(CHUNK_BYTES as u64);
+        while at < bytes {
+            let now = (bytes - at).min(CHUNK_BYTES as u64);
             let part = &mut chunk[..now as usize];
-            random.fill_bytes(part);
+            fill(at, part);
             file.write_all(part).with_context(what)?;
-            left -= now;
-            tick(now);
+            at += now;
         }
         file.sync_all().with_context(what)?;
         Ok(Scratch { file })

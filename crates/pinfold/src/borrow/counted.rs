@@ -145,7 +145,8 @@ impl Handle {
     }
 
     /// For models.
-    #[cfg(all(test, loom))]
+    /// The hit alone.
+    #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
         self.hold_at_once(page).map(|view| FolioRef::adopt(self, view))
     }
@@ -181,7 +182,7 @@ impl Handle {
     /// # Errors
     /// [`Error::BeyondEnd`] if the file ends before that page.
     #[cold]
-    pub(super) fn check_page(&self, page: u64) -> Result<()> {
+    pub(crate) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
         if page < len_bytes.div_ceil(PAGE_BYTES as u64) {
             return Ok(());
@@ -194,7 +195,7 @@ impl<'a> FolioRef<'a> {
     /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None` if the
     /// file ended before that page.
     #[inline(always)]
-    pub(super) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
+    pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
         let from = handle.core.frames.address(head);
@@ -210,7 +211,7 @@ impl<'a> FolioRef<'a> {
 
     /// Takes over a reference to the folio of `view`.
     #[inline(always)]
-    pub(super) fn adopt(handle: &'a Handle, view: View) -> Self {
+    pub(crate) fn adopt(handle: &'a Handle, view: View) -> Self {
         // From the `Arc`, so that `into_owned` can make another `Arc` of it.
         let core = Arc::as_ptr(&handle.core).cast_mut();
         let core = NonNull::new(core).expect("an `Arc` is not null");
@@ -218,7 +219,7 @@ impl<'a> FolioRef<'a> {
     }
 
     /// The view, with the reference. Only for a guard without an owner.
-    pub(super) fn into_view(self) -> View {
+    pub(crate) fn into_view(self) -> View {
         debug_assert!(self.owner.is_none(), "an owner would be lost");
         std::mem::ManuallyDrop::new(self).view
     }

@@ -17,7 +17,7 @@ use crate::sync::{Ordering, fence};
 /// least 1, and `bytes .. bytes + page_bytes` lies in one page of that folio, before the end of the
 /// file as the folio has it.
 #[derive(Clone, Copy)]
-pub(super) struct View {
+pub(crate) struct View {
     frame: NonNull<Frame>,
     bytes: NonNull<u8>,
     page_bytes: usize,
@@ -31,7 +31,7 @@ impl View {
     /// # Safety
     /// `from + at` is the address of a whole page of the arena, in a folio whose entry is `frame`.
     #[inline(always)]
-    pub(super) unsafe fn of(
+    pub(crate) unsafe fn of(
         frame: &Frame,
         from: *mut u8,
         at: usize,
@@ -47,7 +47,7 @@ impl View {
     /// # Safety
     /// As of [`Self::of`]; and `page_bytes` is right.
     #[inline(always)]
-    pub(super) unsafe fn at(frame: &Frame, bytes: *mut u8, page_bytes: usize) -> Self {
+    pub(crate) unsafe fn at(frame: &Frame, bytes: *mut u8, page_bytes: usize) -> Self {
         // SAFETY: the arena is not at address 0.
         let bytes = unsafe { NonNull::new_unchecked(bytes) };
         View { frame: frame.into(), bytes, page_bytes }
@@ -55,20 +55,20 @@ impl View {
 
     /// The folio's entry.
     #[inline(always)]
-    pub(super) fn frame(&self) -> &Frame {
+    pub(crate) fn frame(&self) -> &Frame {
         // SAFETY: see the invariants; entries change only through their atomics.
         unsafe { self.frame.as_ref() }
     }
 
     /// The page's address.
     #[inline(always)]
-    pub(super) fn address(&self) -> *const u8 {
+    pub(crate) fn address(&self) -> *const u8 {
         self.bytes.as_ptr()
     }
 
     /// How many bytes of the page belong to the file.
     #[inline(always)]
-    pub(super) fn page_bytes(&self) -> usize {
+    pub(crate) fn page_bytes(&self) -> usize {
         self.page_bytes
     }
 
@@ -77,7 +77,7 @@ impl View {
     /// # Safety
     /// For as long as the slice is used, the folio is neither freed nor written to.
     #[inline(always)]
-    pub(super) unsafe fn page<'a>(&self) -> &'a [u8] {
+    pub(crate) unsafe fn page<'a>(&self) -> &'a [u8] {
         // SAFETY: initialised and in one page of the arena by the invariants; the caller guarantees
         // that no thread writes.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.page_bytes) }
@@ -85,7 +85,7 @@ impl View {
 
     /// The page's word; the model checker fails if a store can race with this load.
     #[cfg(all(test, loom))]
-    pub(super) fn word(&self) -> u64 {
+    pub(crate) fn word(&self) -> u64 {
         let mut word = [0; 8];
         // SAFETY: the word is the caller's, and a model's memory is the checker's.
         unsafe { crate::frame::copy_still(word.as_mut_ptr(), self.bytes.as_ptr(), word.len()) };
@@ -96,7 +96,7 @@ impl View {
     ///
     /// Only for a folio that is not freed: until then its index and order do not change.
     #[inline]
-    pub(super) fn folio_offset(&self) -> u64 {
+    pub(crate) fn folio_offset(&self) -> u64 {
         self.frame().identity().index << PAGE_SHIFT
     }
 
@@ -105,7 +105,7 @@ impl View {
     /// # Safety
     /// As of [`Self::page`].
     #[inline]
-    pub(super) unsafe fn folio<'a>(&self) -> &'a [u8] {
+    pub(crate) unsafe fn folio<'a>(&self) -> &'a [u8] {
         let frame = self.frame();
         let bytes = frame.file_bytes();
         // The page's offset in the folio: a folio's frames are contiguous, and its head is aligned.
@@ -119,7 +119,7 @@ impl View {
     /// Whether a lookup in the file finds this folio, now or as soon as a thread that has it frozen
     /// thaws it.
     #[inline]
-    pub(super) fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         // Acquire: as in `Frame::read_retry`. A thread that has read, by any load, something stored
         // after this folio left its file, finds it gone.
         fence(Ordering::Acquire);
@@ -132,7 +132,7 @@ impl View {
 /// How many bytes of the page at byte `at` of a folio belong to the file, if `file_bytes` of the
 /// folio do.
 #[inline(always)]
-pub(super) fn page_bytes(at: usize, file_bytes: usize) -> usize {
+pub(crate) fn page_bytes(at: usize, file_bytes: usize) -> usize {
     file_bytes.saturating_sub(at).min(PAGE_BYTES)
 }
 

@@ -27,7 +27,7 @@ use std::ops::Range;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::Result;
-use crate::fill::{self, Batch, FOLIOS_MAX};
+use crate::fill::{self, Batch, FOLIOS_MAX, For};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::handle::Handle;
 use crate::mapping::Mapping;
@@ -103,7 +103,7 @@ impl<'a> Absent<'a> {
             let Range { start, end } = groups[begun].clone();
             let bytes = (end - start) as usize * PAGE_BYTES;
             let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
-            let batch = fill::prepare(handle, start, plan.now_end, true)?;
+            let batch = fill::prepare(handle, start, plan.now_end, For::Thread)?;
             // Another thread was faster with its first page, or it has more than one read.
             groups[begun].start = batch.end().unwrap_or(start + 1).min(end);
             begun += usize::from(groups[begun].is_empty());
@@ -112,7 +112,8 @@ impl<'a> Absent<'a> {
         let (others, _) = prepare(handle, submission(&groups[begun..]));
         let folios = others.iter().map(Batch::folios).sum::<usize>();
         handle.core.counters.add(Event::Miss, folios as u64);
-        let mut requests = others.into_iter().map(|batch| fill::request(handle, batch)).collect();
+        let request = |batch| fill::request(handle, batch).awaited();
+        let mut requests = others.into_iter().map(request).collect();
         handle.mapping.backing.submit(&mut requests);
         if let Some((batch, plan, after)) = first {
             // What a single miss would count: of a window, the rest was read ahead.

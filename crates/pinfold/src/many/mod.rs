@@ -76,9 +76,7 @@ impl Handle {
                 let ReadAt { offset, buf, result } = &mut reads[at];
                 *result = match &refused {
                     None => self.long(buf, *offset, !miss),
-                    Some(error) => {
-                        or_refused(self.try_long(buf, *offset), error, *offset >> PAGE_SHIFT)
-                    }
+                    Some(error) => or_refused(self.try_long(buf, *offset), error),
                 };
                 let Err(error) = result else { continue };
                 if matches!(error, Error::NoMemory { .. }) {
@@ -148,7 +146,7 @@ impl Handle {
             for (&at, miss) in some.iter().zip(misses) {
                 late.push(match &refused {
                     Ok(()) => slowly(pages[at], miss)?,
-                    Err(error) => or_refused(now(pages[at]), error, pages[at])?,
+                    Err(error) => or_refused(now(pages[at]), error)?,
                 });
             }
         }
@@ -160,8 +158,7 @@ impl Handle {
     }
 }
 
-/// What an entry comes to that wants `page`, once the batch has got an `error` that concerns all that
-/// is absent.
-fn or_refused<T>(now: Result<Option<T>>, error: &Error, page: u64) -> Result<T> {
-    now?.ok_or_else(|| error.of_page_at(page << PAGE_SHIFT))
+/// What an entry comes to once the batch has got an `error` that concerns all that is absent.
+fn or_refused<T>(now: Result<Option<T>>, error: &Error) -> Result<T> {
+    now?.ok_or_else(|| error.clone())
 }

@@ -14,9 +14,11 @@ mod fillers;
 mod length;
 mod many;
 mod moved;
+mod park;
 mod pinned;
 mod reopened;
 mod short;
+mod woken;
 mod writer;
 
 use std::borrow::Cow;

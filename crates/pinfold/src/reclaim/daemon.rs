@@ -1,10 +1,14 @@
 //! The thread that evicts in the background, from the low watermark to the high one.
 
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::evict::{EFFORT_MAX, evict};
+use super::{NAP_MAX, NAP_MIN};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::mutant::{self, Mutant};
+use crate::pressure::Listener;
 use crate::sync::thread;
 
 /// The most pages evicted between two checks of the watermark.
@@ -20,14 +24,60 @@ const NAME: &str = "pinfold-reclaim";
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
     let thread = thread::Builder::new().name(NAME.to_owned()).spawn(move || {
+        let mut naps = Naps { next: NAP_MIN, seen: 0 };
         while listener.wait() {
             let Some(core) = Weak::upgrade(&weak) else { return };
             evict_to_high(&core);
+            if !wake_the_queued(&core, &listener, &mut naps) {
+                return;
+            }
         }
     });
     let thread = thread.map_err(|cause| Error::Thread { name: NAME, cause: Arc::new(cause) })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
+}
+
+/// As long as futures queue for memory, wakes one from time to time: a guard that is dropped tells
+/// nobody that its folio can be evicted. False if the thread shall end.
+fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
+    // Ends: futures give up after a while, as threads do.
+    while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
+        let (nap, since) = (naps.next(core), Instant::now());
+        // Whoever finds no memory rings, a future that was just woken as well: that must not cut
+        // the nap short, or the two would keep each other awake.
+        while let left = nap.saturating_sub(since.elapsed())
+            && !left.is_zero()
+            && let Some(go_on) = listener.wait_at_most(left)
+        {
+            if !go_on {
+                return false;
+            }
+            evict_to_high(core);
+        }
+        evict_to_high(core);
+        core.pressure.wake_first();
+    }
+    true
+}
+
+/// How long it sleeps between two futures: ever longer, as long as there is no progress. They
+/// outlast the queue, which is empty whenever its only future is awake.
+struct Naps {
+    next: Duration,
+    seen: u64,
+}
+
+impl Naps {
+    fn next(&mut self, core: &Core) -> Duration {
+        let seen = core.pressure.progress_seen();
+        if std::mem::replace(&mut self.seen, seen) != seen {
+            self.next = NAP_MIN;
+        }
+        let nap = self.next;
+        self.next = (nap * 2).min(NAP_MAX);
+        nap
+    }
 }
 
 /// Evicts until the high watermark is reached or nothing can be evicted.

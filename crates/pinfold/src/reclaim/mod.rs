@@ -132,7 +132,8 @@ pub(crate) fn allocate(
 ///
 /// A thread in a source's call has folios on their way itself, for which others wait. It waits only
 /// once, and not for other reads.
-struct Patience {
+#[derive(Debug)]
+pub(crate) struct Patience {
     ended: u64,
     since: Instant,
 }
@@ -141,11 +142,11 @@ struct Patience {
 const READS_TAKE: u32 = 15;
 
 impl Patience {
-    fn new(core: &Core) -> Self {
+    pub(crate) fn new(core: &Core) -> Self {
         Patience { ended: core.engine.reads().ended, since: Instant::now() }
     }
 
-    fn is_over(&mut self, core: &Core) -> bool {
+    pub(crate) fn is_over(&mut self, core: &Core) -> bool {
         let (patience, now) = (core.options.patience, core.engine.reads());
         if source::in_a_source() {
             return self.since.elapsed() > patience;
@@ -158,7 +159,8 @@ impl Patience {
     }
 }
 
-fn shortage(core: &Core, wish: Order) -> Shortage {
+/// What the memory is full of.
+pub(crate) fn shortage(core: &Core, wish: Order) -> Shortage {
     let mut census = Census::take(core);
     let page = PAGE_BYTES as u64;
     // A folio that left its file while it was borrowed: the census counts files' folios alone.

@@ -14,7 +14,6 @@ use crate::sync::locks::RwLock;
 
 use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
-use super::guarded::guarded;
 use super::meter::Meter;
 use super::open::ALIGNMENT_MAX;
 use super::pool;
@@ -22,6 +21,7 @@ use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
 use super::under_way::Inside;
 use super::{Extent, Hint, Identity, Source, SourceStats, extent};
+use crate::guarded::guarded;
 
 /// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";

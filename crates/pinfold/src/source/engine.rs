@@ -82,6 +82,10 @@ impl Engine {
         self.clock.watch(batch.iter());
         match source.start(batch) {
             Start::Unsupported => self.pool.start(lane, source, batch),
+            // The source's queue is full, but somebody waits.
+            Start::Full if batch.iter().any(Request::is_awaited) => {
+                self.pool.start(lane, source, batch)
+            }
             other => other,
         }
     }

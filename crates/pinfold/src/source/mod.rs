@@ -38,7 +38,7 @@
 // | `identity.rs` | when two sources are the same object |
 // | `meter.rs` | calls, bytes, latencies |
 // | `under_way.rs` | how many requests and calls have begun and ended |
-// | `guarded.rs`, `shared.rs` | panics in calls of the program's code; a share in a source |
+// | `shared.rs` | a share in a source, whose drop may panic |
 
 mod aligned;
 mod backing;
@@ -47,7 +47,6 @@ mod descriptor;
 mod disk;
 mod engine;
 mod extent;
-mod guarded;
 mod identity;
 mod memory;
 mod meter;
@@ -78,6 +77,7 @@ pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub use open::{Access, OpenError, Preference, open_file};
 pub(crate) use open::{descriptors_max, open};
+pub(crate) use request::is_refusal;
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
 pub(crate) use shared::{SharedSource, shared_bytes};

@@ -8,7 +8,8 @@
 //! moment. A request is accepted in two cases only:
 //!
 //! 1. a worker is free and starts it at once;
-//! 2. the lane has a worker already, so the request waits only for reads of its own source.
+//! 2. the lane has a worker already, so the request waits only for reads of its own source. Those
+//!    that somebody waits for go first, and are accepted in any number: their memory bounds them.
 //!
 //! Other requests go back to the caller ([`Start::Full`]), which reads them itself or drops them.
 //! So a source that hangs delays its own requests only. A worker stays with a lane until its queue
@@ -33,10 +34,10 @@ use std::thread::JoinHandle;
 use crate::sync::locks::{Condvar, Mutex};
 
 use super::Start;
-use super::guarded::{guarded, quietly};
 use super::request::{Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
+use crate::guarded::{guarded, quietly};
 
 /// Worker threads and the reads that wait for one.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ impl Pool {
         while let Some(request) = rest.next() {
             let begins = self.may_begin(&mut state, lane.0);
             let (served, queued) = state.lanes.get(&lane.0).map_or((0, 0), Served::load);
-            let waits = served > 0 && served + queued < self.lane_max;
+            let waits = served > 0 && (request.is_awaited() || served + queued < self.lane_max);
             if state.closing || !(begins || waits) {
                 batch.push(request);
                 batch.extend(rest);
@@ -128,7 +129,7 @@ impl Pool {
             }
             stoppable.extend(request.stoppable());
             let served = state.lanes.entry(lane.0).or_default();
-            served.queue.push_back((source.clone(), request));
+            served.queue_up((source.clone(), request));
             if begins {
                 state.begin(lane.0);
                 begun += 1;
@@ -188,6 +189,16 @@ impl Drop for Pool {
 }
 
 impl Served {
+    /// Behind those that somebody waits for, if somebody waits for it; else at the end.
+    fn queue_up(&mut self, job: Job) {
+        let at = if job.1.is_awaited() {
+            self.queue.partition_point(|job| job.1.is_awaited())
+        } else {
+            self.queue.len()
+        };
+        self.queue.insert(at, job);
+    }
+
     fn load(&self) -> (usize, usize) {
         (self.workers, self.queue.len())
     }

@@ -35,9 +35,9 @@ use std::time::Instant;
 use crate::sync::locks::Mutex;
 
 use super::extent::{self, Extent};
-use super::guarded::quietly;
 use super::meter::Meter;
 use super::under_way::{Move, UnderWay};
+use crate::guarded::quietly;
 
 /// The direction of the transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +89,7 @@ pub struct Request {
     bytes: usize,
     extents: Vec<Extent<'static>>,
     completion: Option<Box<dyn Completion>>,
+    awaited: bool,
     metered: Option<Metered>,
     deadline: Option<Instant>,
     /// Present if the request can be stopped.
@@ -233,6 +234,7 @@ impl fmt::Debug for Request {
             .field("offset", &self.offset)
             .field("bytes", &self.bytes)
             .field("extents", &self.extents)
+            .field("awaited", &self.awaited)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }
@@ -284,7 +286,22 @@ impl Request {
         assert!(end.is_some_and(|end| i64::try_from(end).is_ok()), "ends beyond 2^63 - 1");
         let completion = Some(completion);
         let (metered, deadline, control) = (None, None, None);
-        Self { direction, offset, bytes, extents, completion, metered, deadline, control }
+        let awaited = false;
+        Self { direction, offset, bytes, extents, completion, awaited, metered, deadline, control }
+    }
+
+    /// Says that somebody waits for it: it goes before those that nobody waits for, and the limit
+    /// on how many of these are in flight is not its own.
+    #[must_use]
+    pub(crate) fn awaited(mut self) -> Self {
+        self.awaited = true;
+        self
+    }
+
+    /// Whether somebody waits for it. Otherwise it is read ahead or written behind, and should not
+    /// keep others waiting.
+    pub fn is_awaited(&self) -> bool {
+        self.awaited
     }
 
     /// Sets a deadline, after which the request is asked to stop. If it has one already, the
@@ -362,6 +379,11 @@ impl Request {
         self.end(result);
     }
 
+    /// Ends a request that was not taken; the completion gets an error that [`is_refusal`].
+    pub(crate) fn refuse(mut self) {
+        self.end(Err(io::Error::other(Refused)));
+    }
+
     /// The state shared with the canceller and the clock, if the request can be stopped.
     pub(super) fn stoppable(&self) -> Option<Arc<Control>> {
         self.control.clone()
@@ -401,6 +423,7 @@ impl Request {
         let metered = self.metered.take();
         if let Some(Metered { meter, since, .. }) = &metered {
             let lane = match self.direction {
+                Direction::Read if self.awaited => &meter.read,
                 Direction::Read => &meter.read_ahead,
                 Direction::Write => &meter.write,
             };
@@ -409,6 +432,16 @@ impl Request {
         // This thread also carries other requests, so it goes on.
         quietly("a completion", || completion.complete(result));
     }
+}
+
+/// The error of a request that was not taken.
+#[derive(Debug, thiserror::Error)]
+#[error("the request was not started")]
+struct Refused;
+
+/// Whether it is the error of a request that was not taken.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.get_ref(), Some(cause) if cause.is::<Refused>())
 }
 
 impl Drop for Request {

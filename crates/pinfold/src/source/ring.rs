@@ -11,9 +11,11 @@
 //! and the cheaper single-issuer mode of the ring can be used.
 //!
 //! # Bounds
-//! `taken` counts requests between `start` and `finish`, at most `depth`. At `depth`, `start` gives
-//! requests back (`Start::Full`). The submission queue holds `depth` requests, a cancellation of
-//! each, and the wake-up; the completion queue twice as many. So neither can be full.
+//! The kernel has at most `depth` requests; more wait, those that somebody waits for first. Of
+//! these `start` takes any number: their memory bounds them. It takes others as long as `taken`,
+//! which counts requests between `start` and `finish`, is below `depth`, and gives the rest back
+//! (`Start::Full`). The submission queue holds `depth` requests, a cancellation of each, and the
+//! wake-up; the completion queue twice as many. So neither can be full.
 //!
 //! # States of the driver (under the mutex)
 //! `awake` -> `asleep`: nothing waits; it goes into the kernel. `asleep` -> `awake`: a submitter
@@ -71,7 +73,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    waiting: VecDeque<(Arc<Descriptor>, Request)>,
+    waiting: Waiting,
     taken: usize,
     asleep: bool,
     closing: bool,
@@ -79,6 +81,43 @@ struct State {
     stops: bool,
     /// The error by which the kernel refused the ring.
     refused: Option<String>,
+}
+
+/// Requests that the kernel has no slot for, or that the driver has not seen.
+#[derive(Debug, Default)]
+struct Waiting {
+    demand: VecDeque<Left>,
+    ahead: VecDeque<Left>,
+}
+
+impl Waiting {
+    fn push(&mut self, left: Left) {
+        let queue = if left.1.is_awaited() { &mut self.demand } else { &mut self.ahead };
+        queue.push_back(left);
+    }
+
+    /// The first `slots` requests, and all that were asked to stop if any may have been.
+    fn take(&mut self, slots: usize, stops: bool) -> Vec<Left> {
+        let mut taken = Vec::new();
+        for queue in [&mut self.demand, &mut self.ahead] {
+            let room = slots - taken.len();
+            taken.extend(queue.drain(..room.min(queue.len())));
+        }
+        if stops {
+            for queue in [&mut self.demand, &mut self.ahead] {
+                for left in std::mem::take(queue) {
+                    let stays = left.1.stop().is_none();
+                    if stays { queue.push_back(left) } else { taken.push(left) }
+                }
+            }
+        }
+        taken
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = Left> + use<> {
+        let Waiting { demand, ahead } = std::mem::take(self);
+        demand.into_iter().chain(ahead)
+    }
 }
 
 impl Ring {
@@ -91,7 +130,7 @@ impl Ring {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let state = State {
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             taken: 0,
             asleep: false,
             closing: false,
@@ -121,17 +160,29 @@ impl Ring {
         self.shared.state.lock().refused.clone()
     }
 
-    /// Takes requests off the front of `batch`, up to the depth.
+    /// Takes requests off the front of `batch`: those that somebody waits for, and others up to the
+    /// depth.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
         if state.refused.is_some() {
             return Start::Unsupported;
         }
-        let room = if state.closing { 0 } else { self.shared.depth - state.taken };
-        let taken = room.min(batch.len());
+        let mut room = self.shared.depth.saturating_sub(state.taken);
+        let mut fits = |request: &Request| {
+            let fits = request.is_awaited() || room > 0;
+            room = room.saturating_sub(1);
+            fits
+        };
+        let taken = if state.closing {
+            0
+        } else {
+            batch.iter().take_while(|request| fits(request)).count()
+        };
         state.taken += taken;
         let stoppable: Vec<_> = batch[..taken].iter().filter_map(Request::stoppable).collect();
-        state.waiting.extend(batch.drain(..taken).map(|request| (Arc::clone(file), request)));
+        for request in batch.drain(..taken) {
+            state.waiting.push((Arc::clone(file), request));
+        }
         let wake = taken > 0 && std::mem::take(&mut state.asleep);
         drop(state);
         if wake {
@@ -323,7 +374,7 @@ impl Driver {
         let waiting = {
             let mut state = self.shared.state.lock();
             state.refused = Some(format!("refused since: {cause}"));
-            std::mem::take(&mut state.waiting)
+            state.waiting.take_all()
         };
         let mut free: Vec<_> = self.reap().into_iter().map(|(_, flight)| flight.into()).collect();
         free.extend(waiting);
@@ -358,14 +409,14 @@ impl Driver {
         readers.into_iter().for_each(pool::join_unless_self);
     }
 
-    /// Puts all waiting requests into the submission queue.
+    /// Puts waiting requests into the submission queue, as many as there are slots for.
     fn take_waiting(&mut self) -> Turn {
         let mut state = self.shared.state.lock();
-        let waiting = std::mem::take(&mut state.waiting);
-        if waiting.is_empty() && state.closing && state.taken == 0 {
+        if state.closing && state.taken == 0 {
             return Turn::End;
         }
         let stops = std::mem::take(&mut state.stops);
+        let waiting = state.waiting.take(self.free.len(), stops);
         state.asleep = true;
         drop(state);
         let mut next = Turn::Wait;
@@ -385,7 +436,7 @@ impl Driver {
                 cancelling: false,
                 iovecs: Iovecs::new(),
             };
-            let slot = self.free.pop().expect("`taken` never exceeds the depth");
+            let slot = self.free.pop().expect("no more were taken");
             self.launch(slot, Box::new(flight));
         }
         if stops {
@@ -532,7 +583,7 @@ impl Driver {
     }
 }
 
-/// A request without a ring.
+/// A request that the kernel does not have.
 type Left = (Arc<Descriptor>, Request);
 
 impl From<Box<Flight>> for Left {

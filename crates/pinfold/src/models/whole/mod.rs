@@ -11,9 +11,12 @@
 
 mod borrowed;
 mod filling;
+mod futures;
 mod many;
 mod memory;
 mod moving;
+#[path = "../park.rs"]
+mod park;
 mod words;
 
 use std::borrow::Cow;
@@ -263,9 +266,15 @@ impl Source for Pages {
         // Not "unsupported": the cache's own workers are threads of the system.
         let Some((queue, wake)) = &self.queue else { return Start::Full };
         let mut queue = queue.lock();
-        // At most one at a time: the cache must end the requests that are left.
-        let room = 1_usize.saturating_sub(queue.requests.len()).min(batch.len());
-        queue.requests.extend(batch.drain(..room));
+        // Those that nobody waits for at most one at a time: the cache must end the rest.
+        let mut room = 1_usize.saturating_sub(queue.requests.len());
+        let mut fits = |request: &Request| {
+            let fits = request.is_awaited() || room > 0;
+            room = room.saturating_sub(1);
+            fits
+        };
+        let taken = batch.iter().take_while(|request| fits(request)).count();
+        queue.requests.extend(batch.drain(..taken));
         wake.notify_all();
         if batch.is_empty() { Start::Started } else { Start::Full }
     }

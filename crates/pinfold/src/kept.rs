@@ -1,36 +1,36 @@
 //! The counted guard that owns a share of its file: `FolioOf::get(&file, page)`.
 //!
-//! A guard of `counted.rs` borrows its file, so a struct cannot have both. Here: the same guard for
+//! A guard of `borrow/counted.rs` borrows its file, so a struct cannot have both. Here: the same guard for
 //! programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard. Called by
-//! programs; `file` says what a share is.
+//! programs.
 //!
 //! # Why the bytes stay
 //!
-//! As in `counted.rs`: the guard owns one reference of the folio's count. The arena stays as long as
+//! As in `borrow/counted.rs`: the guard owns one reference of the folio's count. The arena stays as long as
 //! the file, of which the guard owns a share; the reference is given back before the share.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::rc::Rc;
+use std::sync::Arc;
 
-use super::FolioRef;
-use super::view::View;
+use crate::borrow::{FolioRef, View};
 use crate::error::Result;
+use crate::file::File;
 
-pub(crate) mod sealed {
-    use crate::handle::Handle;
-
-    /// What [`FolioOf`](super::FolioOf) needs of a share.
-    ///
-    /// # Safety
-    /// A share and all its clones always give the same handle, which lives as long as any of them.
-    pub unsafe trait Share {
-        /// The file's handle.
-        fn handle(&self) -> &Handle;
-    }
+mod sealed {
+    /// The promise that [`FolioOf`](super::FolioOf) relies on: all shares lead to one file, which
+    /// lives as long as any of them.
+    pub trait Sealed {}
+    impl Sealed for std::rc::Rc<crate::File> {}
+    impl Sealed for std::sync::Arc<crate::File> {}
 }
 
 /// A share in a file: `Rc<File>` or `Arc<File>`. No other type can implement it.
-pub trait SharedFile: Clone + sealed::Share {}
+pub trait SharedFile: Clone + Deref<Target = File> + sealed::Sealed {}
+
+impl SharedFile for Rc<File> {}
+impl SharedFile for Arc<File> {}
 
 /// A page of a file, in place, under a counted reference, with a share of its file. Derefs to the
 /// page's bytes.
@@ -66,11 +66,11 @@ pub trait SharedFile: Clone + sealed::Share {}
 ///
 /// # Which share
 ///
-/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`](crate::File::get) costs, and counts
+/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`] costs, and counts
 ///   the share without an atomic addition.
 /// - With `Arc<File>` it may go to other threads. Its share costs an atomic addition and a
 ///   subtraction, on a count that only those who share this `Arc` use. Threads that each have an
-///   `Arc` of their own, of a [clone](crate::File#impl-Clone-for-File) of the file, do not meet there.
+///   `Arc` of their own, of a [clone](File#impl-Clone-for-File) of the file, do not meet there.
 /// - [`FolioRef::into_owned`] needs no share, but counts where all such guards of the cache do.
 ///
 /// A thread that would not give an `Rc` away cannot give the guard away either:
@@ -96,11 +96,11 @@ unsafe impl<F: SharedFile + Send> Send for FolioOf<F> {}
 unsafe impl<F: SharedFile + Sync> Sync for FolioOf<F> {}
 
 impl<F: SharedFile> FolioOf<F> {
-    /// The page number `page` (bytes `page * 4096` and up) of `file`, as
-    /// [`File::get`](crate::File::get), with another share of `file`.
+    /// The page number `page` (bytes `page * 4096` and up) of `file`, as [`File::get`], with another
+    /// share of `file`.
     ///
     /// # Errors
-    /// As [`File::get`](crate::File::get).
+    /// As [`File::get`].
     #[inline]
     pub fn get(file: &F, page: u64) -> Result<Self> {
         let view = file.handle().get(page)?.into_view();

@@ -1,7 +1,8 @@
 //! Calls of the program's code that may panic: a panic of a source is an error of the source, and
 //! one of a completion or of a function of `Request::on_stop` concerns no other request.
 //!
-//! Called by whatever makes such a call: `backing.rs`, `shared.rs`, `pool.rs` and `request.rs`.
+//! Called by whatever makes such a call: the modules of `source`, and `wait` and `pressure`, which
+//! wake futures.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,0 +1,274 @@
+//! Ways to several pages of a file that is larger than memory, all in one shape.
+//!
+//! Here: opening an engine, and reading a batch of pages with it. Not here: which pages, and what
+//! is done with their bytes (`batch_child.rs`).
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use io_uring::{IoUring, opcode, types};
+use memmap2::{Advice, Mmap};
+use pinfold::{Cache, Hint, Options};
+use rustix::fs::Advice as FileAdvice;
+
+use super::engines::mapping_of;
+use super::limited::{CacheFigures, storage_read_bytes};
+use super::scratch::{Aligned, open_direct, open_plain};
+
+/// Engines that read files larger than memory: the device's limit first.
+pub const NAMES: [&str; 7] =
+    [RING, "mmap", "pread", "pread-fadvise", "pinfold-get", "pinfold-prefetch", "pinfold-many"];
+/// The one that some systems forbid.
+pub const RING: &str = "ring-direct";
+/// The length of a page.
+pub const PAGE_BYTES: usize = 4096;
+
+/// A worker's access to the pages.
+pub trait Nodes {
+    /// Reads a batch of pages, and calls `see` once for each: with its number in the batch, and its
+    /// bytes.
+    fn read(&mut self, pages: &[u64], see: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()>;
+}
+
+/// What is done with a worker's access.
+pub trait Visit {
+    /// Does it.
+    fn visit(&self, nodes: &mut impl Nodes) -> Result<()>;
+}
+
+/// An engine.
+#[derive(Debug)]
+pub enum Engine {
+    /// A ring for each worker, and no cache.
+    Ring,
+    /// A mapping, of which random reads are expected.
+    Mmap(Mmap),
+    /// System calls, every worker on a descriptor of its own; with a hint of all pages before, or
+    /// without.
+    Pread(Ahead),
+    /// The cache, every worker on a handle of its own. The one here keeps the file open meanwhile.
+    Pinfold(Cache, pinfold::File, Way),
+}
+
+/// Whether the pages of a batch are announced before the first is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// They are.
+    Hinted,
+    /// They are not.
+    Unknown,
+}
+
+/// How a batch is got from the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// One page after the other.
+    Get,
+    /// The same, after `prefetch` of all.
+    Prefetch,
+    /// All by one call.
+    Many,
+}
+
+impl Engine {
+    /// The engine of that name.
+    pub fn open(engine: &str, path: &Path, budget_bytes: u64) -> Result<Self> {
+        let pinfold = |way| {
+            let cache = Cache::new(Options::new(budget_bytes))?;
+            let file = cache.open(path)?;
+            Ok(Engine::Pinfold(cache, file, way))
+        };
+        match engine {
+            RING => Ok(Engine::Ring),
+            "mmap" => {
+                let map = mapping_of(path)?;
+                map.advise(Advice::Random)?;
+                Ok(Engine::Mmap(map))
+            }
+            "pread" => Ok(Engine::Pread(Ahead::Unknown)),
+            "pread-fadvise" => Ok(Engine::Pread(Ahead::Hinted)),
+            "pinfold-get" => pinfold(Way::Get),
+            "pinfold-prefetch" => pinfold(Way::Prefetch),
+            "pinfold-many" => pinfold(Way::Many),
+            other => bail!("no engine {other}"),
+        }
+    }
+
+    /// Opens the file for one worker that reads batches of up to `batch` pages.
+    pub fn with_nodes(&self, path: &Path, batch: usize, visit: &impl Visit) -> Result<()> {
+        match self {
+            Engine::Ring => visit.visit(&mut Ring::new(open_direct(path)?, batch)?),
+            Engine::Mmap(map) => visit.visit(&mut Mapped(map)),
+            Engine::Pread(ahead) => {
+                let file = open_plain(path)?;
+                rustix::fs::fadvise(&file, 0, None, FileAdvice::Random)?;
+                let buf = Aligned::zeroed(PAGE_BYTES);
+                visit.visit(&mut Pread { file, ahead: *ahead, buf })
+            }
+            Engine::Pinfold(_, file, way) => {
+                let file = file.clone();
+                file.advise(0..0, Hint::Random)?;
+                visit.visit(&mut Cached { file, way: *way })
+            }
+        }
+    }
+
+    /// Bytes so far that were read from storage, where that is known.
+    pub fn storage_bytes(&self) -> Result<Option<u64>> {
+        match self {
+            Engine::Ring => Ok(None),
+            Engine::Mmap(_) | Engine::Pread(_) => storage_read_bytes(),
+            Engine::Pinfold(cache, ..) => {
+                let stats = cache.stats();
+                let of_source = stats.sources.iter().map(|(_, source)| source);
+                Ok(Some(of_source.map(|told| told.read.bytes + told.read_ahead.bytes).sum()))
+            }
+        }
+    }
+
+    /// What the cache tells of itself.
+    pub fn cache_figures(&self) -> Option<CacheFigures> {
+        let Engine::Pinfold(cache, ..) = self else { return None };
+        Some(CacheFigures::of(cache))
+    }
+}
+
+fn offset_of(page: u64) -> u64 {
+    page * PAGE_BYTES as u64
+}
+
+struct Mapped<'a>(&'a [u8]);
+
+impl Nodes for Mapped<'_> {
+    fn read(
+        &mut self,
+        pages: &[u64],
+        mut see: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        for (n, &page) in pages.iter().enumerate() {
+            see(n, &self.0[offset_of(page) as usize..][..PAGE_BYTES])?;
+        }
+        Ok(())
+    }
+}
+
+struct Pread {
+    file: File,
+    ahead: Ahead,
+    buf: Aligned,
+}
+
+impl Nodes for Pread {
+    fn read(
+        &mut self,
+        pages: &[u64],
+        mut see: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        if self.ahead == Ahead::Hinted {
+            let length = std::num::NonZeroU64::new(PAGE_BYTES as u64);
+            for &page in pages {
+                rustix::fs::fadvise(&self.file, offset_of(page), length, FileAdvice::WillNeed)?;
+            }
+        }
+        let buf = self.buf.bytes_mut();
+        for (n, &page) in pages.iter().enumerate() {
+            self.file.read_exact_at(buf, offset_of(page))?;
+            see(n, buf)?;
+        }
+        Ok(())
+    }
+}
+
+struct Cached {
+    file: pinfold::File,
+    way: Way,
+}
+
+impl Nodes for Cached {
+    fn read(
+        &mut self,
+        pages: &[u64],
+        mut see: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        if self.way == Way::Many {
+            let guards = self.file.get_many(pages)?;
+            ensure!(guards.len() == pages.len(), "{} pages of {}", guards.len(), pages.len());
+            return guards.iter().enumerate().try_for_each(|(n, guard)| see(n, guard));
+        }
+        if self.way == Way::Prefetch {
+            self.file.prefetch(pages)?;
+        }
+        for (n, &page) in pages.iter().enumerate() {
+            see(n, &self.file.get(page)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A ring with nothing around it.
+struct Ring {
+    queues: IoUring,
+    file: File,
+    /// Never freed, as the kernel may still write to it when a read was given up.
+    memory: &'static mut Aligned,
+}
+
+/// A ring for a thread of its own, in the best mode that this kernel has.
+pub fn ring(batch: usize) -> Result<IoUring> {
+    let entries = u32::try_from(batch)?.next_power_of_two();
+    let best = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+    // Before Linux 6.1 these flags are unknown.
+    let ring = best.or_else(|_| IoUring::new(entries));
+    ring.context("no io_uring: it may be switched off (kernel.io_uring_disabled)")
+}
+
+impl Ring {
+    fn new(file: File, batch: usize) -> Result<Self> {
+        let memory = Box::leak(Box::new(Aligned::zeroed(batch * PAGE_BYTES)));
+        Ok(Ring { queues: ring(batch)?, file, memory })
+    }
+}
+
+impl Nodes for Ring {
+    fn read(
+        &mut self,
+        pages: &[u64],
+        mut see: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let parts = self.memory.bytes_mut().chunks_exact_mut(PAGE_BYTES);
+        ensure!(pages.len() <= parts.len(), "a batch of {}: no memory for it", pages.len());
+        let file = types::Fd(self.file.as_raw_fd());
+        for (n, (&page, part)) in pages.iter().zip(parts).enumerate() {
+            let read = opcode::Read::new(file, part.as_mut_ptr(), PAGE_BYTES as u32);
+            let entry = read.offset(offset_of(page)).build().user_data(n as u64);
+            // SAFETY: the memory is as long as the read, is never freed, and is not looked at
+            // before all reads have ended; the descriptor is open as long as the ring.
+            unsafe { self.queues.submission().push(&entry) }
+                .context("a batch larger than its ring")?;
+        }
+        let mut ended = 0;
+        // Ends: every read that was submitted ends, in success or error.
+        while ended < pages.len() {
+            match self.queues.submit_and_wait(pages.len() - ended) {
+                Err(why) if why.kind() != ErrorKind::Interrupted => {
+                    return Err(why).context("the ring gave up");
+                }
+                _ => {}
+            }
+            for done in self.queues.completion() {
+                let (page, got) = (pages[done.user_data() as usize], done.result());
+                let got = usize::try_from(got)
+                    .map_err(|_| std::io::Error::from_raw_os_error(-got))
+                    .with_context(|| format!("cannot read page {page} directly"))?;
+                ensure!(got == PAGE_BYTES, "a direct read of page {page} gave {got} bytes");
+                ended += 1;
+            }
+        }
+        let mut parts = self.memory.bytes_mut().chunks_exact(PAGE_BYTES);
+        (0..pages.len()).zip(&mut parts).try_for_each(|(n, part)| see(n, part))
+    }
+}

@@ -1,0 +1,381 @@
+//! The asynchronous ways in: futures for any runtime, which never block the thread that polls them.
+//!
+//! A future finds its page as the blocking ways in do. If the page is on its way, it leaves its
+//! waker with the folio (`wait`); the thread that completes the read wakes it. If there is no
+//! memory, it queues (`pressure`). It starts fills by requests (`fill::begin`); the ring carries
+//! them out, or the workers.
+//!
+//! | state | holds | ends when |
+//! |---|---|---|
+//! | [`Wait::Look`] | nothing | it is polled |
+//! | [`Wait::Arrival`] | a reference to a folio on its way | the fill ends, in whatever way |
+//! | [`Wait::Memory`] | a turn in the queue for memory | memory was freed, or a fill ended |
+//!
+//! From its first attempt to read until it returns, a future also has a *claim* to the pages that
+//! it brings; all claims together are limited (`Pressure::claim`).
+//!
+//! Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
+//! any state takes its waker back and its reference; a fill that it began goes on, and its page is
+//! cached.
+
+use std::num::NonZero;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+
+use crate::borrow::FolioRef;
+use crate::core::Held;
+use crate::counters::Event;
+use crate::error::{Error, Result};
+use crate::fill::{self, Begun};
+use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::handle::Handle;
+use crate::pressure::Turn;
+use crate::reclaim::{self, Patience};
+use crate::stream::Plan;
+use crate::wait::Ticket;
+
+/// Brings one page, up to date and held.
+struct Bring<'f> {
+    handle: &'f Handle,
+    page: u64,
+    /// How much is wanted from the start of the page on.
+    bytes: usize,
+    wait: Wait<'f>,
+    /// Whether the page was not there at first.
+    missed: bool,
+    /// Pages that it has a claim to, or 0.
+    claimed: u32,
+    plan: Option<Plan>,
+    patience: Option<Patience>,
+}
+
+/// See the head of the file.
+enum Wait<'f> {
+    Look,
+    Arrival(Held<'f>, Ticket),
+    Memory(Turn),
+}
+
+impl<'f> Bring<'f> {
+    fn new(handle: &'f Handle, page: u64, bytes: usize) -> Self {
+        let (wait, missed, claimed, plan, patience) = (Wait::Look, false, 0, None, None);
+        Bring { handle, page, bytes, wait, missed, claimed, plan, patience }
+    }
+
+    fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
+        let polled = self.poll_on(waker);
+        if polled.is_ready() {
+            self.release();
+        }
+        polled
+    }
+
+    fn poll_on(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
+        let (handle, core) = (self.handle, &*self.handle.core);
+        // Ends: each turn follows what another thread did: it ended the fill, dropped the folio, or
+        // freed memory.
+        loop {
+            match std::mem::replace(&mut self.wait, Wait::Look) {
+                Wait::Look => {}
+                Wait::Arrival(held, ticket) => {
+                    let frame = held.frame();
+                    let over = || !fill::is_on_its_way(frame);
+                    if !core.waiters.poll(held.head().0, ticket, waker, over) {
+                        self.wait = Wait::Arrival(held, ticket);
+                        return Poll::Pending;
+                    }
+                    if let Some(held) = fill::arrived(core, held)? {
+                        return Poll::Ready(Ok(self.meet_mark(held)));
+                    }
+                }
+                Wait::Memory(turn) => {
+                    if core.pressure.is_queued(turn, waker) {
+                        self.wait = Wait::Memory(turn);
+                        return Poll::Pending;
+                    }
+                }
+            }
+            if !std::mem::replace(&mut self.missed, true) {
+                let held = core.hold(&handle.mapping, self.page);
+                if let Some(held) = held.filter(|held| !held.frame().is_changing()) {
+                    core.counters.count(Event::CountedHit);
+                    return Poll::Ready(Ok(self.meet_mark(held)));
+                }
+            }
+            let seen = core.pressure.progress_seen();
+            let refused = if self.claim() {
+                fill::begin(handle, self.page, self.bytes, &mut self.plan)?
+            } else {
+                Begun::NoMemory
+            };
+            if let Begun::Held(held) = refused {
+                if fill::is_on_its_way(held.frame()) {
+                    core.counters.count(Event::Wait);
+                }
+                self.wait = Wait::Arrival(held, Ticket::new());
+                self.give_turn_on();
+                continue;
+            }
+            if self.patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
+                self.give_turn_on();
+                return Poll::Ready(Err(self.given_up(&refused)));
+            }
+            if let Some(turn) = core.pressure.queue(seen, waker) {
+                self.wait = Wait::Memory(turn);
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Whether it may begin.
+    fn claim(&mut self) -> bool {
+        let pressure = &self.handle.core.pressure;
+        // Not before those that queue already.
+        if self.patience.is_none() && pressure.is_queued_for() {
+            return false;
+        }
+        let pages = self.bytes.div_ceil(PAGE_BYTES).min(Order::MAX.frames() as usize) as u32;
+        if self.claimed == 0 && pressure.claim(pages) {
+            self.claimed = pages;
+        }
+        self.claimed > 0
+    }
+
+    fn release(&mut self) {
+        let claimed = std::mem::take(&mut self.claimed);
+        if claimed > 0 {
+            self.handle.core.pressure.release(claimed);
+        }
+    }
+
+    /// A future that had queued does not any more: there may be more memory for the next.
+    fn give_turn_on(&mut self) {
+        if self.patience.take().is_some() {
+            self.handle.core.pressure.wake_first();
+        }
+    }
+
+    fn given_up(&self, refused: &Begun<'_>) -> Error {
+        let handle = self.handle;
+        if matches!(refused, Begun::NoWorker) {
+            let text = "all of the cache's threads are waiting for other sources";
+            let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+            return Error::Read {
+                path: handle.mapping.path.clone(),
+                offset: self.page << PAGE_SHIFT,
+                asked_bytes: self.bytes as u64,
+                cause: cause.into(),
+            };
+        }
+        reclaim::shortage(&handle.core, Order::MIN).of(&handle.mapping, self.page)
+    }
+
+    fn meet_mark(&self, held: Held<'f>) -> Held<'f> {
+        if held.frame().flags().contains(Flags::READAHEAD) {
+            fill::read_further(self.handle, &held);
+        }
+        held
+    }
+}
+
+impl Drop for Bring<'_> {
+    fn drop(&mut self) {
+        let core = &self.handle.core;
+        if !core.owner.is_here() || crate::sync::model_failed() {
+            return; // the locks may be held for ever
+        }
+        match &self.wait {
+            Wait::Look => {}
+            Wait::Arrival(held, ticket) => core.waiters.leave(held.head().0, *ticket),
+            Wait::Memory(turn) => core.pressure.leave(*turn),
+        }
+        self.release();
+    }
+}
+
+impl std::fmt::Debug for Bring<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let waits_for = match &self.wait {
+            Wait::Look => "nothing",
+            Wait::Arrival(..) => "a read",
+            Wait::Memory(_) => "memory",
+        };
+        f.debug_struct("Bring").field("page", &self.page).field("waits_for", &waits_for).finish()
+    }
+}
+
+/// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
+/// gets the page once more.
+#[must_use = "a future does nothing unless it is polled"]
+#[derive(Debug)]
+pub struct Get<'f>(Bring<'f>);
+
+impl<'f> Get<'f> {
+    #[inline]
+    pub(crate) fn new(handle: &'f Handle, page: u64) -> Self {
+        Get(Bring::new(handle, page, PAGE_BYTES))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        let Bring { handle, page, .. } = self.0;
+        // Ends: each repetition follows an invalidation of this folio.
+        loop {
+            handle.check_page(page)?;
+            let held = ready!(self.0.poll(waker))?;
+            if let Some(folio) = FolioRef::of(handle, held, page) {
+                return Poll::Ready(Ok(folio));
+            }
+        }
+    }
+}
+
+impl<'f> Future for Get<'f> {
+    type Output = Result<FolioRef<'f>>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if matches!(self.0.wait, Wait::Look)
+            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
+        {
+            return Poll::Ready(Ok(folio));
+        }
+        self.poll_slowly(context.waker())
+    }
+}
+
+/// The future of [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned,
+/// it returns the same count, or tries again what failed.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Read<'f, 'b> {
+    handle: &'f Handle,
+    buf: &'b mut [u8],
+    offset: u64,
+    done: usize,
+    /// The page at which `done` ends, once something had to be brought.
+    bring: Option<Bring<'f>>,
+    polled: bool,
+}
+
+impl<'f, 'b> Read<'f, 'b> {
+    #[inline]
+    pub(crate) fn new(handle: &'f Handle, buf: &'b mut [u8], offset: u64) -> Self {
+        Read { handle, buf, offset, done: 0, bring: None, polled: false }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<usize>> {
+        let Read { handle, buf, offset, done, bring, .. } = self;
+        handle.check_range(buf, *offset)?;
+        // Ends: each turn copies at least a byte, or is the last.
+        loop {
+            let at = *offset + *done as u64;
+            if *done == buf.len() || at >= handle.mapping.len_bytes() {
+                return Poll::Ready(Ok(*done));
+            }
+            let wanted = at as usize % PAGE_BYTES + buf.len() - *done;
+            let brought = bring
+                .get_or_insert_with(|| Bring::new(handle, at >> PAGE_SHIFT, wanted))
+                .poll(waker);
+            let held = ready!(brought);
+            *bring = None;
+            match handle.copy_held(&held?, &mut buf[*done..], at) {
+                0 => return Poll::Ready(Ok(*done)), // the file is shorter by now
+                copied => *done += copied,
+            }
+        }
+    }
+}
+
+impl Future for Read<'_, '_> {
+    type Output = Result<usize>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if !std::mem::replace(&mut this.polled, true) {
+            match NonZero::new(this.buf.len()) {
+                Some(bytes) => this.handle.counters().shard().count_read(bytes),
+                None => this.handle.counters().count(Event::EmptyRead),
+            }
+            if !this.buf.is_empty() && this.handle.short(this.buf, this.offset) {
+                this.done = this.buf.len();
+                return Poll::Ready(Ok(this.done));
+            }
+        }
+        this.poll_slowly(context.waker())
+    }
+}
+
+impl std::fmt::Debug for Read<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Read")
+            .field("offset", &self.offset)
+            .field("bytes", &self.buf.len())
+            .field("done", &self.done)
+            .field("bring", &self.bring)
+            .finish()
+    }
+}
+
+/// The future of [`File::get_many_async`](crate::File::get_many_async).
+#[must_use = "a future does nothing unless it is polled"]
+#[derive(Debug)]
+pub struct GetMany<'f> {
+    pages: Vec<Page<'f>>,
+    /// Those before this one are there.
+    there: usize,
+    polled: bool,
+}
+
+#[derive(Debug)]
+enum Page<'f> {
+    Waits(Get<'f>),
+    There(FolioRef<'f>),
+}
+
+impl<'f> GetMany<'f> {
+    pub(crate) fn new(handle: &'f Handle, pages: &[u64]) -> Self {
+        let pages = pages.iter().map(|&page| Page::Waits(Get::new(handle, page))).collect();
+        GetMany { pages, there: 0, polled: false }
+    }
+}
+
+impl<'f> Future for GetMany<'f> {
+    type Output = Result<Vec<FolioRef<'f>>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let GetMany { pages, there, polled } = &mut *self;
+        // The first poll begins to read all of them. Later ones look at the first that is missing.
+        let begins = !std::mem::replace(polled, true);
+        let mut all = true;
+        for page in &mut pages[*there..] {
+            if let Page::Waits(get) = page {
+                match Pin::new(get).poll(context) {
+                    Poll::Ready(Ok(folio)) => *page = Page::There(folio),
+                    Poll::Ready(Err(error)) => {
+                        pages.clear(); // nothing stays held
+                        *there = 0;
+                        return Poll::Ready(Err(error));
+                    }
+                    Poll::Pending if begins => all = false,
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            *there += usize::from(all);
+        }
+        if !all {
+            return Poll::Pending;
+        }
+        *there = 0;
+        let folios = std::mem::take(pages).into_iter();
+        Poll::Ready(Ok(folios
+            .map(|page| match page {
+                Page::There(folio) => folio,
+                Page::Waits(_) => unreachable!("all are there"),
+            })
+            .collect()))
+    }
+}

@@ -329,6 +329,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same for what else failed with it: for want of memory, the page that begins at `begin` is
+    /// not there either.
+    pub(crate) fn of_page_at(&self, begin: u64) -> Error {
+        let mut error = self.clone();
+        if let Error::NoMemory { offset, .. } = &mut error {
+            *offset = begin;
+        }
+        error
+    }
+
     /// The error as one word for programs, logs and other languages: the variant's name in lower
     /// case with hyphens, `no-memory` for [`Error::NoMemory`]. Codes are stable: later versions may
     /// add codes, but never rename one or change its meaning. Messages may change.

@@ -1,22 +1,46 @@
-//! The asynchronous ways in: futures for any runtime, which never block the thread that polls them.
+//! The futures of [`File::read_at_async`](crate::File::read_at_async),
+//! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). They
+//! run on any runtime, and never block the thread that polls them.
 //!
-//! A future finds its page as the blocking ways in do. If the page is on its way, it leaves its
-//! waker with the folio (`wait`); the thread that completes the read wakes it. If there is no
-//! memory, it queues (`pressure`). It starts fills by requests (`fill::begin`); the ring carries
-//! them out, or the workers.
+//! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
+//! and is woken by the thread that completes the read. A dropped future leaves nothing behind but
+//! its page in the cache.
 //!
-//! | state | holds | ends when |
-//! |---|---|---|
-//! | [`Wait::Look`] | nothing | it is polled |
-//! | [`Wait::Arrival`] | a reference to a folio on its way | the fill ends, in whatever way |
-//! | [`Wait::Memory`] | a turn in the queue for memory | memory was freed, or a fill ended |
+//! What one future holds others cannot have: a task that keeps guards while it waits for more pages
+//! may wait for memory that other such tasks hold. It then fails with
+//! [`Error::NoMemory`], as a thread does.
+//! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //!
-//! From its first attempt to read until it returns, a future also has a *claim* to the pages that
-//! it brings; all claims together are limited (`Pressure::claim`).
-//!
-//! Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
-//! any state takes its waker back and its reference; a fill that it began goes on, and its page is
-//! cached.
+//! ```
+//! # use pinfold::{Cache, Options, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+//! let sum: u32 = runtime.block_on(async {
+//!     let page = file.get_async(3).await?;
+//!     let mut record = [0; 64];
+//!     file.read_at_async(&mut record, 50_000).await?;
+//!     Ok::<_, pinfold::Error>(page[..64].iter().chain(&record).map(|&byte| u32::from(byte)).sum())
+//! })?;
+//! assert_eq!(sum, 128 * 7);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+
+// How it works. A future finds its page as the blocking ways in do. If the page is on its way, it
+// leaves its waker with the folio (`wait`). If there is no memory, it queues (`pressure`). It starts
+// fills by requests (`fill::begin`), which the ring carries out, or the workers.
+//
+// | state | holds | ends when |
+// |---|---|---|
+// | `Wait::Look` | nothing | it is polled |
+// | `Wait::Arrival` | a reference to a folio on its way | the fill ends, in whatever way |
+// | `Wait::Memory` | a turn in the queue for memory | memory was freed, or a fill ended |
+//
+// From its first attempt to read until it returns, a future also has a claim to the pages that it
+// brings; all claims together are limited (`Pressure::claim`).
+//
+// Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in any
+// state takes its waker and its claim back, and gives up its reference; a fill that it began goes on.
 
 use std::num::NonZero;
 use std::pin::Pin;
@@ -49,7 +73,7 @@ struct Bring<'f> {
     patience: Option<Patience>,
 }
 
-/// See the head of the file.
+/// See the table above.
 enum Wait<'f> {
     Look,
     Arrival(Held<'f>, Ticket),

@@ -172,6 +172,7 @@
 //! | a miss of a page that another thread reads already | that read, and gets its error; but a read ahead that failed is repeated |
 //! | a miss without free memory | eviction. If nothing can be evicted, two seconds ([`Error::NoMemory`]); while other reads are under way, up to thirty since the last one ended |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
+//! | `read_at_async`, `get_async`, `get_many_async` | as `prefetch`; the future waits, and no thread ([`futures`]) |
 //! | `try_read_at`, `try_get`, `try_borrow` | nothing; where reading ahead is to go on, as `prefetch` |
 //! | `prefetch`, `advise` | no read, they only start them; at times for a thread that changes the file's index |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |

@@ -42,6 +42,7 @@ mod read_at;
 
 use crate::borrow::{Borrowed, FolioRef, Reader};
 use crate::error::{Error, Result};
+use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
 use hits::BLOCK;
 use misses::Absent;
@@ -76,7 +77,9 @@ impl Handle {
                 let ReadAt { offset, buf, result } = &mut reads[at];
                 *result = match &refused {
                     None => self.long(buf, *offset, !miss),
-                    Some(error) => or_refused(self.try_long(buf, *offset), error),
+                    Some(error) => {
+                        or_refused(self.try_long(buf, *offset), error, *offset >> PAGE_SHIFT)
+                    }
                 };
                 let Err(error) = result else { continue };
                 if matches!(error, Error::NoMemory { .. }) {
@@ -146,7 +149,7 @@ impl Handle {
             for (&at, miss) in some.iter().zip(misses) {
                 late.push(match &refused {
                     Ok(()) => slowly(pages[at], miss)?,
-                    Err(error) => or_refused(now(pages[at]), error)?,
+                    Err(error) => or_refused(now(pages[at]), error, pages[at])?,
                 });
             }
         }
@@ -158,7 +161,8 @@ impl Handle {
     }
 }
 
-/// What an entry comes to once the batch has got an `error` that concerns all that is absent.
-fn or_refused<T>(now: Result<Option<T>>, error: &Error) -> Result<T> {
-    now?.ok_or_else(|| error.clone())
+/// What an entry comes to that wants `page`, once the batch has got an `error` that concerns all that
+/// is absent.
+fn or_refused<T>(now: Result<Option<T>>, error: &Error, page: u64) -> Result<T> {
+    now?.ok_or_else(|| error.of_page_at(page << PAGE_SHIFT))
 }

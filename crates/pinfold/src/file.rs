@@ -160,7 +160,7 @@ impl File {
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
     /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of one reader
-    /// keep at most an eighth of the budget. One with a counted reference keeps what `get` says.
+    /// keep at most a quarter of the budget. One with a counted reference keeps what `get` says.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.

@@ -248,8 +248,10 @@ impl<'f> Get<'f> {
         loop {
             handle.check_page(page)?;
             let held = ready!(self.0.poll(waker))?;
-            let held = borrow::admit(handle, held, page)?;
-            if let Some(folio) = FolioRef::of(handle, held, page) {
+            let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
+            if let Some(held) = held
+                && let Some(folio) = FolioRef::of(handle, held, page)
+            {
                 return Poll::Ready(Ok(folio));
             }
         }

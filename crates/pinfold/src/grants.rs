@@ -42,7 +42,7 @@ pub(crate) struct Grants {
 struct List {
     /// The oldest first.
     folios: VecDeque<Grant>,
-    /// Pages of these, and of those that [`Grants::oldest`] took off and that are not settled yet.
+    /// Pages of these, and of those that [`Grants::oldest_idle`] took off and that are not settled yet.
     pages: u32,
 }
 
@@ -74,8 +74,8 @@ impl Grant {
             0 if !word.is_frozen() && word.refs() <= 1 && word.pins() == 0 => Now::Idle,
             0 => Now::Used,
             // Out of its file, and still referenced; or, for a moment, the next folio in its frames
-            // on its way.
-            1 if !word.is_frozen() => Now::Used,
+            // on its way. If that one is for index nodes, it is so for ever; but it is a page.
+            1 if !word.is_frozen() && frame.order().frames() == self.pages => Now::Used,
             // Freed; or frozen, and whoever thaws it revokes the grant.
             _ => Now::Over,
         }

@@ -9,11 +9,11 @@
 //! 2. it fits the limit, or would without others that nobody uses: those are revoked, the oldest
 //!    first, and it is granted. Not if its own grant was revoked before: many folios are wanted in
 //!    turn, and each would cost the others theirs, for ever;
-//! 3. otherwise: under the `change` mutex, give back the reference, split the folio, move the page
-//!    to memory for what stays (if there is any: the guard would keep the 2 MiB around the page from
-//!    becoming free as one piece), and take a reference to it;
-//! 4. if it cannot be split because others use it for a moment: give back the reference, let them
-//!    go on, look the page up again, and so on a few times;
+//! 3. otherwise give back the reference; under the `change` mutex, for whatever folio has the page
+//!    by then: split it, move the page to memory for what stays (if there is any: the guard would
+//!    keep the 2 MiB around the page from becoming free as one piece), and take a reference to it;
+//! 4. if others use it for a moment: let them go on, and do 3 again, a few times. Threads that wait
+//!    for the mutex are not among them, as they have no reference;
 //! 5. at last, or if it is pinned, borrowed, or the index has no memory for the pieces: it is
 //!    granted beyond the limit.
 
@@ -28,160 +28,121 @@ use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::sync::thread;
 
-/// How often step 4 is tried.
+/// How often step 3 is tried, and how many grants step 2 ends.
 const TRIES_MAX: u32 = 16;
 
-/// One guard's attempts to be admitted.
-#[derive(Debug)]
-pub(super) struct Admission {
-    tries: u32,
+/// Whether a caller can wait until others let go of a folio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Briefly,
+    Never,
 }
 
-/// What came of step 3.
-enum Split<'a> {
-    /// The page, alone.
-    Page(Held<'a>),
-    /// The folio, which others use for long.
-    Whole(Held<'a>),
-    /// The folio is gone, or others use it for a moment.
-    NotNow,
-}
-
-impl Admission {
-    pub(super) fn new() -> Self {
-        Admission { tries: 0 }
-    }
-
-    /// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`:
-    /// look it up again.
-    ///
-    /// # Errors
-    /// [`Error::TooManyReferences`].
-    pub(super) fn of<'a>(
-        &mut self,
-        handle: &'a Handle,
-        held: Held<'a>,
-        page: u64,
-    ) -> Result<Option<Held<'a>>> {
-        let core = &handle.core;
-        if is_admitted(core, &held) {
-            return Ok(Some(held));
-        }
-        self.tries += 1;
-        if self.tries > TRIES_MAX {
-            return at_once(handle, held, page).map(Some);
-        }
-        match split(handle, held, page, false)? {
-            Split::Page(held) => Ok(Some(held)),
-            Split::Whole(held) => Ok(Some(as_a_whole(core, held))),
-            Split::NotNow => {
-                thread::yield_now();
-                Ok(None)
-            }
-        }
-    }
-}
-
-/// The same for a caller that neither waits nor looks the page up again: without step 4.
+/// A folio of `page` that a guard may be taken of: that of `held`, or the page's alone. `None`: the
+/// page has left the cache, or was dropped and is being read again; look it up again.
 ///
 /// # Errors
 /// [`Error::TooManyReferences`].
-pub(crate) fn at_once<'a>(handle: &'a Handle, held: Held<'a>, page: u64) -> Result<Held<'a>> {
-    if is_admitted(&handle.core, &held) {
-        return Ok(held);
+pub(crate) fn admit<'a>(
+    handle: &'a Handle,
+    held: Held<'a>,
+    page: u64,
+    wait: Wait,
+) -> Result<Option<Held<'a>>> {
+    let core = &handle.core;
+    if is_admitted(core, &held) {
+        return Ok(Some(held));
     }
-    match split(handle, held, page, true)? {
-        Split::Page(held) => Ok(held),
-        Split::Whole(held) => Ok(as_a_whole(&handle.core, held)),
-        Split::NotNow => unreachable!("the reference was to be kept"),
+    drop(held);
+    let mut place = reclaim::alloc_unmovable_now(core, Order::MIN);
+    let admitted = split(handle, page, wait, &mut place);
+    place.into_iter().for_each(|place| core.put(place));
+    admitted
+}
+
+/// Notes that the folio at `head` has a counted guard that was not admitted.
+pub(super) fn upgraded(core: &Core, head: FrameNumber) {
+    if !is_small_or_granted(core, head) && core.owner.is_here() {
+        core.grants.give(&core.frames, head, true);
     }
+}
+
+fn is_small_or_granted(core: &Core, head: FrameNumber) -> bool {
+    let frame = core.frames.frame(head);
+    frame.order() == Order::MIN || frame.flags().contains(Flags::GRANTED)
 }
 
 /// Steps 1 and 2.
 fn is_admitted(core: &Core, held: &Held<'_>) -> bool {
     // A forked child takes no locks, and evicts nothing.
-    let free = held.frame().order() == Order::MIN || !core.owner.is_here();
-    free || mutant::on(Mutant::AdmitBlindly) || grant(core, held)
+    is_small_or_granted(core, held.head())
+        || !core.owner.is_here()
+        || mutant::on(Mutant::AdmitBlindly)
+        || grant(core, held)
 }
 
-/// Step 5.
-fn as_a_whole<'a>(core: &Core, held: Held<'a>) -> Held<'a> {
-    core.grants.give(&core.frames, held.head(), true);
-    held
-}
-
-/// Notes that the folio at `head` has a counted guard that nobody was asked for.
-pub(super) fn upgraded(core: &Core, head: FrameNumber) {
-    let frame = core.frames.frame(head);
-    let known = frame.order() == Order::MIN || frame.flags().contains(Flags::GRANTED);
-    if !known && core.owner.is_here() {
-        core.grants.give(&core.frames, head, true);
-    }
-}
-
-/// The same, for a large folio.
+/// Step 2.
 fn grant(core: &Core, held: &Held<'_>) -> bool {
+    let give = || core.grants.give(&core.frames, held.head(), false);
     let again = held.frame().flags().contains(Flags::REVOKED);
-    // Ends: each turn but the last takes a folio off the list, or finds that it was taken again.
     for _ in 0..TRIES_MAX {
-        if core.grants.give(&core.frames, held.head(), false) {
+        if give() {
             return true;
         }
+        // The search also takes folios off the list that are gone.
         let Some(idle) = core.grants.oldest_idle(&core.frames) else { break };
         core.grants.settle(idle, !again && freeze::revoke(core, &idle));
         if again {
             break;
         }
     }
-    core.grants.give(&core.frames, held.head(), false)
+    give()
 }
 
-/// Step 3. With `keep` the reference is kept whatever comes of it.
+/// Steps 3 to 5.
 fn split<'a>(
     handle: &'a Handle,
-    held: Held<'a>,
     page: u64,
-    keep: bool,
-) -> Result<Split<'a>> {
+    wait: Wait,
+    place: &mut Option<FrameNumber>,
+) -> Result<Option<Held<'a>>> {
     let (core, mapping) = (&handle.core, &handle.mapping);
-    let order = u32::from(held.frame().order().get());
-    let mut held = held;
-    // Ends: each turn but the last refills the pool of nodes.
+    let mut left = TRIES_MAX;
     loop {
-        // Where the page would be in nobody's way; the mutex forbids to ask for it later.
-        let mut place = reclaim::alloc_unmovable(core, Order::MIN);
+        left -= 1;
         let mut changing = mapping.change();
-        let folio = changing.writer(&core.nodes).folio(page);
-        let same = folio.filter(|folio| folio.frame == held.head() && folio.order == order);
-        let Some(folio) = same else {
-            drop(changing);
-            place.into_iter().for_each(|place| core.put(place));
-            return Ok(if keep { Split::Whole(held) } else { Split::NotNow });
-        };
-        // Not the last reference: the index has one, and taking that one needs the mutex.
-        drop(held);
-        let split = freeze::split(core, &mut changing, folio, Order::MIN);
-        let old = if split == Ok(Ok(())) { move_page(core, &mut changing, page, &mut place) } else { None };
-        let there = changing.head(page).expect("split or not, it has the page");
-        let busy = split == Ok(Err(InUse::Busy)) && !keep;
-        let again = if busy { None } else { core.hold_under_change(there) };
+        let Some(folio) = changing.writer(&core.nodes).folio(page) else { return Ok(None) };
+        if core.frames.frame(folio.frame).is_changing() {
+            return Ok(None); // on its way: under the mutex none is frozen
+        }
+        let mut old = None;
+        if folio.order > 0 {
+            match freeze::split(core, &mut changing, folio, Order::MIN) {
+                Ok(Ok(())) => old = move_page(core, &mut changing, page, place),
+                Ok(Err(InUse::Busy)) if left > 0 && wait == Wait::Briefly => {
+                    drop(changing);
+                    thread::yield_now();
+                    continue;
+                }
+                Err(short) if left > 0 => {
+                    drop(changing);
+                    // Not waited for: others may wait for folios that this thread holds.
+                    if !matches!(reclaim::refill_nodes(core, short.wanted, false), Ok(true)) {
+                        left = 1;
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+        }
+        let head = changing.head(page).expect("split or not, it has the page");
+        let held = core.hold_under_change(head);
         drop(changing);
         old.into_iter().for_each(|old| core.frames.free(old, Order::MIN));
-        place.into_iter().for_each(|place| core.put(place));
-        if busy {
-            return Ok(Split::NotNow);
-        }
         let too_many = || Error::TooManyReferences { path: mapping.path.clone(), page };
-        held = again.ok_or_else(too_many)?;
-        match split {
-            Ok(Ok(())) => return Ok(Split::Page(held)),
-            Ok(Err(_)) => return Ok(Split::Whole(held)),
-            // Not waited for: others may wait for this thread's reference.
-            Err(short) => match reclaim::refill_nodes(core, short.wanted, false) {
-                Ok(true) => {}
-                _ => return Ok(Split::Whole(held)),
-            },
-        }
+        let held = held.ok_or_else(too_many)?;
+        upgraded(core, head);
+        return Ok(Some(held));
     }
 }
 
@@ -195,8 +156,7 @@ fn move_page(
 ) -> Option<FrameNumber> {
     let new = (*place)?;
     let frame = changing.head(page).expect("it was split");
-    let folio = FolioAt { page, order: 0, frame };
-    freeze::migrate(core, changing, folio, new).ok()?;
+    freeze::migrate(core, changing, FolioAt { page, order: 0, frame }, new).ok()?;
     *place = None;
     Some(frame)
 }

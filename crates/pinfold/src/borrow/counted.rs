@@ -25,7 +25,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::admit::{self, Admission};
+use super::admit::{Wait, admit};
 use super::view::{self, View};
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
@@ -103,7 +103,7 @@ impl Handle {
     #[inline(never)]
     fn try_hold(&self, page: u64) -> Result<Option<View>> {
         let view = self.held_now(page, (Mark::Meet, true), |held| {
-            let held = admit::at_once(self, held, page);
+            let held = admit(self, held, page, Wait::Never).transpose()?;
             let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
             held.map(view).transpose()
         });
@@ -147,7 +147,6 @@ impl Handle {
         self.hold_found(found).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// For models.
     /// The hit alone.
     #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
@@ -164,13 +163,12 @@ impl Handle {
     #[cold]
     #[inline(never)]
     fn hold_slowly(&self, page: u64, counted: bool) -> Result<View> {
-        let mut admission = Admission::new();
         self.held(
             page,
             (Mark::Meet, counted),
             || self.get_missing(page),
             |held| {
-                let Some(held) = admission.of(self, held, page)? else { return Ok(None) };
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
                 match FolioRef::of(self, held, page) {
                     Some(folio) => Ok(Some(folio.into_view())),
                     None => self.check_page(page).map(|()| None),

@@ -18,7 +18,7 @@ mod reader;
 mod slot;
 mod view;
 
-pub(crate) use admit::at_once as admit;
+pub(crate) use admit::{Wait, admit};
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub use reader::Reader;

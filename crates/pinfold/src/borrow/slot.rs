@@ -25,7 +25,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use super::FolioRef;
-use super::admit::{self, Admission};
+use super::admit::{self, Wait, admit};
 use super::reader::{Reader, Shown, State};
 use super::view::{self, View};
 use crate::core::Held;
@@ -131,7 +131,7 @@ impl Handle {
             if let Some(borrowed) = self.borrow_held(page, reader, &held) {
                 return Some(Ok(borrowed));
             }
-            let held = admit::at_once(self, held, page);
+            let held = admit(self, held, page, Wait::Never).transpose()?;
             held.map(|held| self.borrow_counted(page, held)).transpose()
         });
         if borrowed.is_none() {
@@ -204,7 +204,6 @@ impl Handle {
         page: u64,
         reader: &'r Reader,
     ) -> Result<Borrowed<'f, 'r>> {
-        let mut admission = Admission::new();
         self.held(
             page,
             (Mark::Meet, false),
@@ -213,7 +212,7 @@ impl Handle {
                 if let Some(borrowed) = self.borrow_held(page, reader, &held) {
                     return Ok(Some(borrowed));
                 }
-                let Some(held) = admission.of(self, held, page)? else { return Ok(None) };
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
                 match self.borrow_counted(page, held) {
                     Some(borrowed) => Ok(Some(borrowed)),
                     None => self.check_page(page).map(|()| None),

@@ -43,7 +43,7 @@ use evict::EFFORT_MAX;
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 pub(crate) use evict::evict;
-pub(crate) use unmovable::alloc_unmovable;
+pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets
 /// go of a folio wakes nobody (a look at who waits would be part of every put), so it looks again

@@ -318,7 +318,8 @@ impl File {
     ///
     /// Cost: as of that many calls of `get`, with an allocation for the list. What is cached is
     /// waited for in memory together, and what is not is read at once, as of
-    /// [`read_many`](Self::read_many).
+    /// [`read_many`](Self::read_many). The guards keep what those of `get` keep: all together, at
+    /// most two pages each or a tenth of the budget.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};

@@ -130,3 +130,59 @@ impl Grants {
         }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::Grants;
+    use crate::frame::{FrameNumber, Frames, Order};
+
+    fn folio(frames: &Frames) -> FrameNumber {
+        let head = frames.alloc(Order::new(1).unwrap()).unwrap();
+        frames.frame(head).change_end();
+        head
+    }
+
+    fn free(frames: &Frames, head: FrameNumber) {
+        frames.frame(head).count.freeze(1).expect("nobody else has it");
+        frames.frame(head).change_begin();
+        frames.free(head, frames.frame(head).order());
+    }
+
+    /// A cache of two granted pages; the first grant is given.
+    fn one_granted() -> (Frames, Grants, FrameNumber) {
+        let frames = Frames::open(1 << 20).unwrap();
+        let grants = Grants { pages_max: 2, ..Grants::new(0) };
+        let first = folio(&frames);
+        assert!(grants.give(&frames, first, false));
+        assert!(!grants.give(&frames, folio(&frames), false), "the limit");
+        (frames, grants, first)
+    }
+
+    #[test]
+    fn what_was_freed_is_not_granted_any_more() {
+        let (frames, grants, first) = one_granted();
+        free(&frames, first);
+        assert!(grants.oldest_idle(&frames).is_none());
+        assert!(grants.give(&frames, folio(&frames), false));
+    }
+
+    /// Their version stays odd for ever, as that of a folio does that left its file while it was
+    /// held.
+    #[test]
+    fn a_grant_is_over_when_its_frame_has_index_nodes() {
+        let (frames, grants, first) = one_granted();
+        free(&frames, first);
+        while frames.alloc(Order::MIN).expect("it is free") != first {}
+        assert!(grants.oldest_idle(&frames).is_none());
+        assert!(grants.give(&frames, folio(&frames), false));
+    }
+
+    #[test]
+    fn what_left_its_file_while_it_is_held_is_granted_on() {
+        let (frames, grants, first) = one_granted();
+        frames.frame(first).count.get(1);
+        frames.frame(first).change_begin();
+        assert!(grants.oldest_idle(&frames).is_none());
+        assert!(!grants.give(&frames, folio(&frames), false));
+    }
+}

@@ -182,11 +182,17 @@
 //!
 //! # What a guard keeps in memory
 //!
-//! A guard and a pin keep the *whole folio* of their page: 4 KiB where pages are read at random, up
-//! to 2 MiB where a file was read in order. That memory is not evicted as long as they live. If
-//! guards and pins hold the whole budget, a miss fails with [`Error::NoMemory`], which says how many
-//! bytes are held; hits go on. So keep guards for as long as you look at the bytes, and copy what
-//! you keep for longer. [`Hint::Random`] on a handle makes it read single pages.
+//! - *Counted* guards ([`FolioRef`]) of n pages keep at most 2n pages, or a tenth of the budget,
+//!   whichever is more: where a file was read in large pieces, they are split
+//!   ([`File::get`] says when they cannot be).
+//! - A borrow keeps the *whole folio* of its page: 4 KiB where pages are read at random, up to 2 MiB,
+//!   but at most a 64th of the budget, where a file was read in order. So does a pin.
+//!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read single
+//!   pages.
+//!
+//! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a miss
+//! fails with [`Error::NoMemory`], which says how many bytes are held; hits go on. So keep guards
+//! for as long as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
 //! [`FolioRef::is_current`] says so.
@@ -196,8 +202,8 @@
 //! - A guard's slice ends with its page, and in the file's last page with the file. A page without
 //!   any byte of the file is an error ([`Error::BeyondEnd`]), while `read_at` then returns 0.
 //! - [`FolioRef::folio`] is the slice of the whole folio, so a value across two pages lies in it in
-//!   one piece if both pages are of one folio. That depends on how the file was read; `read_at`
-//!   copies the value in any case.
+//!   one piece if both pages are of one folio. That depends on how the file was read, and on who
+//!   else has guards of it; `read_at` copies the value in any case.
 //! - Behind these slices there is memory, but nothing is promised of it: it is another folio's, and
 //!   another thread may be storing to it. Code that reads whole vectors must not read past the
 //!   slice, unless it stays within the 4096 bytes of the page: those are there, and after the end

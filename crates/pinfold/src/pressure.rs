@@ -339,7 +339,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::{Wake, Waker};
 
-    use super::Pressure;
+    use super::{Order, Pressure};
     use crate::mutant::{self, Mutant};
 
     #[derive(Default)]
@@ -353,7 +353,7 @@ mod tests {
 
     /// A pressure with three futures that queue, and how often each was woken.
     fn three() -> (Pressure, [super::Turn; 3], impl Fn() -> [u32; 3]) {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let woken: [Arc<Woken>; 3] = Default::default();
         let wakers = woken.clone().map(Waker::from);
         let seen = pressure.progress_seen();
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn who_saw_less_than_there_is_tries_again() {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let seen = pressure.progress_seen();
         pressure.progress();
         assert!(pressure.queue(seen, Waker::noop()).is_none());

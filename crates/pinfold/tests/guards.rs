@@ -225,8 +225,10 @@ fn threads_that_want_the_same_folios_split_them() {
             let file = &file;
             scope.spawn(move || {
                 let mut kept = Vec::new();
-                let keep = keep(file, &mut kept, (n..pages).step_by(64));
-                keep.map(|()| kept).unwrap_or_else(|(had, error)| panic!("{had}: {error}"))
+                if let Err((had, error)) = keep(file, &mut kept, (n..pages).step_by(64)) {
+                    panic!("after {had} guards: {error}");
+                }
+                kept
             })
         });
         for thread in threads {

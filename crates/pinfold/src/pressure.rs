@@ -68,6 +68,10 @@ pub(crate) struct Pressure {
     claimed: AtomicU32,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
+    /// Held by the thread that makes a large block free. Taken under no other lock.
+    pub(crate) making_block: Mutex<()>,
+    /// The number of the run at which the next such thread begins.
+    pub(crate) block_hand: AtomicU32,
 }
 
 impl Pressure {
@@ -89,6 +93,8 @@ impl Pressure {
             on_its_way_max: frames / 2,
             claimed: AtomicU32::new(0),
             unmovable_hand: AtomicU32::new(0),
+            making_block: Mutex::new(()),
+            block_hand: AtomicU32::new(0),
         }
     }
 

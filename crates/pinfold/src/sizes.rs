@@ -35,6 +35,10 @@ sizes! {
     /// runs is small.
     FOLIO_ORDER_MAX: u8 = 9, loom 9, shuttle 3;
 
+    /// The order of the smallest folio for which others are moved: that of the first window that is
+    /// read ahead.
+    BLOCK_ORDER_MIN: u8 = 4, loom 4, shuttle 2;
+
     /// Log2 of a node's slots. With two slots, two pages make a tree.
     NODE_BITS: u32 = 6, loom 1, shuttle 6;
 

@@ -223,6 +223,11 @@ impl Buddy {
         }
     }
 
+    /// Whether a block of `order` can be taken.
+    pub(super) fn has_free(&self, order: Order) -> bool {
+        self.lists.lock().of.iter().any(|lists| lists.nonempty >> order.get() != 0)
+    }
+
     pub(super) fn free_in(&self, table: &Table, run: FrameNumber) -> RunMap {
         self.assert_run(table, run);
         let _lists = self.lists.lock();

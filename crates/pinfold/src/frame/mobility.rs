@@ -68,6 +68,12 @@ impl Runs {
         self.whole.clone().map(|run| FrameNumber(run * Order::MAX.frames()))
     }
 
+    /// One of them, counted round and round.
+    pub(super) fn nth_whole(&self, nth: u32) -> Option<FrameNumber> {
+        let run = self.whole.start + nth.checked_rem(self.whole.len() as u32)?;
+        Some(FrameNumber(run * Order::MAX.frames()))
+    }
+
     /// Whether `frame` lies in a movable run. Without the allocator's mutex the result is valid for
     /// a folio whose version was even before the call and is unchanged after it: the kind was
     /// settled under the mutex before the folio was allocated. A later claim only makes "movable"

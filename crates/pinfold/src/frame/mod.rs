@@ -255,6 +255,16 @@ impl Frames {
         self.buddy.runs().whole()
     }
 
+    /// One of them, counted round and round; `None` if there are none.
+    pub(crate) fn whole_run(&self, nth: u32) -> Option<FrameNumber> {
+        self.buddy.runs().nth_whole(nth)
+    }
+
+    /// Whether there is a free block for a folio of `order` at this moment. Cost: the mutex.
+    pub(crate) fn has_free(&self, order: Order) -> bool {
+        self.buddy.has_free(order)
+    }
+
     /// Which frames of the run at `run` are free at this moment. Cost: the mutex, held while 512
     /// entries are walked.
     ///

@@ -1,21 +1,28 @@
-//! Compaction: frees one 2 MiB run by moving its folios.
+//! Compaction: frees one 2 MiB run, or a block of one, by moving its folios.
 //!
 //! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn;
+//!    or, of a few runs, the block with most;
 //! 2. hold the run's free frames, so that they are not allocated;
-//! 3. move the run's folios elsewhere, a batch at a time; the frames that they free join the held
-//!    ones;
-//! 4. release the run: if all of it is free by then, it is whole again.
+//! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they free
+//!    join the held ones;
+//! 4. release the run: if all of it is free by then, it is whole again, and so is the block.
 //!
 //! A movable run has no long-lived contents except folios that fill it (`frame::mobility`). A run
 //! that cannot be emptied is being read at this moment, and the next one is tried.
+
+use std::ops::Range;
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::freeze::{self, Batch, Candidate, Frozen};
 use crate::index::FolioAt;
+use crate::sync::Ordering;
 
-/// The most runs that are tried.
+/// The most runs that are tried, or looked at for a block.
 const RUNS_MAX: usize = 8;
+
+/// The most blocks that are tried.
+const BLOCKS_MAX: usize = 2;
 
 /// Makes one free run of 2 MiB, if there is none; false if that is impossible.
 pub(crate) fn compact(core: &Core) -> bool {
@@ -44,7 +51,7 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
     let mut at = 0;
     // Ends: each turn advances by at least a frame.
     while at < Order::MAX.frames() {
-        at = empty_some(core, run, at, &map);
+        at = empty_some(core, run, at..Order::MAX.frames(), &map);
     }
     held.into_folio().is_ok_and(|folio| {
         core.put(folio);
@@ -52,12 +59,49 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
     })
 }
 
-/// Moves folios of `run`, from frame `at` of it on, elsewhere: at most one batch, and as many as
-/// can be moved. Returns where to continue.
-fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
+/// Makes a free block of `order`, if the few runs that it looks at have one that is free in part and
+/// can be emptied. Continues with the runs after those that the last call looked at.
+pub(super) fn make_block(core: &Core, order: Order) -> bool {
+    let _one_at_a_time = core.pressure.making_block.lock();
+    if core.frames.has_free(order) {
+        return true; // made by the one before
+    }
+    let mut candidates = Vec::with_capacity(RUNS_MAX);
+    for _ in 0..RUNS_MAX {
+        // Relaxed: where to look is a hint.
+        let nth = core.pressure.block_hand.fetch_add(1, Ordering::Relaxed);
+        let Some(run) = core.frames.whole_run(nth) else { return false };
+        let free = core.frames.free_in(run);
+        let blocks = (0..Order::MAX.frames()).step_by(order.frames() as usize);
+        let free_of = |at| (at..at + order.frames()).filter(|&at| free.contains(at)).count();
+        let best = blocks.map(|at| (free_of(at), run, at)).max_by_key(|best| best.0);
+        candidates.extend(best.filter(|best| best.0 > 0 && core.frames.is_movable(run)));
+    }
+    candidates.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
+    let mut tried = candidates.into_iter().take(BLOCKS_MAX);
+    tried.any(|(_, run, at)| empty_block(core, run, at..at + order.frames()))
+}
+
+/// Empties a block of `run`; returns whether it was empty for a moment.
+fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>) -> bool {
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    let map = held.held();
+    let mut at = block.start;
+    // Ends: each turn advances by at least a frame.
+    while at < block.end {
+        at = empty_some(core, run, at..block.end, &map);
+    }
+    let map = held.held();
+    block.into_iter().all(|at| map.contains(at))
+}
+
+/// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
+/// be moved. Returns where to continue.
+fn empty_some(core: &Core, run: FrameNumber, frames: Range<u32>, map: &RunMap) -> u32 {
+    let mut at = frames.start;
     let mut folios = Vec::with_capacity(Batch::MAX);
     let mut places = Vec::with_capacity(Batch::MAX);
-    while at < Order::MAX.frames() && folios.len() < Batch::MAX {
+    while at < frames.end && folios.len() < Batch::MAX {
         let head = FrameNumber(run.0 + at);
         let folio = Candidate::of(core, head);
         let there =

@@ -35,6 +35,7 @@ use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
+use crate::sizes::BLOCK_ORDER_MIN;
 use crate::source;
 use census::Census;
 use evict::EFFORT_MAX;
@@ -89,14 +90,8 @@ pub(crate) fn allocate(
     needed: bool,
 ) -> Result<Option<(FrameNumber, Order)>, Shortage> {
     let whole = core.frames.alloc(wish).map(|head| (head, wish));
-    let got = whole.or_else(|| {
-        // The free memory is in smaller pieces. Used as they are, they would be evicted as pieces,
-        // and so on. So first evict as much as is wanted, in the order in which it came.
-        if wish > Order::MIN {
-            evict(core, wish.frames(), EFFORT_MAX);
-        }
-        core.frames.alloc_at_most(wish)
-    });
+    let whole = whole.or_else(|| make_whole(core, wish).map(|head| (head, wish)));
+    let got = whole.or_else(|| core.frames.alloc_at_most(wish));
     if let Some(got) = got {
         if core.frames.free_frames() < core.pressure.low_frames {
             core.pressure.bell.ring();
@@ -124,6 +119,25 @@ pub(crate) fn allocate(
             nap = (nap * 2).min(NAP_MAX);
         }
     }
+}
+
+/// A folio of `order` where the free memory is in smaller pieces. Used as they are, they would be
+/// evicted as pieces, and so on.
+fn make_whole(core: &Core, order: Order) -> Option<FrameNumber> {
+    if order == Order::MIN {
+        return None;
+    }
+    // First, as much as is wanted is evicted, in the order in which it came: large folios leave
+    // large pieces. But small ones would leave ever more small pieces, and memory unused.
+    if core.frames.free_frames() < core.pressure.high_frames + 2 * order.frames() {
+        evict(core, order.frames(), EFFORT_MAX);
+        let got = core.frames.alloc(order);
+        if got.is_some() {
+            return got;
+        }
+    }
+    let made = order.get() >= BLOCK_ORDER_MIN && compact::make_block(core, order);
+    made.then(|| core.frames.alloc(order)).flatten()
 }
 
 /// How long a thread waits for memory. It begins anew with each read that ends, of whatever file:

@@ -79,7 +79,7 @@ impl Frames {
     /// Reserves an arena of `budget_bytes`, rounded down to whole frames, in which all frames but
     /// the table's are free.
     ///
-    /// Cost: touches the table, 1/64 of the budget; the rest is touched when it is first used.
+    /// Cost: touches the table, little more than 1/64 of the budget; the rest is touched when it is first used.
     ///
     /// # Errors
     ///
@@ -101,6 +101,11 @@ impl Frames {
             bytes: bytes::Bytes::of(arena.base(), frames),
             arena,
         })
+    }
+
+    /// Bytes of the frames that the table takes up.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.buddy.table_frames()) << PAGE_SHIFT
     }
 
     /// Frames in the arena, the table's own included.

@@ -175,7 +175,7 @@ pub(crate) fn shortage(core: &Core, wish: Order) -> Shortage {
 
 /// Bytes of the frame table and of the slabs of index nodes.
 pub(crate) fn metadata_bytes(core: &Core) -> u64 {
-    u64::from(core.frames.frames()) * 64 + core.nodes.stats().slab_bytes
+    core.frames.table_bytes() + core.nodes.stats().slab_bytes
 }
 
 /// More index nodes, at least `wanted`; false if there is no memory for them. With `needed`, as in

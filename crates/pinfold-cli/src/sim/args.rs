@@ -16,7 +16,8 @@ use super::trace::Format;
   oltp       transactions: hot index pages, Zipf rows, appends to a history, now and then a range scan
 
 A file holds one page number a line (blank lines and lines that start with # are skipped), or page
-numbers as 64-bit little-endian words. A file with the name of a generator is reached as ./zipf.")]
+numbers as 64-bit little-endian words. To read a file that has the name of a generator, write
+./zipf.")]
 pub(crate) struct SimArgs {
     /// Files or generators (zipf, zipf-scan, loop, oltp); each gets a table.
     #[arg(required = true, value_name = "TRACE")]

@@ -39,7 +39,7 @@ mod machine {
     use std::arch::asm;
 
     moves! {
-        /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
+        /// Copies 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
         copy16(lane: xmm_reg) = "movups {lane}, [{from} + {at}]", "movups [{to} + {at}], {lane}";
         /// Copies 8 bytes there.
         copy8(lane: reg) = "mov {lane}, [{from} + {at}]", "mov [{to} + {at}], {lane}";
@@ -53,7 +53,7 @@ mod machine {
     /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
-    /// As of the others, for `bytes`; the two do not overlap.
+    /// As for the others, with `bytes` bytes; the two do not overlap.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: a call as the C ABI has it; the stack is aligned for calls where `nostack` is
@@ -75,7 +75,7 @@ mod machine {
 
     // The offset of a plain `ldr` is a multiple of its size: so are all that are asked for.
     moves! {
-        /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
+        /// Copies 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
         copy16(lane: vreg) = "ldr {lane:q}, [{from}, #{at}]", "str {lane:q}, [{to}, #{at}]";
         /// Copies 8 bytes there.
         copy8(lane: reg) = "ldr {lane:x}, [{from}, #{at}]", "str {lane:x}, [{to}, #{at}]";
@@ -88,7 +88,7 @@ mod machine {
     /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
-    /// As of the others, for `bytes`; the two do not overlap.
+    /// As for the others, with `bytes` bytes; the two do not overlap.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: a call as the C ABI has it.
@@ -173,7 +173,7 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
 /// Copies `bytes` bytes that do not change meanwhile.
 ///
 /// # Safety
-/// As of [`copy_racing`], and no thread stores to the bytes at `from`.
+/// As for [`copy_racing`], and no thread stores to the bytes at `from`.
 #[inline(always)]
 pub(crate) unsafe fn copy_still(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's promise, whole.

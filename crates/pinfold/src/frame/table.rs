@@ -130,7 +130,7 @@ impl Table {
         let number = bytes / size_of::<Frame>();
         assert!(std::ptr::eq(entry, &raw const entries[number]), "an entry of another table");
         let frame = entry_at(number as u32);
-        assert!(frame < self.frames(), "an entry behind the last frame's");
+        assert!(frame < self.frames(), "an entry past the last frame's");
         FrameNumber(frame)
     }
 

@@ -89,7 +89,7 @@ fn a_benchmark_shows_only_the_workers_that_it_can_have() {
         ] {
             let shown = help.contains(&format!("{option} <"));
             assert_eq!(shown, !refused.contains(&bench), "{bench} {option}: {help}");
-            // An engine that there is not ends those that are not refused.
+            // Options that are not refused end with the engine, which does not exist.
             let run = pinfold(&["bench", bench, option, "3", "--only", "none"]).assert().failure();
             run.stderr(contains(if shown { "--only none" } else { option }));
         }

@@ -7,7 +7,7 @@
 //! # Why the bytes stay
 //!
 //! As in `borrow/counted.rs`: the guard owns one reference of the folio's count. The arena stays as
-//! long as the file, of which the guard owns a share; the reference is given back before the share.
+//! long as the file, and the guard owns a share of the file; it gives the reference back first.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};

@@ -281,7 +281,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 is_forked(cache.reader());
                 tells_nothing(&cache);
 
-                // All that there is, dropped: by reading it out of where the parent has it.
+                // Drops all that there is, copied bit by bit from where the parent has it.
                 drop(taken(&pinned));
                 drop(taken(&owned));
                 drop(taken(&reader));

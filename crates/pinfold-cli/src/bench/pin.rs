@@ -99,7 +99,7 @@ struct Bed {
     bytes: u64,
     call_bytes: u64,
     folio_pages: u64,
-    /// For `add`: an entry for each frame, of which the heads' are used.
+    /// For `add`: an entry for each frame; those of the heads are used.
     words: Vec<Word>,
 }
 

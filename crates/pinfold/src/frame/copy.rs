@@ -3,7 +3,7 @@
 //! A reader that holds nothing copies first, and checks afterwards (`Frame::read_retry`) whether
 //! the copy is consistent. Its loads race with stores of the kernel that fills the frame, and of
 //! writers. In Rust's memory model a racing plain load is undefined even if its value is discarded,
-//! so the loads here are instructions in inline assembly, of which the compiler only knows that
+//! so the loads here are instructions in inline assembly; the compiler only knows that
 //! they read memory. Relaxed atomics would not do: bytes are stored by words of eight
 //! (`Extent::store`), and atomic accesses of two sizes to one byte are undefined if they race.
 //! Called by `read`, and by migration, whose stores race with such loads.
@@ -22,7 +22,7 @@ macro_rules! moves {
         /// So many bytes can be accessed at both addresses; no other thread accesses those at `to`.
         #[inline(always)]
         pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
-            // SAFETY: one load and one store, of which the caller says that they may be made.
+            // SAFETY: one load and one store, which the caller allows.
             unsafe {
                 asm!(
                     $load, $store,

@@ -243,7 +243,7 @@ fn more_than_can_be_pinned_is_refused_with_what_can_be_and_that_works() {
             error.to_string().ends_with(&format!("at most {most_bytes} can be pinned")),
             "{error}"
         );
-        let begin = format!("cannot pin bytes 1 to {budget} of file at once: their pages have");
+        let begin = format!("cannot pin bytes 1..{budget} of file at once: their pages have");
         assert!(error.to_string().starts_with(&begin), "{error}");
         assert!(file.pin(0..most_bytes + 1).is_err());
         let pinned = file.pin(0..most_bytes).unwrap();

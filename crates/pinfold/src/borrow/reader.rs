@@ -9,7 +9,7 @@
 //!
 //! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
 //! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
-//! that borrows the same page again, to read its records one by one, therefore skips the lookup.
+//! that borrows the same page again, to read its records one by one, therefore skips the look-up.
 
 use std::cell::Cell;
 use std::fmt;
@@ -35,7 +35,7 @@ pub(super) struct State {
     pub(super) shown: Cell<Shown>,
 }
 
-/// A page as a lookup found it: page `page` of the mapping, in the folio at `head`. Valid as long
+/// A page as a look-up found it: page `page` of the mapping, in the folio at `head`. Valid as long
 /// as the folio's version is `stamp`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {

@@ -3,9 +3,10 @@
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
 //! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
 //! allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
-//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all other modules call (`Frames`, in this file).
-//! What does not: which page of which file a frame holds and how it is found (`index`), where its
-//! bytes come from (`fill`, `source`), and which folio to evict (`reclaim`).
+//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all
+//! other modules call (`Frames`, in this file). What does not: which page of which file a frame
+//! holds and how it is found (`index`), where its bytes come from (`fill`, `source`), and which
+//! folio to evict (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the four ways in, and `reclaim`.
 

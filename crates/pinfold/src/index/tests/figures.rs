@@ -1,4 +1,4 @@
-//! Figures: what a lookup costs, and what the nodes cost per resident page.
+//! Figures: what a look-up costs, and what the nodes cost per resident page.
 //!
 //! `cargo test --release -p pinfold index::tests::figures -- --ignored --nocapture`
 

@@ -13,7 +13,7 @@ use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::holders::PinHolder;
 use crate::index::NodePool;
 use crate::mapping::ask_len;
-use crate::options::{FileOptions, Options};
+use crate::options::{self, FileOptions, Options};
 use crate::pressure::Pressure;
 use crate::reclaim;
 use crate::source::{self, Access, Backing, EngineOptions, OpenError, Preference, Source};
@@ -103,6 +103,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
+    /// [`Error::FolioSize`] if [`Options::folio_max_bytes`] is no size of a folio;
     /// [`Error::Reserve`] if the system refuses the memory; [`Error::Thread`] if it refuses the
     /// thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
     /// [`Error::ForkHandler`] if it has no memory to remember what to call in a forked child.
@@ -112,6 +113,10 @@ impl Cache {
             let (least_bytes, most_bytes) = (BUDGET_MIN_BYTES, BUDGET_MAX_BYTES);
             return Err(Error::Budget { asked_bytes, least_bytes, most_bytes });
         }
+        let Some(folio_order_max) = options.folio_order_max() else {
+            let (asked_bytes, most_bytes) = (options.folio_max_bytes, options::FOLIO_MAX_BYTES);
+            return Err(Error::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes });
+        };
         let reserve = |cause| Error::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
             frame::OpenError::Reserve { cause, .. } => reserve(cause.into()),
@@ -126,7 +131,7 @@ impl Cache {
         if !options.io_uring {
             engine.ring_depth = 0;
         }
-        let pressure = Pressure::new(frames.frames());
+        let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
         let core = core.map_err(|cause| Error::ForkHandler { cause: Arc::new(cause) })?;
         let core = Arc::new(core);

@@ -26,6 +26,19 @@ pub enum Error {
         /// The largest budget.
         most_bytes: u64,
     },
+    /// The size of the largest folios is none that folios can have.
+    #[error(
+        "folios of at most {asked_bytes} bytes: it must be a power of two from {least_bytes} to \
+         {most_bytes}"
+    )]
+    FolioSize {
+        /// The size asked for.
+        asked_bytes: usize,
+        /// The smallest size.
+        least_bytes: usize,
+        /// The largest size.
+        most_bytes: usize,
+    },
     /// The system did not give the memory.
     #[error("cannot reserve {bytes} bytes of memory: {cause}")]
     Reserve {
@@ -337,6 +350,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Budget { .. } => "budget",
+            Error::FolioSize { .. } => "folio-size",
             Error::Reserve { .. } => "reserve",
             Error::ForkHandler { .. } => "fork-handler",
             Error::Thread { .. } => "thread",
@@ -457,6 +471,9 @@ mod tests {
     errors! {
         Error::Budget { .. } =
             Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget", Cache;
+        Error::FolioSize { .. } =
+            Error::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
+            => "folio-size", Cache;
         Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
         Error::ForkHandler { .. } =
             Error::ForkHandler { cause: cause() } => "fork-handler", Cache;

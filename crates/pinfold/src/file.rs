@@ -98,6 +98,16 @@ impl File {
     /// Cost of a hit: a look-up and one atomic add on the folio's line, and one subtraction when
     /// the guard is dropped. Nothing is copied.
     ///
+    /// # What guards keep
+    /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
+    /// more, however large the folios are that the pages were read in. A guard keeps its folio as
+    /// long as it lives, even of a file that was invalidated. Of large folios only a 20th of the
+    /// budget is kept as a whole; another one is split when the first guard of it is taken, once.
+    /// It cannot be split, and is kept as a whole beyond that bound, if one of its pages is pinned
+    /// or borrowed at that moment, if other threads read it all the time, or if the index finds no
+    /// memory for its pieces. Nor can the folio of a borrow that is
+    /// [upgraded](crate::Borrowed::upgrade).
+    ///
     /// # Errors
     /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
     /// its folio has four million references; otherwise as [`read_at`](Self::read_at).
@@ -159,6 +169,10 @@ impl File {
     /// and nothing shared is written once the folio has been used three times (see the
     /// [front page](crate#which-way-in)). A reader has 16 slots; while all are in use the guard
     /// takes a counted reference, as [`get`](Self::get) does.
+    ///
+    /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
+    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of one reader
+    /// keep at most a quarter of the budget. One with a counted reference keeps what `get` says.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.
@@ -315,7 +329,8 @@ impl File {
     /// `pages`. A page that is wanted twice has two guards, and is read once.
     ///
     /// Cost: that of as many calls of `get`, and an allocation for the list. The processor's cache
-    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many).
+    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many). The
+    /// guards together keep at most two pages each, or a tenth of the budget, as those of `get`.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};

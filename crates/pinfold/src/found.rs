@@ -85,6 +85,23 @@ impl Want for AnyPage {
     }
 }
 
+/// The same, of a folio that a counted guard may be taken of at once.
+#[derive(Clone, Copy)]
+pub(crate) struct HoldablePage;
+
+impl Want for HoldablePage {
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        let (mapping, start, span) = frame.holdable();
+        (mapping, start, span.into())
+    }
+
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span
+    }
+}
+
 /// A page, whether its folio has a readahead mark or not; `span` is the whole folio.
 #[derive(Clone, Copy)]
 pub(crate) struct PageOfFolio;

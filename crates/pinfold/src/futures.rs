@@ -49,7 +49,7 @@ use std::num::NonZero;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
-use crate::borrow::FolioRef;
+use crate::borrow::{self, FolioRef};
 use crate::core::Held;
 use crate::counters::Event;
 use crate::error::{Error, Result};
@@ -251,7 +251,10 @@ impl<'f> Get<'f> {
         loop {
             handle.check_page(page)?;
             let held = ready!(self.0.poll(waker))?;
-            if let Some(folio) = FolioRef::of(handle, held, page) {
+            let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
+            if let Some(held) = held
+                && let Some(folio) = FolioRef::of(handle, held, page)
+            {
                 return Poll::Ready(Ok(folio));
             }
         }

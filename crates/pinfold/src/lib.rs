@@ -195,11 +195,17 @@
 //!
 //! # What a guard keeps in memory
 //!
-//! A guard and a pin keep the *whole folio* of their page: 4 KiB where pages are read at random, up
-//! to 2 MiB where a file was read in order. That memory is not evicted as long as they live. If
-//! guards and pins hold the whole budget, a miss fails with [`Error::NoMemory`], which says how
-//! many bytes are held; hits go on. So keep guards for as long as you look at the bytes, and copy
-//! what you keep for longer. [`Hint::Random`] on a handle makes it read single pages.
+//! - *Counted* guards ([`FolioRef`]) of n pages keep at most 2n pages, or a tenth of the budget,
+//!   whichever is more: the large folios of a file that was read in order are split
+//!   ([`File::get`] says when they cannot be).
+//! - A borrow keeps the *whole folio* of its page, and so does a pin: 4 KiB where pages are read at
+//!   random, up to 2 MiB, but at most a 64th of the budget, where a file was read in order.
+//!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read single
+//!   pages.
+//!
+//! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a miss
+//! fails with [`Error::NoMemory`], which says how many bytes are held; hits go on. So keep guards
+//! for as long as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
 //! [`FolioRef::is_current`] says so.
@@ -209,8 +215,8 @@
 //! - A guard's slice ends with its page, and in the file's last page with the file. A page without
 //!   any byte of the file is an error ([`Error::BeyondEnd`]), while `read_at` then returns 0.
 //! - [`FolioRef::folio`] is the slice of the whole folio, so a value across two pages lies in it in
-//!   one piece if both pages are of one folio. That depends on how the file was read; `read_at`
-//!   copies the value in any case.
+//!   one piece if both pages are of one folio. That depends on how the file was read, and on who
+//!   else has guards of it; `read_at` copies the value in any case.
 //! - Rust code must not read past these slices, not even by raw pointers made from them. Only code
 //!   that is outside of Rust's rules (assembly, C) may, and only within the 4096 bytes of the page.
 //!   Bytes past the end of the file have no meaning. Past the folio is memory of another folio, to
@@ -247,6 +253,7 @@ mod found;
 mod frame;
 mod freeze;
 pub mod futures;
+mod grants;
 mod guarded;
 mod handle;
 mod holders;

@@ -96,6 +96,11 @@ mutants! {
     /// Freezing succeeds whatever the count is.
     FreezeAnyCount,
 
+    /// A grant is revoked by a look at the count, without a freeze.
+    RevokeUnfrozen,
+    /// A guard of a large folio is taken whether it is granted or not.
+    AdmitBlindly,
+
     // ---- of borrowing ----
     /// A reader validates the version before it announces.
     AnnounceLate,

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use crate::frame::{Order, PAGE_BYTES};
 use crate::readers::Barrier;
 use crate::source::Preference;
+
+/// The largest folio that there can be, in bytes.
+pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
 
 /// Options of a cache. Start from [`Options::new`] and change what matters.
 #[derive(Debug, Clone)]
@@ -11,6 +15,7 @@ pub struct Options {
     pub(crate) budget_bytes: u64,
     pub(crate) short_read_max_bytes: usize,
     pub(crate) readahead_max_bytes: usize,
+    pub(crate) folio_max_bytes: usize,
     pub(crate) reference: Reference,
     pub(crate) barrier: Barrier,
     pub(crate) io_uring: bool,
@@ -32,6 +37,11 @@ pub enum Reference {
 }
 
 impl Options {
+    /// The order of the largest folios; `None` if the option is none of the sizes that there are.
+    pub(crate) fn folio_order_max(&self) -> Option<Order> {
+        Order::all().find(|order| order.bytes() == self.folio_max_bytes)
+    }
+
     /// A cache of `budget_bytes` bytes, from [`BUDGET_MIN_BYTES`](crate::BUDGET_MIN_BYTES) to
     /// [`BUDGET_MAX_BYTES`](crate::BUDGET_MAX_BYTES); [`Cache::new`](crate::Cache::new) refuses
     /// others. Rounded down to whole pages.
@@ -51,6 +61,7 @@ impl Options {
             budget_bytes,
             short_read_max_bytes: 64 << 10,
             readahead_max_bytes: 2 << 20,
+            folio_max_bytes: FOLIO_MAX_BYTES,
             reference: Reference::Add,
             barrier: Barrier::Membarrier,
             io_uring: true,
@@ -80,6 +91,19 @@ impl Options {
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
+        self
+    }
+
+    /// The size of the largest folios: a power of two from 4096 to 2 MiB, which is the default;
+    /// [`Cache::new`](crate::Cache::new) refuses others. No folio is larger than a 64th of the
+    /// budget, whatever this says.
+    ///
+    /// Large folios make scans and hits cheaper. But a borrow keeps its whole folio, and so does a
+    /// pin: a program that keeps many of single pages can choose smaller ones. Counted guards need
+    /// no such choice: see [`File::get`](crate::File::get).
+    #[must_use]
+    pub fn folio_max_bytes(mut self, bytes: usize) -> Self {
+        self.folio_max_bytes = bytes;
         self
     }
 

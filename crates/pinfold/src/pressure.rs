@@ -72,12 +72,12 @@ pub(crate) struct Pressure {
 }
 
 impl Pressure {
-    /// For a cache of `frames` frames.
-    pub(crate) fn new(frames: u32) -> Self {
+    /// For a cache of `frames` frames with folios of at most that order.
+    pub(crate) fn new(frames: u32, order_max: Order) -> Self {
         // Enough for a burst of readers, little enough to cost few hits.
         let low_frames = (frames / 128).max(8);
         // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
-        let order = (frames / 64).max(1).ilog2().min(u32::from(Order::MAX.get()));
+        let order = (frames / 64).max(1).ilog2().min(u32::from(order_max.get()));
         Pressure {
             low_frames,
             high_frames: low_frames * 2,
@@ -102,7 +102,8 @@ impl Pressure {
         (low_frames, high_frames): (u32, u32),
         direct_pages: u32,
     ) -> Self {
-        Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
+        let base = Pressure::new(frames, Order::MAX);
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
     }
 
     /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
@@ -339,7 +340,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::{Wake, Waker};
 
-    use super::Pressure;
+    use super::{Order, Pressure};
     use crate::mutant::{self, Mutant};
 
     #[derive(Default)]
@@ -353,7 +354,7 @@ mod tests {
 
     /// A pressure with three futures that queue, and how often each was woken.
     fn three() -> (Pressure, [super::Turn; 3], impl Fn() -> [u32; 3]) {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let woken: [Arc<Woken>; 3] = Default::default();
         let wakers = woken.clone().map(Waker::from);
         let seen = pressure.progress_seen();
@@ -392,7 +393,7 @@ mod tests {
 
     #[test]
     fn who_saw_less_than_there_is_tries_again() {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let seen = pressure.progress_seen();
         pressure.progress();
         assert!(pressure.queue(seen, Waker::noop()).is_none());

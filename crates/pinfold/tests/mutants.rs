@@ -61,6 +61,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("old-directory-stays", "readers find by the tree what the directory does not know"),
     ("bound-relaxed", "x86-64 reorders no stores"),
     ("length-first", "nobody here knows which of two lengths a reader had seen before"),
+    ("revoke-unfrozen", "nobody here adds up what guards keep; the models see it"),
+    ("admit-blindly", "nobody here adds up what guards keep; the models see it"),
     ("announce-late", "the window is a few instructions wide, and the models see it"),
     ("announce-unfenced", "membarrier(2) is the fence"),
     ("batch-fenced-first", "membarrier(2) is the fence"),

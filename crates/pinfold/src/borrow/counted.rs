@@ -25,12 +25,13 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::admit::{Wait, admit};
 use super::view::{self, View};
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::found::{AnyPage, Found, Mark};
+use crate::found::{Found, HoldablePage, Mark};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
@@ -102,18 +103,20 @@ impl Handle {
     #[inline(never)]
     fn try_hold(&self, page: u64) -> Result<Option<View>> {
         let view = self.held_now(page, (Mark::Meet, true), |held| {
-            FolioRef::of(self, held, page).map(FolioRef::into_view)
+            let held = admit(self, held, page, Wait::Never).transpose()?;
+            let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
+            held.map(view).transpose()
         });
         if view.is_none() {
             self.check_page(page)?;
         }
-        Ok(view)
+        view.transpose()
     }
 
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        self.hold_found(self.found(page, AnyPage)?)
+        self.hold_found(self.found(page, HoldablePage)?)
     }
 
     /// Steps 3 and 4, of a page that was found. `None` if a step fails.
@@ -144,7 +147,6 @@ impl Handle {
         self.hold_found(found).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// For models.
     /// The hit alone.
     #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
@@ -165,9 +167,27 @@ impl Handle {
             page,
             (Mark::Meet, counted),
             || self.get_missing(page),
-            |held| match FolioRef::of(self, held, page) {
-                Some(folio) => Ok(Some(folio.into_view())),
-                None => self.check_page(page).map(|()| None),
+            |held| {
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                match FolioRef::of(self, held, page) {
+                    Some(folio) => Ok(Some(folio.into_view())),
+                    None => self.check_page(page).map(|()| None),
+                }
+            },
+        )
+    }
+
+    /// Reads the page if it is absent, waits for it, and meets a readahead mark.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn bring(&self, page: u64) -> Result<()> {
+        self.held(
+            page,
+            (Mark::Meet, true),
+            || self.get_missing(page),
+            |held| match held.frame().file_bytes() as u64 + held.offset() {
+                end if end > page << PAGE_SHIFT => Ok(Some(())),
+                _ => self.check_page(page).map(|()| None),
             },
         )
     }
@@ -192,8 +212,8 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None` if the
-    /// file ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was admitted.
+    /// `None` if the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
@@ -227,6 +247,14 @@ impl<'a> FolioRef<'a> {
     fn core(&self) -> &Core {
         // SAFETY: the file, whose lifetime the guard has, keeps the core; or `owner` does.
         unsafe { self.core.as_ref() }
+    }
+
+    /// Whether it may keep its folio: the page alone, or a folio that is granted.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn may_keep(&self) -> bool {
+        let frame = self.view.frame();
+        let granted = frame.flags().contains(crate::frame::Flags::GRANTED);
+        granted || frame.order() == crate::frame::Order::MIN
     }
 
     /// The word of a model's page, now.

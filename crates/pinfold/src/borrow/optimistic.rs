@@ -66,8 +66,7 @@ impl Handle {
             if let Some(found) = self.stamped(page) {
                 return Ok(found);
             }
-            // Waits for the folio or fills it, and meets a readahead mark.
-            drop(self.get(page)?);
+            self.bring(page)?;
         }
     }
 

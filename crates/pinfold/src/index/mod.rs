@@ -71,7 +71,6 @@ mod memory;
 mod node;
 mod pool;
 mod shape;
-#[cfg(feature = "testing")]
 mod split;
 mod tree;
 mod trim;
@@ -88,7 +87,6 @@ pub(crate) use self::{
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "testing")]
 pub(crate) use self::pool::NoNodes;
 pub(crate) use self::{
     lookup::Lookup,

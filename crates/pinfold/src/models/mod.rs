@@ -11,6 +11,7 @@
 mod borrowed;
 mod counted;
 mod fillers;
+mod granted;
 mod length;
 mod many;
 mod moved;

@@ -43,7 +43,7 @@ use evict::EFFORT_MAX;
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 pub(crate) use evict::evict;
-pub(crate) use unmovable::alloc_unmovable;
+pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
 /// of a guard wakes nobody (every put would have to check who waits), so the thread tries again by

@@ -226,7 +226,7 @@ fn threads_that_want_the_same_folios_split_them() {
             scope.spawn(move || {
                 let mut kept = Vec::new();
                 let keep = keep(file, &mut kept, (n..pages).step_by(64));
-                keep.map(|()| kept).unwrap_or_else(|(had, error)| panic!("{had}: {error}"))
+                keep.map_or_else(|(had, error)| panic!("{had}: {error}"), |()| kept)
             })
         });
         for thread in threads {

@@ -56,7 +56,9 @@ pub(crate) fn admit<'a>(
     drop(held);
     let mut place = reclaim::alloc_unmovable_now(core, Order::MIN);
     let admitted = split(handle, page, wait, &mut place);
-    place.into_iter().for_each(|place| core.put(place));
+    if let Some(place) = place {
+        core.put(place);
+    }
     admitted
 }
 
@@ -138,7 +140,9 @@ fn split<'a>(
         let head = changing.head(page).expect("split or not, it has the page");
         let held = core.hold_under_change(head);
         drop(changing);
-        old.into_iter().for_each(|old| core.frames.free(old, Order::MIN));
+        if let Some(old) = old {
+            core.frames.free(old, Order::MIN);
+        }
         let too_many = || Error::TooManyReferences { path: mapping.path.clone(), page };
         let held = held.ok_or_else(too_many)?;
         upgraded(core, head);

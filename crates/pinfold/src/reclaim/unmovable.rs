@@ -7,7 +7,8 @@
 //!    later, as in 2;
 //! 4. the same again after evicting some pages.
 //!
-//! Its users are `pin`, `refill_nodes`, and counted guards, for a page of a folio that they split. No lock may be held.
+//! Its users are `pin`, `refill_nodes`, and counted guards, for a page of a folio that they split.
+//! No lock may be held.
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};

@@ -64,6 +64,11 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// `None` for what was not cached. Dropping a handle in the child frees nothing: the child keeps
 /// its copy of the cache's memory until it ends or calls exec.
 ///
+/// A cache that the child makes has threads, as every cache has. Rust's standard library and glibc
+/// hold locks of the whole process while a thread starts or ends. If one of the parent's threads did
+/// so at the fork, the child's first thread waits for ever. So a program whose threads come and go
+/// should call exec in the child before it makes a cache.
+///
 /// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
 /// give the child copies of such memory. On older kernels a program that forks without an
 /// immediate exec should open files with

@@ -50,7 +50,7 @@ impl Core {
     /// Makes a cache: all of `frames` free, no files.
     ///
     /// # Errors
-    /// As of [`Owner::here`].
+    /// As for [`Owner::here`].
     pub(crate) fn new(
         options: Options,
         frames: Frames,

@@ -89,7 +89,7 @@ mutants! {
     LoseDirty,
 
     // ---- of counted references and freezing ----
-    /// A counted lookup does not check which folio it got a reference to.
+    /// A counted look-up does not check which folio it got a reference to.
     CountedBlindly,
     /// Freezing or dropping a folio leaves its version even.
     FreezeStaysEven,

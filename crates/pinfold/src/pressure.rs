@@ -6,10 +6,11 @@
 //!
 //! # Futures that wait for memory
 //!
-//! They queue. Each step of progress wakes the first: waking all would make each try in vain.
-//! Whoever is woken tries, and then wakes the next if there is more, or queues again at the end. A
-//! future that comes while others queue does not try before them. A future that is dropped after it was woken wakes the next instead. As a put of a guard is no
-//! progress that anybody notes, the reclaiming thread wakes one from time to time as long as any
+//! They queue. Each step of progress wakes the first: if it woke all, nearly all would try and find
+//! nothing. A future that is woken tries, and then wakes the next if there is more memory, or
+//! queues again at the end. A future that comes while others queue does not try before them. A
+//! future that is dropped after it was woken wakes the next instead. The end of a guard is not
+//! noted as progress, so the reclaiming thread wakes a future from time to time as long as any
 //! queues (`reclaim/daemon.rs`).
 
 use std::collections::VecDeque;
@@ -111,7 +112,7 @@ impl Pressure {
         Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
     }
 
-    /// Notes that a fill of a folio of `order` begins, in a file that has so much on its way.
+    /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
     pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
         for level in [&self.on_its_way, of_file] {
             // Relaxed, here and below: a level, compared with a limit.
@@ -162,10 +163,10 @@ impl Pressure {
 
     /// Counts a future that begins to bring `pages` pages, from here until it has handed them over
     /// or is dropped. False if futures have a quarter of the cache already: what they bring is held
-    /// for them until they are polled, and more of them would only search for memory in vain.
+    /// for them until they are polled, and more of them would only search for memory and find none.
     pub(crate) fn claim(&self, pages: u32) -> bool {
-        // Relaxed, both: a level; who finds it too high queues, and sees the next release by
-        // `moved`.
+        // Relaxed, both: a level; a future that finds it too high queues, and sees the next release
+        // by `moved`.
         let claimed = self.claimed.fetch_add(pages, Ordering::Relaxed);
         if claimed == 0 || claimed + pages <= self.on_its_way_max / 2 {
             return true;

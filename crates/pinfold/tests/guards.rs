@@ -225,10 +225,8 @@ fn threads_that_want_the_same_folios_split_them() {
             let file = &file;
             scope.spawn(move || {
                 let mut kept = Vec::new();
-                if let Err((had, error)) = keep(file, &mut kept, (n..pages).step_by(64)) {
-                    panic!("after {had} guards: {error}");
-                }
-                kept
+                let keep = keep(file, &mut kept, (n..pages).step_by(64));
+                keep.map_or_else(|(had, error)| panic!("{had}: {error}"), |()| kept)
             })
         });
         for thread in threads {

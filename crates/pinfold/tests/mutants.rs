@@ -1,8 +1,8 @@
 //! The stress's mutants: the shipped code with one mutant on, which the stress has to notice.
 //!
 //! Each runs in a process of its own, since a mutant is on in all of it and may end it in any way;
-//! it runs until it is caught, in runs of some seconds, for a minute at most. Threads are held up
-//! now and then between the steps of the protocols (`mutant::pause`), with a mutant or without.
+//! it runs until it is caught, in runs of some seconds, for five minutes at most. Threads are held
+//! up now and then between the steps of the protocols (`mutant::pause`), with a mutant or without.
 //! `cargo test -p pinfold --features mutants --test mutants`.
 
 use std::process::Command;

@@ -5,7 +5,7 @@
 //!
 //! # A hit, step by step
 //!
-//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and how much of it
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
 //!    belongs to the file;
 //! 3. add one to the count, which must not be frozen;
 //! 4. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
@@ -294,14 +294,21 @@ impl<'a> FolioRef<'a> {
         self.view.folio_offset()
     }
 
-    /// Whether the file, as the cache knows it, still has these bytes. False for ever once they
-    /// were invalidated or written to, or the file's length changed within the folio.
+    /// Whether the file, as the cache knows it, still has these bytes. False for ever once the
+    /// folio has left the file: after [`File::invalidate`](crate::File::invalidate),
+    /// [`Hint::DontNeed`](crate::Hint::DontNeed) or a write, after a change of the file's length
+    /// within the folio, and after the cache has given up the file (its last handle was dropped, or
+    /// its descriptor was needed). Eviction and moves never make it false: they leave folios with
+    /// guards alone.
+    ///
+    /// It begins with an acquire fence: a thread that has read, by any load, something stored after
+    /// the folio left its file, gets false.
     ///
     /// If it is true, the file has had these bytes ever since the guard was taken. So guards of
     /// several pages that all say so, once the last of them was taken, show the file as of that one
     /// moment. To go down an index tree, take the parent, read the child's number in it, take the
-    /// child, and then ask the parent: if it is current, the child is the right one. Cost: one
-    /// load.
+    /// child, and then ask the parent: if it is current, the child is the right one. Cost: the
+    /// fence and one load.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
     }

@@ -5,7 +5,7 @@
 //!
 //! # A borrow, step by step
 //!
-//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and how much of it
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
 //!    belongs to the file;
 //! 3. store the head in a free slot of the reader;
 //! 4. the light fence;
@@ -365,7 +365,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// What the guard shows.
     fn view(&self) -> View {
         let Shown { head, bytes, page_bytes, .. } = self.state().shown.get();
-        // SAFETY: as the lookup found it; a state changes only while its slot is free.
+        // SAFETY: as the look-up found it; a state changes only while its slot is free.
         unsafe { View::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
     }
 
@@ -382,12 +382,15 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
+    /// If another thread is just trying to evict or move the folio, it waits for that thread, which
+    /// does no I/O meanwhile.
     ///
     /// It keeps the whole folio, however large: a folio that is borrowed cannot be split. For a
     /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
     ///
     /// # Errors
-    /// [`Error::TooManyReferences`] if the folio has four million references.
+    /// [`Error::TooManyReferences`] if the folio has four million references; [`Error::Forked`] in
+    /// a child that was forked while another thread tried to evict or move it.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
         let count = &self.handle().core.frames.frame(head).count;
@@ -456,7 +459,7 @@ impl Deref for Borrowed<'_, '_> {
     #[inline(always)]
     fn deref(&self) -> &[u8] {
         let Shown { bytes, page_bytes, .. } = self.state().shown.get();
-        // SAFETY: as the lookup found it, see `view`; and as in `folio`.
+        // SAFETY: as the look-up found it, see `view`; and as in `folio`.
         unsafe { std::slice::from_raw_parts(bytes, page_bytes) }
     }
 }

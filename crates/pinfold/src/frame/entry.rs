@@ -246,7 +246,7 @@ impl Frame {
         // through the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
         assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
-        // Relaxed: the fence below keeps what follows behind it.
+        // Relaxed: the fence below orders it before what follows.
         self.version.store(version + 1, Ordering::Relaxed);
         // Release: pairs with the Acquire fence in `read_retry`, see there.
         fence(Ordering::Release);

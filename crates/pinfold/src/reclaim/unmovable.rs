@@ -7,7 +7,8 @@
 //!    later, as in 2;
 //! 4. the same again after evicting some pages.
 //!
-//! Its users are `pin`, `refill_nodes`, and counted guards, for a page of a folio that they split. No lock may be held.
+//! Its users are `pin`, `refill_nodes`, and counted guards, for a page of a folio that they split.
+//! No lock may be held.
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};
@@ -46,10 +47,10 @@ fn make_room(core: &Core, order: Order) -> bool {
     // Relaxed, here and below: a hint.
     let hand = core.pressure.unmovable_hand.load(Ordering::Relaxed);
     let first = FrameNumber(hand).align_down(Order::MAX);
-    let behind = core.frames.unmovable_runs().filter(|run| *run >= first);
+    let after = core.frames.unmovable_runs().filter(|run| *run >= first);
     let before = core.frames.unmovable_runs().filter(|run| *run < first);
     let mut left = LOOKED_AT_MAX;
-    for run in behind.chain(before) {
+    for run in after.chain(before) {
         let mut at = if run == first { hand - first.0 } else { 0 };
         let free = core.frames.free_in(run);
         // Ends: each turn advances by at least a block of `order`.

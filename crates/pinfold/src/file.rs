@@ -286,8 +286,8 @@ impl File {
     /// that error.
     ///
     /// Cost: where all is cached, what one read waits for in memory, all of a block of 16 wait for
-    /// at once. That pays from some eight reads of distant pages on; it takes twice the
-    /// instructions of as many `read_at`, and a batch of one takes longer than that call. What is
+    /// at once. That pays from some eight reads of distant pages on; it takes 1.7 times the
+    /// instructions of as many `read_at`. A batch of fewer than four is that many calls of it. What is
     /// not cached is read at once: adjacent pages by one read, the first of these in this thread,
     /// the others by one submission to the source, at most 64 reads of `reads` at a time. The batch
     /// holds nothing from one read to the next, and so may be of any size, whatever the budget is.
@@ -329,7 +329,8 @@ impl File {
     /// of `pages`. A page that is wanted twice has two guards, and is read once.
     ///
     /// Cost: as of that many calls of `borrow`, with an allocation for the list, and one fence
-    /// where a borrow has one. A reader has 16 slots; guards for which none is free take a counted
+    /// where a borrow has one. A reader has 16 slots; the first batches that need more make further
+    /// ones, up to 64 in all, which the reader keeps. Guards for which none is free take a counted
     /// reference, and an allocation. What is cached is waited for in memory together, and what is
     /// not is read at once, as of [`read_many`](Self::read_many).
     ///

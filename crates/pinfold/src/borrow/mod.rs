@@ -19,6 +19,7 @@ mod view;
 
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
+pub(crate) use reader::FreeSlots;
 pub use reader::Reader;
 pub use slot::Borrowed;
 #[cfg(not(loom))]

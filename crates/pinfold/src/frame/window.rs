@@ -45,9 +45,9 @@ impl Window {
         if frame.0 >= self.frames {
             return None;
         }
-        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, and
-        // is the first thing in it.
-        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0) as usize) };
+        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in
+        // it.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0)) };
         // SAFETY: as above, and it lives as long as the window is used.
         let entry = unsafe { entry.as_ref() };
         Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
@@ -60,7 +60,7 @@ impl Window {
         mutant::pause();
         let frame = if frame.0 < self.frames { frame.0 } else { 0 };
         // SAFETY: as in `try_both`; and an arena has a frame.
-        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame) as usize) };
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame)) };
         // SAFETY: as above, and it lives as long as the window is used.
         let entry = unsafe { entry.as_ref() };
         (entry, self.base.as_ptr().wrapping_add((frame as usize) << PAGE_SHIFT))

@@ -26,7 +26,7 @@ use std::num::NonZero;
 
 use crate::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
 use crate::counters::Event;
-use crate::found::{AnyPage, Found, Want, WholePage};
+use crate::found::{AnyPage, Found, HoldablePage, Want, WholePage};
 use crate::frame::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, prefetch};
 use crate::handle::Handle;
 
@@ -62,6 +62,11 @@ impl<'a> Seen<'a> {
 struct Uncounted<W>(W);
 
 impl<W: Want> Want for Uncounted<W> {
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        self.0.readable(frame)
+    }
+
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
         self.0.fits(at, span)
@@ -152,7 +157,7 @@ impl Handle {
         let (room, mut made, mut alone) = (guards.spare_capacity_mut(), 0, 0);
         for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
             // Each guard is written to its place: a push would pass it through the stack.
-            if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, AnyPage)
+            if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, HoldablePage)
                 && let Some(guard) = self.get_found(found)
             {
                 room[made].write(guard);

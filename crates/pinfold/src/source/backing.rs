@@ -43,7 +43,7 @@ struct Current {
     source: Option<SharedSource>,
     /// The descriptor of a file that threads may read by rings of their own.
     own_rings: Option<Arc<Descriptor>>,
-    /// The source's own: nothing waits behind the requests of the one before.
+    /// The source's own: nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
 }
 

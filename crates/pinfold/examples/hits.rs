@@ -8,8 +8,8 @@
 //!
 //! The difference between two runs, over the difference between their numbers of hits, is what one
 //! hit takes; that of `empty` is the loop's. The ways whose names end with `-many` make batches of
-//! 16 hits of the same page: what they show over `empty-many` is of a batch, and a 16th of it of a
-//! hit.
+//! 16 hits of the same page: what they show over `empty-many` (and `read-many` over
+//! `empty-read-many`) is of a batch, and a 16th of it of a hit.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -68,17 +68,20 @@ impl Ways {
                 block.copy_from_slice(&page[..BLOCK_BYTES]);
             }
             Way::EmptyMany => {
-                black_box([page; BATCH]);
-                black_box([[0_u8; BLOCK_BYTES]; BATCH]);
+                black_box(black_box([page; BATCH]));
             }
-            Way::ReadMany => {
+            Way::EmptyReadMany | Way::ReadMany => {
                 let pages = black_box([page; BATCH]);
                 let mut blocks = [[0; BLOCK_BYTES]; BATCH];
                 let mut next = pages.iter();
                 let mut reads = blocks
                     .each_mut()
                     .map(|block| ReadAt::new(next.next().expect("as many") * PAGE_BYTES, block));
-                self.file.read_many(&mut reads)?;
+                if matches!(way, Way::ReadMany) {
+                    self.file.read_many(&mut reads)?;
+                } else {
+                    black_box(&mut reads);
+                }
                 black_box(&mut blocks);
             }
             Way::GetMany => {
@@ -118,6 +121,8 @@ enum Way {
     TryGet,
     TryBorrow,
     EmptyMany,
+    /// The array of the reads, and no reads.
+    EmptyReadMany,
     ReadMany,
     GetMany,
     BorrowMany,
@@ -179,6 +184,7 @@ fn main() {
         "try-get" => Way::TryGet,
         "try-borrow" => Way::TryBorrow,
         "empty-many" => Way::EmptyMany,
+        "empty-read-many" => Way::EmptyReadMany,
         "read-many" => Way::ReadMany,
         "get-many" => Way::GetMany,
         "borrow-many" => Way::BorrowMany);

@@ -187,8 +187,9 @@ impl Cache {
                 opened => break opened.map_err(Arc::new)?,
             }
         };
-        let backing = Backing::new(opened.source, self.core.engine.clone());
-        let file = self.file(path.to_owned(), Some(opened.identity.into()), backing)?;
+        let identity = opened.identity.into();
+        let backing = Backing::of_file(opened, self.core.engine.clone());
+        let file = self.file(path.to_owned(), Some(identity), backing)?;
         // It was open before, and keeps its source for as long as it has handles.
         if options.preference == Preference::Direct && file.is_buffered() {
             let why = "it is open already, buffered".to_owned();

@@ -81,7 +81,13 @@ impl Shard {
     /// Counts a read of `bytes` bytes.
     #[inline(always)]
     pub(crate) fn count_read(&self, bytes: NonZero<usize>) {
-        add(&self.reads[(bytes.ilog2() as usize).min(BITS - 1)], 1);
+        self.count_reads(bytes, 1);
+    }
+
+    /// Counts `n` reads of `bytes` bytes each.
+    #[inline(always)]
+    pub(crate) fn count_reads(&self, bytes: NonZero<usize>, n: u64) {
+        add(&self.reads[(bytes.ilog2() as usize).min(BITS - 1)], n);
     }
 
     /// Whether the thread read another folio than `head` last. Of a shard that threads share: one

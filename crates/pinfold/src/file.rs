@@ -311,12 +311,13 @@ impl File {
     /// more memory, and every read of something that is not cached gets that error.
     ///
     /// Cost: if all is cached, the reads are done in blocks of 16, so that the processor's cache
-    /// misses overlap. That pays from about eight reads of distant pages on; a batch of one is
-    /// slower than `read_at` (`cargo pinfold bench batch --cases memory` measures both). What is
-    /// not cached is read concurrently, for up to 64 of `reads` at a time: adjacent pages by one
-    /// read, the first of these in this thread, the others by one submission to the source. The
-    /// batch holds nothing from one read to the next, and so may be of any size, whatever the
-    /// budget is.
+    /// misses overlap. That pays from about eight reads of distant pages on; a batch of fewer than
+    /// four is that many calls of `read_at` (`cargo pinfold bench batch --cases memory` measures
+    /// both). What is not cached is read concurrently, for up to 64 of `reads` at a time: adjacent
+    /// pages by one read. Where the file is one of the system's that is read directly, one system
+    /// call submits these reads and waits for them; otherwise the first is made in this thread,
+    /// the others by one submission to the source. The batch holds nothing from one read to the
+    /// next, and so may be of any size, whatever the budget is.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -355,7 +356,8 @@ impl File {
     /// of `pages`. A page that is wanted twice has two guards, and is read once.
     ///
     /// Cost: that of as many calls of `borrow`, an allocation for the list, and one fence in all
-    /// where a borrow has one. A reader has 16 slots; guards for which none is free take a counted
+    /// where a borrow has one. A reader has 16 slots; the first batches that need more make further
+    /// ones, up to 64 in all, which the reader keeps. Guards for which none is free take a counted
     /// reference, and an allocation. The processor's cache misses overlap, and so do the reads from
     /// the source, as by [`read_many`](Self::read_many).
     ///

@@ -39,7 +39,7 @@ use crate::index::InsertError;
 use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
-use crate::source::{self, Extent, Request};
+use crate::source::{self, Extent, Reading, Request};
 use crate::stream::Plan;
 
 /// Who wants what is filled.
@@ -115,6 +115,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         self.finish(read, keep_first);
     }
 
+    /// The offset and the memory of the read.
+    pub(crate) fn reading(&self) -> Reading<'_> {
+        (self.offset(), self.extents())
+    }
+
     /// How many folios it has.
     pub(crate) fn folios(&self) -> usize {
         self.folios.len()
@@ -133,7 +138,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
 
     /// Steps 4 and 5, with the result of the read. With `keep_first`, the caller takes over the
     /// filler's reference of the first folio.
-    fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
+    pub(crate) fn finish(mut self, read: io::Result<usize>, keep_first: bool) {
         self.land_all(read, keep_first);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | look-up | what the caller gets | called by |
 //! |---|---|---|
-//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
+//! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`], [`Handle::look_into`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
 //! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | the slow path of each way in |
 //! | [`Handle::held_now`] | the same, to a cached folio only | the slow path of the calls that never wait |
 //!
@@ -149,10 +149,22 @@ impl Handle {
         offset: u64,
         want: W,
     ) -> Option<Found<'_>> {
-        let Some((frame, from)) = self.window.try_both(head) else {
+        let Some(it) = self.window.try_both(head) else {
             want.absent::<{ Event::Absent as usize }>(self);
             return None;
         };
+        self.look_into(it, head, offset, want)
+    }
+
+    /// The same, of an entry and its frame's address; `head` is that frame's number.
+    #[inline(always)]
+    pub(crate) fn look_into<'a, W: Want>(
+        &'a self,
+        (frame, from): (&'a Frame, *mut u8),
+        head: FrameNumber,
+        offset: u64,
+        want: W,
+    ) -> Option<Found<'a>> {
         let Some(stamp) = frame.read_begin() else {
             want.absent::<{ Event::Changing as usize }>(self);
             return None;

@@ -92,6 +92,13 @@ impl Handle {
         }
     }
 
+    /// The same, and whether the folio is a small one.
+    #[inline(always)]
+    pub(crate) fn hint_and_size_of_byte(&self, offset: u64) -> (FrameNumber, bool) {
+        let known = self.lookup.hint_and_size(offset, PAGE_SHIFT);
+        known.unwrap_or_else(|| (self.hint_of_byte_behind(offset), false))
+    }
+
     #[cold]
     #[inline(never)]
     fn hint_behind(&self, page: u64) -> FrameNumber {

@@ -122,6 +122,8 @@ mutants! {
     LeaveRelaxed,
     /// A new record is not covered by the scan.
     RegisterLate,
+    /// The further record of a reader is not covered by the scan.
+    FurtherUnseen,
     /// A reader that unregisters excludes all higher records from the scan.
     LeaveByNumber,
     /// `is_current` is true whatever happened to the page.

@@ -46,8 +46,15 @@ sizes! {
     /// to interleave.
     DIRECTORY_BLOCKS_MAX: u64 = 1 << 16, loom 1, shuttle 1 << 16;
 
-    /// Folios that one reader can borrow at once without a counted reference.
+    /// Folios that one record of a reader can announce at once.
     SLOTS: usize = 16, loom 1, shuttle 2;
+
+    /// Records that a reader may have beside its first, for batches of borrows: 64 slots in all.
+    SEATS_FURTHER: usize = 3, loom 1, shuttle 1;
+
+    /// The fewest entries of a batch that have the passes of `many/hits.rs`. The shipped number is
+    /// from where on they are faster; the models are of the passes.
+    BATCH_MIN: usize = 4, loom 1, shuttle 2;
 
     /// Readers' records that are allocated at a time.
     RECORDS_CHUNK: usize = 64, loom 2, shuttle 8;

@@ -180,6 +180,36 @@ fn more_borrows_than_slots_are_counted() {
     }
 }
 
+/// A batch gets the slots that it needs, up to 64, and its reader keeps them.
+#[test]
+fn a_batch_of_borrows_has_64_slots_and_counts_what_is_beyond() {
+    const BATCH_SLOTS: u64 = 4 * SLOTS;
+    let subject = subject();
+    let reader = subject.cache.reader().unwrap();
+    let pages: Vec<u64> = (0..BATCH_SLOTS + 3).collect();
+    let held = subject.file.borrow_many(&pages, &reader).unwrap();
+    let counted = held.iter().filter(|one| one.is_counted()).count();
+    assert_eq!((counted, subject.cache.stats().borrow.counted), (3, 3));
+    assert_eq!(subject.cache.stats().borrow.readers, 1);
+    assert!(format!("{reader:?}").contains("borrowed: 64"), "{reader:?}");
+    subject.crowd();
+    for (&page, one) in pages.iter().zip(&held) {
+        subject.check(page, one);
+        assert!(is_held(&subject, page), "page {page} was let go of");
+    }
+    drop(held);
+    // Single borrows have them, too, from now on.
+    let held: Vec<_> =
+        (0..BATCH_SLOTS).map(|page| subject.file.borrow(page, &reader).unwrap()).collect();
+    assert!(held.iter().all(|one| !one.is_counted()));
+    drop(held);
+    drop(reader);
+    assert_eq!(subject.cache.stats().borrow.readers, 0);
+    for &page in &pages {
+        assert!(!is_held(&subject, page), "page {page} was let go of");
+    }
+}
+
 #[test]
 fn an_upgraded_borrow_outlives_the_reader_and_its_thread() {
     let subject = subject();

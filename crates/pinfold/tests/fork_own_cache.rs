@@ -6,19 +6,20 @@
 #![cfg(not(loom))] // the model checker builds without the public types
 
 use std::borrow::Cow;
-use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Hint, Options};
 
 #[path = "support/child.rs"]
 mod child;
+#[path = "support/starts.rs"]
+mod starts;
 
 use child::in_a_child;
+use starts::wait_for_starts;
 
 const PAGE: u64 = 4096;
 
@@ -36,26 +37,6 @@ impl Source for Yielding {
     }
     fn kind(&self) -> Cow<'static, str> {
         "yielding".into()
-    }
-}
-
-/// Waits until every thread of the process but the first and this one has a name of its own: std
-/// names a thread once it has started.
-fn wait_for_starts() {
-    let named = |task: io::Result<fs::DirEntry>| {
-        let task = task.unwrap();
-        let id: i32 = task.file_name().to_str().unwrap().parse().unwrap();
-        let name = fs::read_to_string(task.path().join("comm")).unwrap();
-        // SAFETY: it has no preconditions.
-        let own = unsafe { libc::gettid() };
-        id == own
-            || id == std::process::id().cast_signed()
-            || name.starts_with("pinfold-")
-            || name.trim_end() == "busy"
-    };
-    // Ends: all threads have names.
-    while !fs::read_dir("/proc/self/task").unwrap().all(named) {
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -260,7 +260,9 @@ fn what_the_source_does_not_take_is_read_by_the_caller() {
     for (&page, got) in pages.iter().zip(&file.borrow_many(&pages, &reader).unwrap()) {
         pattern().check(at(page), got).unwrap();
     }
-    let calls = device.asked().calls;
+    // By this thread and the workers, in whatever order.
+    let mut calls = device.asked().calls;
+    calls.sort_unstable();
     assert_eq!(calls, [3, 7, 50, 90].map(|page| (at(page), PAGE)), "each once");
     assert_eq!(cache.stats().misses, 4);
     // A prefetch does without.
@@ -551,7 +553,7 @@ fn what_takes_the_slow_path_is_a_hit_all_the_same() {
     assert_eq!(guards.len(), 17);
     assert!(guards.iter().all(|guard| pattern().check(at(10), guard).is_ok()));
     let many = file.borrow_many(&[9, last], &reader).unwrap();
-    assert!(many.iter().all(pinfold::Borrowed::is_counted));
+    assert!(!many.iter().any(pinfold::Borrowed::is_counted), "a batch makes further slots");
     assert_eq!(many[1].len(), BYTES % PAGE);
 
     // Longer than a short read.

@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::admit::{Wait, admit};
-use super::view::{self, View};
+use super::view::View;
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
 use crate::error::{Error, Result};
@@ -116,10 +116,12 @@ impl Handle {
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        self.hold_found(self.found(page, HoldablePage)?)
+        let view = self.hold_found(self.found(page, HoldablePage)?)?;
+        self.counters().count(Event::CountedHit);
+        Some(view)
     }
 
-    /// Steps 3 and 4, of a page that was found. `None` if a step fails.
+    /// Steps 3 and 4, of a page that was found. `None` if a step fails. The caller counts the hit.
     #[inline(always)]
     fn hold_found(&self, found: Found<'_>) -> Option<View> {
         let Found { frame, head, from, stamp, at, span } = found;
@@ -132,16 +134,17 @@ impl Handle {
             self.core.put(head);
             return None;
         }
-        self.counters().count(Event::CountedHit);
         if !used_most && self.counters().shard().comes_to(head.0) {
             frame.note_use();
         }
         let bytes = predicted(from, at as usize, 0);
+        // Not negative: the folio has at least one byte of the page, as it was found.
+        let page_bytes = (span.wrapping_sub(at) as usize).min(PAGE_BYTES);
         // SAFETY: the page is at offset `at` of the folio, which the reference keeps.
-        Some(unsafe { View::at(frame, bytes, view::page_bytes(at as usize, span as usize)) })
+        Some(unsafe { View::at(frame, bytes, page_bytes) })
     }
 
-    /// The same, in a guard.
+    /// The same, in a guard. The caller counts the hit.
     #[inline(always)]
     pub(crate) fn get_found(&self, found: Found<'_>) -> Option<FolioRef<'_>> {
         self.hold_found(found).map(|view| FolioRef::adopt(self, view))

@@ -21,6 +21,7 @@ mod view;
 pub(crate) use admit::{Wait, admit};
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
+pub(crate) use reader::FreeSlots;
 pub use reader::Reader;
 pub use slot::Borrowed;
 #[cfg(not(loom))]

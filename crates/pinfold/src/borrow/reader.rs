@@ -11,16 +11,18 @@
 //! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
 //! that borrows the same page again, to read its records one by one, therefore skips the look-up.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
+use std::iter::Rev;
 use std::marker::PhantomData;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 
 use crate::frame::{Frame, FrameNumber, Stamp};
 use crate::handle::Handle;
-use crate::readers::{Barrier, Readers, SLOTS, Seat};
+use crate::readers::{Barrier, Readers, SEATS_FURTHER, SLOTS, Seat};
 use crate::sync::{AtomicU32, Ordering};
 
 /// The state of one guard: where it is announced, and what it shows.
@@ -84,8 +86,61 @@ pub struct Reader {
     last_head: Cell<u32>,
     /// One per slot.
     states: [State; SLOTS],
+    /// More of both, for large batches.
+    further: [OnceCell<Box<Further>>; SEATS_FURTHER],
     /// Neither `Send` nor `Sync`: only this thread writes the slots.
     stays: PhantomData<*mut ()>,
+}
+
+/// Slots for more borrows than a reader has at first: another record, which the reader keeps.
+#[derive(Debug)]
+struct Further {
+    seat: Seat,
+    states: [State; SLOTS],
+}
+
+/// A state for each slot of `seat`.
+fn states_of(seat: &Seat) -> [State; SLOTS] {
+    std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))))
+}
+
+/// The free slots of a reader, and their states. Of each record the last ones first: a reader's
+/// first slot is that of the quickest borrows, and what its state remembers is of most use.
+pub(crate) struct FreeSlots<'r> {
+    reader: &'r Reader,
+    left: Rev<slice::Iter<'r, State>>,
+    /// Which of the further slots are next.
+    further: usize,
+}
+
+impl<'r> FreeSlots<'r> {
+    /// One that is free.
+    #[inline(always)]
+    pub(super) fn next(&mut self) -> Option<(&'r AtomicU32, &'r State)> {
+        // Ends: there are so many further slots.
+        loop {
+            for state in &mut self.left {
+                let Some(slot) = state.slot else { continue };
+                // SAFETY: the slot is in a record of the reader, whose lifetime the states have.
+                let slot = unsafe { slot.as_ref() };
+                // Relaxed: as in `Reader::first_slot`.
+                if slot.load(Ordering::Relaxed) == 0 {
+                    return Some((slot, state));
+                }
+            }
+            self.turn()?;
+        }
+    }
+
+    /// On to further slots, if there are any.
+    #[cold]
+    #[inline(never)]
+    fn turn(&mut self) -> Option<()> {
+        let further = self.reader.further(self.further)?;
+        self.further += 1;
+        self.left = further.states.iter().rev();
+        Some(())
+    }
 }
 
 // As for `Cache`. A slot whose guard is dropped while its thread unwinds is free again. What the
@@ -98,17 +153,20 @@ impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Relaxed: only this thread stores there.
         let taken = |slot: &&AtomicU32| slot.load(Ordering::Relaxed) != 0;
-        let borrowed = self.seat.slots().iter().filter(taken).count();
+        let further = self.further.iter().filter_map(OnceCell::get).map(|further| &further.seat);
+        let seats = further.chain([&self.seat]);
+        let borrowed = seats.flat_map(Seat::slots).filter(taken).count();
         f.debug_struct("Reader").field("borrowed", &borrowed).finish_non_exhaustive()
     }
 }
 
 impl Reader {
     pub(crate) fn new(seat: Seat) -> Self {
-        let states = std::array::from_fn(|n| State::new(Some(NonNull::from(&seat.slots()[n]))));
+        let states = states_of(&seat);
         let unfenced_address = seat.unfenced_address();
         let last_head = Cell::new(u32::MAX);
-        Reader { seat, unfenced_address, last_head, states, stays: PhantomData }
+        let further = [const { OnceCell::new() }; SEATS_FURTHER];
+        Reader { seat, unfenced_address, last_head, states, further, stays: PhantomData }
     }
 
     /// Whether it is a reader of the cache that has these `readers`.
@@ -135,17 +193,42 @@ impl Reader {
         let slots = self.seat.slots().iter().zip(&self.states);
         // Relaxed: as in `first_slot`.
         let mut free = slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0);
-        let first = free.next()?;
+        let Some(first) = free.next() else { return self.free_further_slot() };
         let showed = |(_, state): &(_, &State)| state.shown.get().page == page;
         if showed(&first) { Some(first) } else { free.take(3).find(showed).or(Some(first)) }
     }
 
-    /// All free slots and their states, the last ones first: the first slot is that of the quickest
-    /// borrows, and what its state remembers is of most use.
-    pub(super) fn free_slots(&self) -> impl Iterator<Item = (&AtomicU32, &State)> {
-        let slots = self.seat.slots().iter().zip(&self.states).rev();
+    /// A free one of the further slots that batches have made.
+    #[cold]
+    fn free_further_slot(&self) -> Option<(&AtomicU32, &State)> {
+        let further = self.further.iter().map_while(OnceCell::get);
+        let mut slots =
+            further.flat_map(|further| further.seat.slots().iter().zip(&further.states));
         // Relaxed: as in `first_slot`.
-        slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0)
+        slots.find(|(slot, _)| slot.load(Ordering::Relaxed) == 0)
+    }
+
+    /// All free slots, for a batch.
+    #[inline(always)]
+    pub(crate) fn free_slots(&self) -> FreeSlots<'_> {
+        FreeSlots { reader: self, left: self.states.iter().rev(), further: 0 }
+    }
+
+    /// Makes further slots if none is free, as far as there may be more.
+    pub(crate) fn make_room(&self) {
+        let _ = self.free_slots().next();
+    }
+
+    /// The number `n` of the further slots, which are made if need be, and may be.
+    fn further(&self, n: usize) -> Option<&Further> {
+        let further = self.further.get(n)?;
+        if further.get().is_none() {
+            let seat = self.seat.further()?;
+            let states = states_of(&seat);
+            // Nothing else sets it: the reader belongs to one thread.
+            further.get_or_init(|| Box::new(Further { seat, states }));
+        }
+        further.get().map(|further| &**further)
     }
 
     /// The reader's half of the fence. `ANY` is for all readers; without it, for those that need

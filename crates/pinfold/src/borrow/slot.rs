@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 
 use super::FolioRef;
 use super::admit::{self, Wait, admit};
-use super::reader::{Reader, Shown, State};
+use super::reader::{FreeSlots, Reader, Shown, State};
 use super::view::{self, View};
 use crate::core::Held;
 use crate::counters::Event;
@@ -140,15 +140,62 @@ impl Handle {
         borrowed.transpose()
     }
 
-    /// Steps 3 to 5 for the `pages` of a block as they were `found`, in free slots of the reader,
+    /// The hit alone, of a reader of this cache.
+    #[inline(always)]
+    pub(crate) fn borrow_one<'f, 'r>(
+        &'f self,
+        page: u64,
+        reader: &'r Reader,
+    ) -> Option<Borrowed<'f, 'r>> {
+        if self.needs_no_fence(reader)
+            && let Some(free) = reader.first_slot()
+            && announce::<false, _>(self, page, WholePage, free, reader)
+        {
+            return Some(Borrowed::of(free.1, self));
+        }
+        self.borrow_at_once(page, reader)
+    }
+
+    /// Whether a borrow of `reader` has no fence. Then it is one of this cache's.
+    #[inline(always)]
+    pub(crate) fn needs_no_fence(&self, reader: &Reader) -> bool {
+        reader.is_unfenced_of(self.readers_address)
+    }
+
+    /// Steps 3 to 5 for a whole page that was found, in one of the `free` slots of a reader that
+    /// needs no fence. `None` if a step fails, or no slot is free.
+    #[inline(always)]
+    pub(crate) fn borrow_found<'f, 'r>(
+        &'f self,
+        page: u64,
+        found: Found<'f>,
+        reader: &'r Reader,
+        free: &mut FreeSlots<'r>,
+    ) -> Option<Borrowed<'f, 'r>> {
+        let free = free.next()?;
+        let early = mutant::on(Mutant::BatchFencedFirst);
+        if early {
+            reader.light_fence::<false>();
+        }
+        if !announced(found, free.0) {
+            return None;
+        }
+        if !early {
+            reader.light_fence::<false>();
+        }
+        confirmed::<false>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
+    }
+
+    /// Steps 3 to 5 for the `pages` of a block as they were `found`, in `free` slots of the reader,
     /// with one fence: the guards, in order, to the end of `guards`; `left` gets the numbers of the
     /// pages for which a step failed, or that found no free slot.
     #[inline(always)]
-    pub(crate) fn borrow_found<'f, 'r, const N: usize>(
+    pub(crate) fn borrow_all_found<'f, 'r, const N: usize>(
         &'f self,
         pages: &[u64],
         found: &[Option<Found<'f>>; N],
         reader: &'r Reader,
+        free: &mut FreeSlots<'r>,
         guards: &mut Vec<Borrowed<'f, 'r>>,
         mut left: impl FnMut(usize),
     ) {
@@ -156,7 +203,6 @@ impl Handle {
         if early {
             reader.light_fence::<true>();
         }
-        let mut free = reader.free_slots();
         let mut slots = [None; N];
         for (found, slot) in found.iter().zip(&mut slots) {
             let &Some(found) = found else { continue };

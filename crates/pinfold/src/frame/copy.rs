@@ -110,6 +110,18 @@ mod machine {
 /// accesses it meanwhile; they do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
+    // One line of most machines, and what is read most: first, for callers whose length the
+    // compiler does not know.
+    if bytes == 64 {
+        // SAFETY: `bytes` is 64.
+        unsafe {
+            machine::copy16::<0>(to, from);
+            machine::copy16::<16>(to, from);
+            machine::copy16::<32>(to, from);
+            machine::copy16::<48>(to, from);
+        }
+        return;
+    }
     // In each case the pieces stay within `bytes`, the last one by overlapping the one before.
     match bytes {
         // SAFETY: `bytes` is at least 16.
@@ -117,16 +129,8 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
             machine::copy16::<0>(to, from);
             machine::copy16::<0>(to.add(bytes - 16), from.add(bytes - 16));
         },
-        // One line of most machines, and what is read most.
-        // SAFETY: `bytes` is 64.
-        64 => unsafe {
-            machine::copy16::<0>(to, from);
-            machine::copy16::<16>(to, from);
-            machine::copy16::<32>(to, from);
-            machine::copy16::<48>(to, from);
-        },
         // SAFETY: `bytes` is at least 32.
-        33..64 => unsafe {
+        33..=64 => unsafe {
             machine::copy16::<0>(to, from);
             machine::copy16::<16>(to, from);
             machine::copy16::<0>(to.add(bytes - 32), from.add(bytes - 32));

@@ -52,6 +52,19 @@ impl Window {
         let entry = unsafe { entry.as_ref() };
         Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))
     }
+
+    /// As [`Self::try_both`], but of frame 0 if the arena has no such frame. That is the table's
+    /// own, whose version is odd for ever: to a caller that checks versions, it is no folio.
+    #[inline(always)]
+    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
+        mutant::pause();
+        let frame = if frame.0 < self.frames { frame.0 } else { 0 };
+        // SAFETY: as in `try_both`; and an arena has a frame.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame)) };
+        // SAFETY: as above, and it lives as long as the window is used.
+        let entry = unsafe { entry.as_ref() };
+        (entry, self.base.as_ptr().wrapping_add((frame as usize) << PAGE_SHIFT))
+    }
 }
 
 /// For the checker, whose entries are not in the arena.
@@ -78,5 +91,9 @@ impl Window {
         // SAFETY: the promise made to `of`.
         let frames = unsafe { self.0.as_ref() };
         Some((frames.try_frame(frame)?, frames.address(frame)))
+    }
+
+    pub(crate) fn both(&self, frame: FrameNumber) -> (&Frame, *mut u8) {
+        self.try_both(frame).or_else(|| self.try_both(FrameNumber(0))).expect("an arena has frames")
     }
 }

@@ -46,6 +46,12 @@ impl<const BITS: u32> Lookup<BITS> {
     /// only.
     #[inline(always)]
     pub(crate) fn hint(&self, at: u64, unit: u32) -> Option<FrameNumber> {
+        self.hint_and_size(at, unit).map(|(head, _)| head)
+    }
+
+    /// The same, and whether the folio is smaller than a block.
+    #[inline(always)]
+    pub(crate) fn hint_and_size(&self, at: u64, unit: u32) -> Option<(FrameNumber, bool)> {
         let block = at >> (unit + BITS);
         // Acquire: pairs with the release in `hint_behind`. Who sees the new bound sees the new
         // array.
@@ -63,10 +69,10 @@ impl<const BITS: u32> Lookup<BITS> {
         // Relaxed, here and below: hints, see the head of the file.
         let entry = Entry(word.load(Ordering::Relaxed));
         if !self.memory.is_node(entry) {
-            return Some(entry.frame_or_none_such());
+            return Some((entry.frame_or_none_such(), false));
         }
         let slot = self.memory.slot(entry, at >> unit);
-        Some(Entry(slot.load(Ordering::Relaxed)).frame_or_none_such())
+        Some((Entry(slot.load(Ordering::Relaxed)).frame_or_none_such(), true))
     }
 
     /// For a page that is not in the directory as far as it is known here. `index` is the one that

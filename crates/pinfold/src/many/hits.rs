@@ -1,17 +1,21 @@
-//! Hits of a batch: three passes over blocks of pages, so that the processor fetches for all of a
-//! block at a time what it would fetch for one page after another.
+//! Hits of a batch: passes over blocks of pages, so that the processor fetches for all of a block at
+//! a time what it would fetch for one page after another.
 //!
 //! # The passes
 //!
-//! 1. look up where each page's folio is (a hint), and ask for the folio's entry; ask for the bytes
-//!    where they probably are, too;
-//! 2. take each folio's version, check its identity, and ask for the bytes where they are;
+//! 1. look up where each page's folio is (a hint), and ask for the folio's entry;
+//! 2. take each folio's version, check its identity; a read asks for its bytes where they are;
 //! 3. do what a single hit does then: copy, count or announce, and compare the version again.
 //!
-//! Each pass does with each page what the single call does, by the same functions (`found.rs`,
-//! `read.rs`, `borrow/`); only the order is another. That changes nothing for a page: whatever the
-//! single call may meet between two of its steps, may happen between two passes. Borrows of a block
-//! share one fence, between the announcements of all and the comparisons of all.
+//! Guards do 2 and 3 in one pass: nobody knows yet which bytes of a page the program will look at.
+//! It looks at all pages of the batch afterwards, which then are waited for together.
+//!
+//! By the same functions as the single call (`found.rs`, `read.rs`, `borrow/`); only the order is
+//! another. That changes nothing for a page: whatever the single call may meet between two of its
+//! steps, may happen between two passes. A page for which a step fails is tried once more by the
+//! single call, which says why if it fails there, too.
+//!
+//! What a pass leaves for the next is half a line a page, updated in place.
 //!
 //! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
 //! size of a block.
@@ -20,49 +24,122 @@
 
 use std::num::NonZero;
 
-use crate::borrow::{Borrowed, FolioRef, Reader};
+use crate::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
 use crate::counters::Event;
-use crate::found::{AnyPage, Found, HoldablePage, Want};
-use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, prefetch};
+use crate::found::{AnyPage, Found, HoldablePage, Want, WholePage};
+use crate::frame::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, prefetch};
 use crate::handle::Handle;
-use crate::read::Bytes;
 
 use super::read_at::ReadAt;
 
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
 
+/// What is known of a page between two passes.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    /// Its folio's entry, by pass 1.
+    frame: &'a Frame,
+    /// Where the folio begins, by pass 1; where the page or byte is, by pass 2.
+    address: *mut u8,
+    /// By pass 2.
+    stamp: Stamp,
+    head: FrameNumber,
+    /// Bytes from `address` to the folio's end, by pass 2; none if the folio is not the page's.
+    rest: u32,
+}
+
+impl<'a> Seen<'a> {
+    #[inline(always)]
+    fn found(&self) -> Found<'a> {
+        let &Seen { frame, address, stamp, head, rest } = self;
+        Found { frame, head, from: address, stamp, at: 0, span: rest.into() }
+    }
+}
+
+/// What is wanted, without a count of what is not found: the single call is tried then.
+#[derive(Clone, Copy)]
+struct Uncounted<W>(W);
+
+impl<W: Want> Want for Uncounted<W> {
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        self.0.readable(frame)
+    }
+
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        self.0.fits(at, span)
+    }
+}
+
 impl Handle {
     /// The reads of a block that are short ones; `left` gets the numbers of the others.
     #[inline]
     pub(crate) fn read_block(&self, reads: &mut [ReadAt<'_>], mut left: impl FnMut(usize)) {
-        let longest = self.short_max_bytes as usize;
-        let wanted = reads.iter().map(|read| {
-            let bytes = read.buf.len();
-            let short = bytes != 0 && bytes <= longest;
-            short.then_some((read.offset, Bytes(bytes as u64)))
-        });
-        let mut found = [None; BLOCK];
-        self.begin::<true, _>(wanted, &mut found);
-        let shard = self.counters().shard();
-        for (at, (read, found)) in reads.iter_mut().zip(&found).enumerate() {
-            let Some(bytes) = NonZero::new(read.buf.len()) else {
-                self.counters().count(Event::EmptyRead);
-                left(at);
-                continue;
-            };
-            shard.count_read(bytes);
-            if let &Some(found) = found
-                && self.copy_found(found, found.from.wrapping_add(found.at as usize), read.buf)
-            {
-                read.result = Ok(bytes.get());
-                continue;
+        let mut seen = self.nothing_seen();
+        self.begin::<true>(reads.iter().map(|read| read.offset), &mut seen);
+        for (read, seen) in reads.iter().zip(&mut seen) {
+            if let Some(found) = self.look_begun(seen, read.offset, AnyPage) {
+                seen.address = found.from.wrapping_add(found.at as usize);
+                prefetch(seen.address);
+                seen.stamp = found.stamp;
+                seen.rest = (found.span - found.at) as u32;
             }
-            if bytes.get() > longest {
-                self.counters().count(Event::LongRead);
-            }
-            left(at);
         }
+        let shard = self.counters().shard();
+        // Reads of one length in a row, which are counted together; at first of none.
+        let (mut length, mut row) = (0, 0);
+        for (at, (read, seen)) in reads.iter_mut().zip(&seen).enumerate() {
+            let bytes = read.buf.len();
+            if bytes != length {
+                if bytes == 0 || bytes > self.short_max_bytes as usize {
+                    self.read_alone(read); // which is no short read, and counts why
+                    left(at);
+                    continue;
+                }
+                if let Some(length) = NonZero::new(length) {
+                    shard.count_reads(length, row);
+                }
+                (length, row) = (bytes, 0);
+            }
+            if bytes > seen.rest as usize {
+                if !self.read_alone(read) {
+                    left(at);
+                }
+                continue;
+            }
+            row += 1;
+            if self.copy_found(seen.found(), seen.address, read.buf) {
+                read.result = Ok(bytes);
+            } else {
+                left(at);
+            }
+        }
+        if let Some(length) = NonZero::new(length) {
+            shard.count_reads(length, row);
+        }
+    }
+
+    /// A read by the single call's short path.
+    #[inline(always)]
+    pub(super) fn read_one(&self, read: &mut ReadAt<'_>) -> bool {
+        let Some(bytes) = NonZero::new(read.buf.len()) else {
+            self.counters().count(Event::EmptyRead);
+            return false;
+        };
+        self.counters().shard().count_read(bytes);
+        let short = self.short(read.buf, read.offset);
+        if short {
+            read.result = Ok(bytes.get());
+        }
+        short
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_alone(&self, read: &mut ReadAt<'_>) -> bool {
+        self.read_one(read)
     }
 
     /// The pages of a block that can be held at once, in order, to the end of `guards`; `left` gets
@@ -74,62 +151,133 @@ impl Handle {
         guards: &mut Vec<FolioRef<'a>>,
         mut left: impl FnMut(usize),
     ) {
-        let mut found = [None; BLOCK];
-        let wanted = pages.iter().map(|&page| Some((page, HoldablePage)));
-        self.begin::<false, _>(wanted, &mut found);
-        for (at, found) in found.iter().take(pages.len()).enumerate() {
-            match found.and_then(|found| self.get_found(found)) {
-                Some(guard) => guards.push(guard),
-                None => left(at),
+        let mut seen = self.nothing_seen();
+        self.begin::<false>(pages.iter().copied(), &mut seen);
+        guards.reserve(pages.len());
+        let (room, mut made, mut alone) = (guards.spare_capacity_mut(), 0, 0);
+        for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
+            // Each guard is written to its place: a push would pass it through the stack.
+            if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, HoldablePage)
+                && let Some(guard) = self.get_found(found)
+            {
+                room[made].write(guard);
+                made += 1;
+            } else if let Some(guard) = self.get_alone(page) {
+                room[made].write(guard);
+                (made, alone) = (made + 1, alone + 1);
+            } else {
+                left(at);
             }
         }
+        let len = guards.len() + made;
+        // SAFETY: the first `made` of the spare ones were written.
+        unsafe { guards.set_len(len) };
+        self.counters().add(Event::CountedHit, (made - alone) as u64);
     }
 
-    /// The same for borrows.
+    #[cold]
+    #[inline(never)]
+    fn get_alone(&self, page: u64) -> Option<FolioRef<'_>> {
+        self.get_at_once(page)
+    }
+
+    /// The same for borrows, in slots of `free`, which are of `reader`.
     #[inline]
     pub(crate) fn borrow_block<'f, 'r>(
         &'f self,
         pages: &[u64],
         reader: &'r Reader,
+        free: &mut FreeSlots<'r>,
+        guards: &mut Vec<Borrowed<'f, 'r>>,
+        mut left: impl FnMut(usize),
+    ) {
+        let mut seen = self.nothing_seen();
+        self.begin::<false>(pages.iter().copied(), &mut seen);
+        if !self.needs_no_fence(reader) {
+            return self.borrow_fenced(pages, &seen, reader, free, guards, left);
+        }
+        guards.reserve(pages.len());
+        let (room, mut made) = (guards.spare_capacity_mut(), 0);
+        for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
+            let guard = match self.look_begun(seen, page << PAGE_SHIFT, WholePage) {
+                Some(found) => self.borrow_found(page, found, reader, free),
+                None => None,
+            };
+            if let Some(guard) = guard.or_else(|| self.borrow_alone(page, reader)) {
+                room[made].write(guard);
+                made += 1;
+            } else {
+                left(at);
+            }
+        }
+        let len = guards.len() + made;
+        // SAFETY: as in `get_block`.
+        unsafe { guards.set_len(len) };
+    }
+
+    /// The second pass of a reader that needs fences: one for the whole block, between the
+    /// announcements of all and the comparisons of all.
+    #[cold]
+    #[inline(never)]
+    fn borrow_fenced<'f, 'r>(
+        &'f self,
+        pages: &[u64],
+        seen: &[Seen<'f>; BLOCK],
+        reader: &'r Reader,
+        free: &mut FreeSlots<'r>,
         guards: &mut Vec<Borrowed<'f, 'r>>,
         left: impl FnMut(usize),
     ) {
         let mut found = [None; BLOCK];
-        self.begin::<false, _>(pages.iter().map(|&page| Some((page, AnyPage))), &mut found);
-        self.borrow_found(pages, &found, reader, guards, left);
+        for ((&page, seen), found) in pages.iter().zip(seen).zip(&mut found) {
+            *found = self.look_begun(seen, page << PAGE_SHIFT, AnyPage);
+        }
+        self.borrow_all_found(pages, &found, reader, free, guards, left);
     }
 
-    /// Passes 1 and 2 for what is `wanted`: from where on, in `BYTES` or in pages, and what of it.
-    /// What was not `found` stays as it was. (An array that is returned would be copied.)
+    #[cold]
+    #[inline(never)]
+    fn borrow_alone<'f, 'r>(&'f self, page: u64, reader: &'r Reader) -> Option<Borrowed<'f, 'r>> {
+        self.borrow_at_once(page, reader)
+    }
+
+    /// Of pages that are nowhere.
     #[inline(always)]
-    fn begin<'a, const BYTES: bool, W: Want>(
+    fn nothing_seen(&self) -> [Seen<'_>; BLOCK] {
+        let head = FrameNumber(0);
+        let (frame, address) = self.window.both(head);
+        [Seen { frame, address, stamp: Stamp::default(), head, rest: 0 }; BLOCK]
+    }
+
+    /// Pass 1, for the pages that are `wanted`; with `BYTES`, for the bytes. (An array that is
+    /// returned would be copied.)
+    #[inline(always)]
+    fn begin<'a, const BYTES: bool>(
         &'a self,
-        wanted: impl Iterator<Item = Option<(u64, W)>> + Clone,
-        found: &mut [Option<Found<'a>>; BLOCK],
+        wanted: impl Iterator<Item = u64>,
+        seen: &mut [Seen<'a>; BLOCK],
     ) {
-        let mut heads = [FrameNumber(0); BLOCK];
-        for (wanted, head) in wanted.clone().zip(&mut heads) {
-            let Some((from, _)) = wanted else { continue };
-            *head = if BYTES { self.hint_of_byte(from) } else { self.hint(from) };
-            if let Some((entry, start)) = self.window.try_both(*head) {
-                prefetch(entry);
-                let offset = if BYTES { from } else { from << PAGE_SHIFT };
-                prefetch(start.wrapping_add(offset as usize & (likely_bytes(*head) - 1)));
-            }
-        }
-        for ((wanted, &head), found) in wanted.zip(&heads).zip(found) {
-            let Some((from, want)) = wanted else { continue };
-            let offset = if BYTES { from } else { from << PAGE_SHIFT };
-            if let Some(it) = self.look(head, offset, want) {
-                prefetch(it.from.wrapping_add(it.at as usize));
-                *found = Some(it);
+        for (wanted, seen) in wanted.zip(seen) {
+            let (head, small) =
+                if BYTES { self.hint_and_size_of_byte(wanted) } else { (self.hint(wanted), false) };
+            seen.head = head;
+            (seen.frame, seen.address) = self.window.both(head);
+            prefetch(seen.frame);
+            if small {
+                // They are probably in its first page. Its entry is not waited for then.
+                prefetch(seen.address.wrapping_add(wanted as usize & (PAGE_BYTES - 1)));
             }
         }
     }
-}
 
-/// The length of the folio that begins at `head`, probably: all of a run of 2 MiB, or one page.
-#[inline(always)]
-fn likely_bytes(head: FrameNumber) -> usize {
-    if head.is_aligned(Order::MAX) { Order::MAX.bytes() } else { PAGE_BYTES }
+    /// The first half of pass 2.
+    #[inline(always)]
+    fn look_begun<'a, W: Want>(
+        &'a self,
+        seen: &Seen<'a>,
+        offset: u64,
+        want: W,
+    ) -> Option<Found<'a>> {
+        self.look_into((seen.frame, seen.address), seen.head, offset, Uncounted(want))
+    }
 }

@@ -13,8 +13,10 @@
 //! 3. memory for all other groups, as far as it can be had without waiting;
 //! 4. put all of these folios into the index under one hold of the file's mutex. Where another
 //!    thread was faster, its folio stays, and this one is given back;
-//! 5. give one request for each group to the source's engine, all in one call;
-//! 6. if a thread waits: read the first group in this thread, and then, one by one, the requests
+//! 5. if a thread waits, and the file is one of the system's: read all groups at once by the
+//!    thread's own ring (`source/own_ring.rs`). Otherwise give one request for each group to the
+//!    source's engine, all in one call;
+//! 6. if a thread waits, and has not read them by now: read the first group in this thread, and then, one by one, the requests
 //!    that the engine did not take. Otherwise give up those requests, which takes their folios out
 //!    of the index again.
 //!
@@ -112,16 +114,23 @@ impl<'a> Absent<'a> {
         let (others, _) = prepare(handle, submission(&groups[begun..]));
         let folios = others.iter().map(Batch::folios).sum::<usize>();
         handle.core.counters.add(Event::Miss, folios as u64);
-        let request = |batch| fill::request(handle, batch).awaited();
-        let mut requests = others.into_iter().map(request).collect();
-        handle.mapping.backing.submit(&mut requests);
-        if let Some((batch, plan, after)) = first {
+        let first = first.map(|(batch, plan, after)| {
             // What a single miss would count: of a window, the rest was read ahead.
             let wanted = if plan.mark { 1 } else { batch.folios() as u64 };
             handle.core.counters.add(Event::Miss, wanted);
             if plan.ahead_end > after {
                 fill::start_ahead(handle, after, plan);
             }
+            batch
+        });
+        let (first, others) = match read_by_own_ring(handle, first, others) {
+            Ok(()) => return Ok(()),
+            Err(left) => left,
+        };
+        let request = |batch| fill::request(handle, batch).awaited();
+        let mut requests = others.into_iter().map(request).collect();
+        handle.mapping.backing.submit(&mut requests);
+        if let Some(batch) = first {
             batch.read(false);
         }
         for request in requests {
@@ -130,6 +139,30 @@ impl<'a> Absent<'a> {
         }
         Ok(())
     }
+}
+
+type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;
+
+/// Step 5 where the thread has a ring of its own, and more than one group: it needs no step 6.
+///
+/// # Errors
+/// What is left, which is all, where it has none.
+fn read_by_own_ring<'a>(
+    handle: &Handle,
+    first: Option<Borrowed<'a>>,
+    others: Vec<Borrowed<'a>>,
+) -> Result<(), (Option<Borrowed<'a>>, Vec<Borrowed<'a>>)> {
+    if others.is_empty() || first.is_none() && others.len() == 1 {
+        return Err((first, others));
+    }
+    let readings: Vec<_> = first.iter().chain(&others).map(Batch::reading).collect();
+    let read = handle.mapping.backing.read_all(&readings);
+    drop(readings);
+    let Some(read) = read else { return Err((first, others)) };
+    for (batch, read) in first.into_iter().chain(others).zip(read) {
+        batch.finish(read, false);
+    }
+    Ok(())
 }
 
 /// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both

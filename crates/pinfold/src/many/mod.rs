@@ -12,7 +12,8 @@
 //!
 //! # A batch, step by step
 //!
-//! 1. the three passes of `hits.rs`, block by block. They get what a single call gets without its
+//! 1. the three passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries gains
+//!    nothing by them, and tries one after the other. They get what a single call gets without its
 //!    slow path. What they do not get is *left*: absent, on its way, or cached and in need of the
 //!    slow path;
 //! 2. of what is left, [`AT_ONCE`] entries at a time: begin to read all that is absent, in one
@@ -44,6 +45,7 @@ use crate::borrow::{Borrowed, FolioRef, Reader};
 use crate::error::{Error, Result};
 use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
+use crate::sizes::BATCH_MIN;
 use hits::BLOCK;
 use misses::Absent;
 pub(crate) use misses::{prefetch, will_need};
@@ -58,8 +60,16 @@ impl Handle {
     #[inline]
     pub(crate) fn read_many(&self, reads: &mut [ReadAt<'_>]) -> Result<()> {
         let mut left = Vec::new();
-        for (block, some) in reads.chunks_mut(BLOCK).enumerate() {
-            self.read_block(some, |at| left.push(block * BLOCK + at));
+        if reads.len() < BATCH_MIN {
+            for (at, read) in reads.iter_mut().enumerate() {
+                if !self.read_one(read) {
+                    left.push(at);
+                }
+            }
+        } else {
+            for (block, some) in reads.chunks_mut(BLOCK).enumerate() {
+                self.read_block(some, |at| left.push(block * BLOCK + at));
+            }
         }
         if left.is_empty() { Ok(()) } else { self.read_left(reads, &left) }
     }
@@ -98,8 +108,17 @@ impl Handle {
     #[inline]
     pub(crate) fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         let (mut quick, mut left) = (Vec::with_capacity(pages.len()), Vec::new());
-        for (block, some) in pages.chunks(BLOCK).enumerate() {
-            self.get_block(some, &mut quick, |at| left.push(block * BLOCK + at));
+        if pages.len() < BATCH_MIN {
+            for (at, &page) in pages.iter().enumerate() {
+                match self.get_at_once(page) {
+                    Some(guard) => quick.push(guard),
+                    None => left.push(at),
+                }
+            }
+        } else {
+            for (block, some) in pages.chunks(BLOCK).enumerate() {
+                self.get_block(some, &mut quick, |at| left.push(block * BLOCK + at));
+            }
         }
         if left.is_empty() {
             return Ok(quick);
@@ -117,13 +136,27 @@ impl Handle {
     ) -> Result<Vec<Borrowed<'f, 'r>>> {
         self.check_reader(reader)?;
         let (mut quick, mut left) = (Vec::with_capacity(pages.len()), Vec::new());
-        for (block, some) in pages.chunks(BLOCK).enumerate() {
-            self.borrow_block(some, reader, &mut quick, |at| left.push(block * BLOCK + at));
+        if pages.len() < BATCH_MIN {
+            for (at, &page) in pages.iter().enumerate() {
+                match self.borrow_one(page, reader) {
+                    Some(guard) => quick.push(guard),
+                    None => left.push(at),
+                }
+            }
+        } else {
+            let mut free = reader.free_slots();
+            for (block, some) in pages.chunks(BLOCK).enumerate() {
+                let left = |at| left.push(block * BLOCK + at);
+                self.borrow_block(some, reader, &mut free, &mut quick, left);
+            }
         }
         if left.is_empty() {
             return Ok(quick);
         }
-        let slowly = |page, _| self.borrow_slowly(page, reader);
+        let slowly = |page, _| {
+            reader.make_room();
+            self.borrow_slowly(page, reader)
+        };
         self.with_left(pages, quick, &left, |page| self.try_borrow(page, reader), slowly)
     }
 

@@ -53,7 +53,7 @@ fn a_batch_of_guards_is_of_its_pages_and_keeps_them() {
 fn borrow_block(model: &Model) {
     let reader = reader(model);
     let mut guards = Vec::new();
-    model.files[0].borrow_block(&[0], &reader, &mut guards, |_| {});
+    model.files[0].borrow_block(&[0], &reader, &mut reader.free_slots(), &mut guards, |_| {});
     for guard in &guards {
         assert_eq!(guard.word(), model.sources[0].word(0), "wrong bytes");
         assert_eq!(guard.word(), model.sources[0].word(0), "wrong bytes");
@@ -71,6 +71,36 @@ fn what_a_batch_borrows_is_not_evicted() {
         (Mutant::ClearRelaxed, RACE),
     ];
     let against_eviction = || race(&Model::only(), Model::evict_and_refill, borrow_block);
+    holds_and_catches(against_eviction, &mutants);
+}
+
+/// Borrows it twice. A model's reader has one slot: the second is of a further record, and lasts.
+fn borrow_further(model: &Model) {
+    let reader = reader(model);
+    let mut guards = Vec::new();
+    let free = &mut reader.free_slots();
+    model.files[0].borrow_block(&[0, 0], &reader, free, &mut guards, |_| {});
+    if guards.len() == 2 {
+        let last = guards.swap_remove(1);
+        drop(guards);
+        assert!(!last.is_counted());
+        assert_eq!(last.word(), model.sources[0].word(0), "wrong bytes");
+        assert_eq!(last.word(), model.sources[0].word(0), "wrong bytes");
+    }
+}
+
+#[test]
+fn what_a_batch_borrows_in_further_slots_is_not_evicted() {
+    let against_eviction = || {
+        let model = Model::with_barrier(1, 0, Barrier::Membarrier);
+        model.check(0, 0, 1);
+        race(&model, Model::evict_and_refill, borrow_further);
+    };
+    let mutants = [
+        (Mutant::FurtherUnseen, RACE),
+        (Mutant::AnnounceUnfenced, RACE),
+        (Mutant::ClearRelaxed, RACE),
+    ];
     holds_and_catches(against_eviction, &mutants);
 }
 

@@ -42,6 +42,9 @@
 //! `high` is one more than the largest number in use, and bounds the scan. A thread raises it
 //! before its record's first announcement, so a freezer that must see the announcement sees `high`
 //! too.
+//!
+//! A reader registers by taking a record. Batches of borrows may take *further* ones for it, which
+//! it keeps until it unregisters: to the scan they are records like any other.
 
 mod barrier;
 mod deferred;
@@ -59,11 +62,15 @@ use crate::frame::FrameNumber;
 use crate::mutant::{self, Mutant};
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, fence};
 
-pub(crate) use crate::sizes::SLOTS;
 use crate::sizes::{RECORDS_CHUNK as CHUNK, RECORDS_CHUNKS as CHUNKS};
+pub(crate) use crate::sizes::{SEATS_FURTHER, SLOTS};
 
-/// The most [`Reader`](crate::Reader)s of one cache at once.
+/// The most [`Reader`](crate::Reader)s of one cache at once. One that has borrowed more than 16
+/// pages in a batch counts as two, three or four of them.
 pub const READERS_MAX: usize = CHUNK * CHUNKS;
+
+/// From so many records in use on, no reader gets a further one: the rest is for new readers.
+const FURTHER_END: usize = READERS_MAX - READERS_MAX / 4;
 
 /// The most folios that one scan looks for.
 pub(crate) const LOOK_MAX: usize = 512;
@@ -98,32 +105,37 @@ pub(crate) struct Readers {
     refuse: std::sync::atomic::AtomicBool,
 }
 
-/// The records in use, a bit each.
+/// The records in use.
 #[derive(Debug)]
-struct Seats([u64; CHUNKS]);
+struct Seats {
+    /// A bit each.
+    taken: [u64; CHUNKS],
+    /// How many of them are a reader's second, third or fourth.
+    further: u64,
+}
 
 impl Seats {
     fn take(&mut self) -> Option<usize> {
         let free = |word: &u64| (word.trailing_ones() as usize) < CHUNK;
-        let chunk = self.0.iter().position(free)?;
-        let bit = self.0[chunk].trailing_ones() as usize;
-        self.0[chunk] |= 1 << bit;
+        let chunk = self.taken.iter().position(free)?;
+        let bit = self.taken[chunk].trailing_ones() as usize;
+        self.taken[chunk] |= 1 << bit;
         Some(chunk * CHUNK + bit)
     }
 
     fn leave(&mut self, number: usize) {
         let bit = 1 << (number % CHUNK);
-        assert!(self.0[number / CHUNK] & bit != 0, "a reader leaves that was not there");
-        self.0[number / CHUNK] &= !bit;
+        assert!(self.taken[number / CHUNK] & bit != 0, "a reader leaves that was not there");
+        self.taken[number / CHUNK] &= !bit;
     }
 
     fn end(&self) -> usize {
-        let chunk = self.0.iter().rposition(|&word| word != 0);
-        chunk.map_or(0, |chunk| chunk * CHUNK + 64 - self.0[chunk].leading_zeros() as usize)
+        let chunk = self.taken.iter().rposition(|&word| word != 0);
+        chunk.map_or(0, |chunk| chunk * CHUNK + 64 - self.taken[chunk].leading_zeros() as usize)
     }
 
-    fn taken(&self) -> u64 {
-        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    fn number(&self) -> u64 {
+        self.taken.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 }
 
@@ -152,7 +164,7 @@ impl Readers {
             chunks: [const { OnceLock::new() }; CHUNKS],
             high: AtomicU32::new(0),
             unfenced: AtomicU32::new(0),
-            seats: Mutex::new(Seats([0; CHUNKS])),
+            seats: Mutex::new(Seats { taken: [0; CHUNKS], further: 0 }),
             birth: Birth::here(),
             fenced: fenced.into(),
             #[cfg(test)]
@@ -174,7 +186,8 @@ impl Readers {
 
     /// The number of registered readers.
     pub(crate) fn registered(&self) -> u64 {
-        self.seats().taken()
+        let seats = self.seats();
+        seats.number() - seats.further
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats> {
@@ -192,10 +205,16 @@ impl Readers {
     /// # Errors
     /// All records are in use.
     pub(crate) fn register(self: &Arc<Self>) -> Result<Seat> {
-        let mut seats = self.seats();
+        self.take(self.seats(), false)
+    }
+
+    /// A record, a reader's first or a `further` one.
+    fn take(self: &Arc<Self>, mut seats: MutexGuard<'_, Seats>, further: bool) -> Result<Seat> {
         let number = seats.take().ok_or(Error::TooManyReaders { most: READERS_MAX })?;
+        seats.further += u64::from(further);
         // Release: pairs with the acquire in `announced`.
-        if !mutant::on(Mutant::RegisterLate) {
+        let unseen = further && mutant::on(Mutant::FurtherUnseen);
+        if !mutant::on(Mutant::RegisterLate) && !unseen {
             self.high.store(seats.end() as u32, Ordering::Release);
         }
         let barrier = self.barrier();
@@ -208,10 +227,10 @@ impl Readers {
         // the first load of a version here sees that it is odd.
         fence(Ordering::SeqCst);
         let slots = NonNull::from(&self.record(number).slots);
-        Ok(Seat { slots, readers: self.clone(), barrier, number })
+        Ok(Seat { slots, readers: self.clone(), barrier, number, further })
     }
 
-    fn leave(&self, number: usize, barrier: Barrier) {
+    fn leave(&self, &Seat { number, barrier, further, .. }: &Seat) {
         for slot in &self.record(number).slots {
             // Release: pairs with the acquire in `look`, for a forgotten guard.
             let relaxed = mutant::on(Mutant::LeaveRelaxed);
@@ -219,6 +238,7 @@ impl Readers {
         }
         let mut seats = self.seats();
         seats.leave(number);
+        seats.further -= u64::from(further);
         let end = if mutant::on(Mutant::LeaveByNumber) { number } else { seats.end() };
         // Release: pairs with the acquire in `announced`: a freezer whose scan excludes this record
         // is ordered after everything its thread read in place.
@@ -332,6 +352,7 @@ pub(crate) struct Seat {
     readers: Arc<Readers>,
     barrier: Barrier,
     number: usize,
+    further: bool,
 }
 
 impl Seat {
@@ -355,6 +376,22 @@ impl Seat {
         unsafe { self.slots.as_ref() }
     }
 
+    /// Another record for the same reader, with the same kind of fence; `None` if there is none to
+    /// be had.
+    #[cold]
+    pub(crate) fn further(&self) -> Option<Seat> {
+        // A forked child evicts nothing, and the mutex may be locked there for ever.
+        if !self.readers.birth.is_here() {
+            return None;
+        }
+        let seats = self.readers.seats();
+        if seats.number() >= FURTHER_END as u64 {
+            return None;
+        }
+        let seat = self.readers.take(seats, true).ok()?;
+        (seat.barrier == self.barrier).then_some(seat)
+    }
+
     /// The reader's half of the fence.
     #[inline(always)]
     pub(crate) fn light_fence(&self) {
@@ -369,7 +406,7 @@ impl Drop for Seat {
         }
         // A forked child evicts nothing, and the mutex may be locked there for ever.
         if self.readers.birth.is_here() {
-            self.readers.leave(self.number, self.barrier);
+            self.readers.leave(self);
         }
     }
 }

@@ -45,6 +45,36 @@ fn records_are_used_again_and_no_more_than_there_can_be() {
 }
 
 #[test]
+fn readers_get_further_records_as_long_as_a_quarter_is_left_for_new_readers() {
+    let readers = Arc::new(Readers::new(Barrier::FullFence));
+    let first = readers.register().unwrap();
+    let further: Vec<_> = std::iter::from_fn(|| first.further()).collect();
+    assert_eq!(further.len(), READERS_MAX / 4 * 3 - 1);
+    assert_eq!(readers.registered(), 1, "it is one reader");
+    let others: Vec<_> = std::iter::from_fn(|| readers.register().ok()).collect();
+    assert_eq!((others.len(), readers.registered()), (READERS_MAX / 4, 1 + others.len() as u64));
+    drop(further);
+    assert_eq!(readers.registered(), 1 + others.len() as u64);
+    assert!(first.further().is_some());
+    drop((first, others));
+    assert_eq!((readers.registered(), readers.high.load(Ordering::Relaxed)), (0, 0));
+}
+
+/// A reader without a fence gets no record with one: it would have to issue it for all.
+#[test]
+fn a_further_record_has_the_fence_that_the_first_one_has() {
+    let (readers, counters) = (Arc::new(Readers::new(Barrier::Membarrier)), Counters::new());
+    if readers.barrier() != Barrier::Membarrier {
+        return; // the system refuses it from the start
+    }
+    let seat = readers.register().unwrap();
+    assert_eq!(seat.further().unwrap().barrier, Barrier::Membarrier);
+    readers.refuse_membarrier();
+    assert!(readers.announced(&heads([5]), &counters).has(0), "it cannot be known");
+    assert!(seat.further().is_none());
+}
+
+#[test]
 fn without_readers_nothing_is_asked_of_the_system() {
     let (readers, counters) = (Arc::new(Readers::new(Barrier::Membarrier)), Counters::new());
     assert!(!readers.announced(&heads([5]), &counters).has(0));

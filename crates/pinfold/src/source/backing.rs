@@ -12,10 +12,12 @@ use std::time::Instant;
 
 use crate::sync::locks::RwLock;
 
+use super::descriptor::Descriptor;
 use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
 use super::meter::Meter;
-use super::open::ALIGNMENT_MAX;
+use super::open::{ALIGNMENT_MAX, Opened};
+use super::own_ring::{self, READS_MAX, Reading};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
@@ -35,10 +37,12 @@ pub(crate) struct Backing {
 }
 
 /// What another source of the same object brings with it when it takes over.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Current {
     /// `None` once it was let go of.
     source: Option<SharedSource>,
+    /// The descriptor of a file that threads may read by rings of their own.
+    own_rings: Option<Arc<Descriptor>>,
     /// The source's own: nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
 }
@@ -82,7 +86,21 @@ impl Truncated {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        let current = Current { source: Some(source.into()), lane: Arc::new(pool::Lane::new()) };
+        Self::with(source, None, engine)
+    }
+
+    /// Of an opened file.
+    pub(crate) fn of_file(Opened { source, own_rings, .. }: Opened, engine: Arc<Engine>) -> Self {
+        Self::with(source, own_rings, engine)
+    }
+
+    fn with(
+        source: Arc<dyn Source>,
+        own_rings: Option<Arc<Descriptor>>,
+        engine: Arc<Engine>,
+    ) -> Self {
+        let lane = Arc::new(pool::Lane::new());
+        let current = Current { source: Some(source.into()), own_rings, lane };
         Self { current: RwLock::new(current), engine, meter: Arc::default() }
     }
 
@@ -125,13 +143,15 @@ impl Backing {
     /// Takes over the source of `other`, which is of the same object, and its lane. Returns the old
     /// source, for the caller to drop where that may take long.
     pub(crate) fn adopt(&self, other: &Self) -> Option<SharedSource> {
-        let (source, lane) = (Some(other.source()), other.current.read().lane.clone());
-        std::mem::replace(&mut *self.current.write(), Current { source, lane }).source
+        let new = other.current.read().clone();
+        std::mem::replace(&mut *self.current.write(), new).source
     }
 
     /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
     pub(crate) fn let_go(&self) -> Option<SharedSource> {
-        self.current.write().source.take()
+        let mut current = self.current.write();
+        current.own_rings = None;
+        current.source.take()
     }
 
     /// Reads into `extents` and returns the number of bytes read. A short count means that the
@@ -143,6 +163,33 @@ impl Backing {
         let result = request::settle(extents, read);
         self.meter.read.count(since.elapsed(), extent::total_bytes(extents), &result);
         result
+    }
+
+    /// The same for many reads at once, in this thread, all of them under way at the same time.
+    /// `None` if that cannot be: then nothing was done.
+    ///
+    /// Cost: one system call for each [`READS_MAX`] of them.
+    pub(crate) fn read_all(&self, reads: &[Reading<'_>]) -> Option<Vec<io::Result<usize>>> {
+        let file = self.current.read().own_rings.clone()?;
+        let mut results = Vec::with_capacity(reads.len());
+        for some in reads.chunks(READS_MAX) {
+            let (_moves, _inside) = (self.engine.under_way().begin(), Inside::enter());
+            let since = Instant::now();
+            let Some(read) = own_ring::read_all(&file, some) else {
+                if results.is_empty() {
+                    return None;
+                }
+                results.extend(reads[results.len()..].iter().map(|(at, to)| self.read(*at, to)));
+                break;
+            };
+            let took = since.elapsed();
+            for (read, (_, extents)) in read.into_iter().zip(some) {
+                let result = request::settle(extents, read);
+                self.meter.read.count(took, extent::total_bytes(extents), &result);
+                results.push(result);
+            }
+        }
+        Some(results)
     }
 
     /// Starts requests in order, each with the source's deadline if it has one. Requests beyond the

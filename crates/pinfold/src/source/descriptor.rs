@@ -3,7 +3,7 @@
 //! Belongs here: `preadv`, `pwritev` on raw extents (by libc: rustix and std want slices, and a
 //! slice of a frame must not exist), the loop around short transfers, length, sync, advice.
 //! Does not: whether the kernel's cache is used (`open.rs` sets the flag). Called by `disk.rs`
-//! and `ring.rs`.
+//! and the rings.
 
 use std::io;
 use std::ops::Range;
@@ -150,7 +150,7 @@ impl Descriptor {
     }
 
     /// Returns a clear error where the kernel would only say "invalid argument".
-    fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+    pub(super) fn check(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
         let end = offset.checked_add(extent::total_bytes(extents) as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(super::beyond_offsets());

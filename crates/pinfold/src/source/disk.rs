@@ -5,7 +5,8 @@
 //! A read that a caller waits for is a plain `preadv`; reads ahead go through the cache's ring
 //! (`ring.rs`), or the worker threads where there is none. Measured on two cores, random 4 KiB: a
 //! waited read through the ring reaches 0.58 (32 threads) to 0.80 of `preadv`'s rate, for its two
-//! wake-ups; `preadv` from here, 0.98 to 1.07, which is noise (`tests/measure.rs`).
+//! wake-ups; `preadv` from here, 0.98 to 1.07, which is noise (`tests/measure.rs`). Many reads that
+//! one caller waits for go by a ring of its thread's own (`own_ring.rs`).
 //!
 //! The end of a file that is not a whole number of blocks: a read of the whole last page returns
 //! the bytes there are; what the device left in memory beyond is zeroed by `request::settle`, for
@@ -63,6 +64,11 @@ impl Disk {
     /// Bytes that one has on the heap, itself included.
     pub(super) fn heap_bytes() -> usize {
         shared_bytes(size_of::<Self>()) + shared_bytes(size_of::<Descriptor>())
+    }
+
+    /// The descriptor, where many reads that a thread waits for go by a ring of the thread's own.
+    pub(super) fn for_own_rings(&self) -> Option<Arc<Descriptor>> {
+        matches!(self.way, Way::Direct(Ok(_))).then(|| self.file.clone())
     }
 
     /// A file opened without.

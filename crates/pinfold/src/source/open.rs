@@ -138,6 +138,8 @@ pub(crate) fn descriptors_max() -> usize {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) source: Arc<dyn Source>,
+    /// For threads that wait for many reads at once, if they have rings of their own.
+    pub(super) own_rings: Option<Arc<Descriptor>>,
     pub(crate) identity: FileId,
 }
 
@@ -218,8 +220,13 @@ fn open_with(
     };
     let writable = access == Access::ReadWrite;
     let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
+    let mut own_rings = None;
     let source: Arc<dyn Source> = match direct {
-        Ok(alignment) => Arc::new(Disk::direct(descriptor(alignment), ring)),
+        Ok(alignment) => {
+            let disk = Disk::direct(descriptor(alignment), ring);
+            own_rings = disk.for_own_rings();
+            Arc::new(disk)
+        }
         Err(why) if preference == Preference::Direct => {
             return Err(OpenError::NoDirect { path: path.to_owned(), why });
         }
@@ -231,7 +238,7 @@ fn open_with(
         }
     };
     source.len_bytes().map_err(system)?;
-    Ok(Opened { source, identity })
+    Ok(Opened { source, own_rings, identity })
 }
 
 /// Opens what is at `path`, so that nothing done to it waits: if the path became a pipe since the

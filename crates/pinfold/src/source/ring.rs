@@ -53,7 +53,7 @@ use super::{Start, pool};
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 /// How often one request is tried again after the kernel gave it back undone.
-const RETRIES_MAX: u8 = 8;
+pub(super) const RETRIES_MAX: u8 = 8;
 /// Pause after the kernel had no memory to take requests.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -141,9 +141,11 @@ impl Ring {
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let of_driver = Arc::clone(&shared);
+        // The submission queue's entries; see "Bounds".
+        let entries = 2 * depth + 1;
         let driver =
             std::thread::Builder::new().name("pinfold-ring".into()).spawn(move || match set_up(
-                depth,
+                entries,
             ) {
                 Ok((ring, gone)) => {
                     tell.send(Ok(())).expect("`open` waits for this");
@@ -239,10 +241,11 @@ impl Shared {
     }
 }
 
-/// A ring in the best mode that this kernel has, and a pipe that ends when the kernel has released
-/// it.
-fn set_up(depth: usize) -> io::Result<(IoUring, PipeReader)> {
-    let entries = u32::try_from(2 * depth + 1).map_err(io::Error::other)?.next_power_of_two();
+/// A ring in the best mode that this kernel has, for the calling thread, and a pipe that ends when
+/// the kernel has released it. Its submission queue has at least so many entries, its completion
+/// queue twice as many.
+pub(super) fn set_up(entries: usize) -> io::Result<(IoUring, PipeReader)> {
+    let entries = u32::try_from(entries).map_err(io::Error::other)?.next_power_of_two();
     // A forked child must not see the queues.
     let mut best = IoUring::builder();
     best.dontfork().setup_single_issuer().setup_defer_taskrun();
@@ -312,7 +315,7 @@ enum Turn {
 
 /// The kernel may still write to memory that requests in flight own, so they must not be dropped by
 /// unwinding: their completions would then reuse the memory.
-struct AbortOnUnwind;
+pub(super) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
@@ -387,21 +390,13 @@ impl Driver {
             }
         }
         let mut readers = read_plainly(free);
-        let Self { ring, mut gone, flights, wake_armed, wake_count, .. } = self;
+        let Self { ring, gone, flights, wake_armed, wake_count, .. } = self;
         drop(ring);
         let in_hand: Vec<_> = flights.into_iter().flatten().collect();
         // The same for `in_hand`.
         let guard_in_hand = AbortOnUnwind;
         if wake_armed || !in_hand.is_empty() {
-            // Ends: nothing is written to the pipe, so this returns when the kernel has released
-            // the ring.
-            let end = loop {
-                match gone.read(&mut [0]) {
-                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {} // by a signal
-                    end => break end,
-                }
-            };
-            assert!(matches!(end, Ok(0)), "the pipe did not end: {end:?}");
+            wait_for_release(gone);
         }
         drop((guard_in_hand, guard));
         drop(wake_count);
@@ -447,18 +442,8 @@ impl Driver {
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
         flight.iovecs.fill(flight.request.extents(), flight.done);
-        let iovecs = flight.iovecs.as_slice();
-        let fd = types::Fd(flight.file.fd.as_raw_fd());
         let offset = flight.request.offset() + flight.done as u64;
-        let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
-        // A longer one comes back short and is continued.
-        let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
-        let entry = match (flight.request.direction(), count) {
-            (Direction::Read, 1) => opcode::Read::new(fd, one.0, one.1).offset(offset).build(),
-            (Direction::Read, _) => opcode::Readv::new(fd, array, count).offset(offset).build(),
-            (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
-            (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
-        };
+        let entry = transfer(&flight.file, flight.request.direction(), offset, &flight.iovecs);
         self.push(&entry.user_data(slot as u64));
         assert!(self.flights[slot].replace(flight).is_none());
     }
@@ -515,17 +500,10 @@ impl Driver {
     /// # Errors
     /// The kernel takes no more calls on this ring.
     fn enter(&mut self) -> io::Result<()> {
-        let entered = self.ring.submitter().submit_and_wait(1);
+        let entered = enter(&mut self.ring, 1);
         let left = self.ring.submission().len();
         self.unseen.drain(..self.unseen.len() - left);
-        match entered.map_err(|cause| (cause.raw_os_error(), cause)) {
-            Ok(_) | Err((Some(libc::EINTR | libc::EBUSY), _)) => Ok(()),
-            Err((Some(libc::EAGAIN | libc::ENOMEM), _)) => {
-                std::thread::sleep(SHORTAGE_PAUSE);
-                Ok(())
-            }
-            Err((_, cause)) => Err(cause),
-        }
+        entered
     }
 
     /// Finishes completed requests; returns those that must go to the kernel once more.
@@ -563,9 +541,9 @@ impl Driver {
                 _ => (flight.done < flight.request.bytes() && !ended, Ok(flight.done)),
             }
         } else {
-            let gave_back = matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED);
-            flight.retries += u8::from(gave_back);
-            let again = gave_back && flight.retries <= RETRIES_MAX && stopped.is_none();
+            let given_back = is_given_back(result);
+            flight.retries += u8::from(given_back);
+            let again = given_back && flight.retries <= RETRIES_MAX && stopped.is_none();
             (again, Err(io::Error::from_raw_os_error(-result)))
         };
         if again {
@@ -581,6 +559,58 @@ impl Driver {
         self.shared.state.lock().taken -= 1;
         request.finish(result);
     }
+}
+
+/// Submits what was pushed, and waits for so many completions. It may return with fewer.
+///
+/// # Errors
+/// The kernel takes no more calls on this ring.
+pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
+    let entered = ring.submitter().submit_and_wait(completions);
+    match entered.map_err(|cause| (cause.raw_os_error(), cause)) {
+        Ok(_) | Err((Some(libc::EINTR | libc::EBUSY), _)) => Ok(()),
+        Err((Some(libc::EAGAIN | libc::ENOMEM), _)) => {
+            std::thread::sleep(SHORTAGE_PAUSE);
+            Ok(())
+        }
+        Err((_, cause)) => Err(cause),
+    }
+}
+
+/// The entry of a transfer of `iovecs`, which stay where they are until it completes.
+pub(super) fn transfer(
+    file: &Descriptor,
+    direction: Direction,
+    offset: u64,
+    iovecs: &Iovecs,
+) -> squeue::Entry {
+    let (fd, iovecs) = (types::Fd(file.fd.as_raw_fd()), iovecs.as_slice());
+    let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
+    // A longer one comes back short and is continued.
+    let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
+    match (direction, count) {
+        (Direction::Read, 1) => opcode::Read::new(fd, one.0, one.1).offset(offset).build(),
+        (Direction::Read, _) => opcode::Readv::new(fd, array, count).offset(offset).build(),
+        (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
+        (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
+    }
+}
+
+/// Whether a completion's result says that the kernel gave the request back undone.
+pub(super) fn is_given_back(result: i32) -> bool {
+    matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED)
+}
+
+/// Waits until the kernel has released a ring that was dropped, by its pipe of [`set_up`].
+pub(super) fn wait_for_release(mut gone: PipeReader) {
+    // Ends: nothing is written to the pipe, so this returns when the kernel has released the ring.
+    let end = loop {
+        match gone.read(&mut [0]) {
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {} // by a signal
+            end => break end,
+        }
+    };
+    assert!(matches!(end, Ok(0)), "the pipe did not end: {end:?}");
 }
 
 /// A request that the kernel does not have.

@@ -6,6 +6,7 @@ mod faults;
 mod files;
 mod measure;
 mod opening;
+mod own;
 mod refused;
 mod stopping;
 
@@ -139,13 +140,13 @@ pub(super) fn pool_engine() -> Arc<Engine> {
 
 pub(super) fn backing(path: &Path, preference: Preference, engine: &Arc<Engine>) -> Backing {
     let opened = open(path, Access::ReadWrite, preference, engine).unwrap();
-    Backing::new(opened.source, Arc::clone(engine))
+    Backing::of_file(opened, Arc::clone(engine))
 }
 
 /// The file with direct I/O, or None, said aloud, where its file system has none.
 pub(super) fn direct(path: &Path, engine: &Arc<Engine>) -> Option<Backing> {
     match open(path, Access::ReadWrite, Preference::Direct, engine) {
-        Ok(opened) => Some(Backing::new(opened.source, Arc::clone(engine))),
+        Ok(opened) => Some(Backing::of_file(opened, Arc::clone(engine))),
         Err(why @ OpenError::NoDirect { .. }) => {
             eprintln!("not tested: {why}");
             None

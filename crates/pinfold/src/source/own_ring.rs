@@ -1,0 +1,191 @@
+//! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own.
+//!
+//! The cache's ring (`ring.rs`) has a thread of its own. It is woken for the submission and for
+//! completions, and then wakes those that wait: several switches of threads for a batch. Here, one
+//! system call submits all reads of a batch and waits for all of them; the thread sleeps once.
+//!
+//! # A thread's ring
+//! It is made for the thread's first such batch, serves files of all caches, and ends with the
+//! thread. It takes two descriptors. Where it cannot be made, or fails, the caller does without,
+//! and it is not tried again in this thread. A forked child does not see the queues, and makes a
+//! ring of its own.
+//!
+//! # Who owns the memory
+//! The caller, who lends it for the time of the call: the call returns when the kernel is done with
+//! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
+//! completions do not appear; then the ring is closed, and waited for until the kernel has released
+//! it, as in `ring.rs`. What has no result by then is read by `preadv`.
+//!
+//! Called by: `backing.rs`.
+
+use std::cell::RefCell;
+use std::io::{self, PipeReader};
+use std::mem::ManuallyDrop;
+
+use io_uring::IoUring;
+
+use super::descriptor::{Descriptor, Iovecs};
+use super::extent::{self, Extent};
+use super::request::Direction;
+use super::ring::{self, AbortOnUnwind};
+use crate::fork::Birth;
+
+/// The most reads of one call.
+pub(super) const READS_MAX: usize = 64;
+
+/// The offset of a read, and the memory that it fills.
+pub(crate) type Reading<'a> = (u64, Vec<Extent<'a>>);
+
+/// The ring of one thread.
+enum Own {
+    NotYet,
+    Has(OfThread),
+    /// It is in use further out, or there is none to be had.
+    Without,
+}
+
+/// A ring, and the pipe that ends when the kernel has released it.
+struct OfThread {
+    kernel: ManuallyDrop<(IoUring, PipeReader)>,
+    birth: Birth,
+}
+
+impl OfThread {
+    fn new() -> Option<Self> {
+        let kernel = ManuallyDrop::new(ring::set_up(READS_MAX).ok()?);
+        Some(OfThread { kernel, birth: Birth::here() })
+    }
+}
+
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        // In a forked child, something else may be where the queues were.
+        if self.birth.is_here() {
+            // SAFETY: it is dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.kernel) };
+        }
+    }
+}
+
+std::thread_local! {
+    static OWN: RefCell<Own> = const { RefCell::new(Own::NotYet) };
+}
+
+/// One of the reads.
+struct Flight {
+    iovecs: Iovecs,
+    done: usize,
+    retries: u8,
+    result: Option<io::Result<usize>>,
+}
+
+/// Carries out all `reads`, at most [`READS_MAX`]: the number of bytes or the error of each. `None`
+/// if the thread has no ring: nothing was done.
+pub(super) fn read_all(file: &Descriptor, reads: &[Reading<'_>]) -> Option<Vec<io::Result<usize>>> {
+    assert!(reads.len() <= READS_MAX, "more reads than the queue has room for");
+    // Fails while the thread ends. While it is in use here, there is none.
+    let own = OWN.try_with(|own| own.replace(Own::Without)).ok()?;
+    let mut own = match own {
+        Own::Has(own) if own.birth.is_here() => own,
+        Own::NotYet | Own::Has(_) => OfThread::new()?,
+        Own::Without => return None,
+    };
+    let mut flights = Vec::with_capacity(reads.len());
+    let entered = read_through(&mut own.kernel.0, file, reads, &mut flights);
+    match entered {
+        Ok(()) => {
+            // Else the thread ends, and the ring with it.
+            let _ = OWN.try_with(|place| place.replace(Own::Has(own)));
+        }
+        Err(_) => do_without(own),
+    }
+    let result = |(flight, (offset, extents)): (Flight, &Reading<'_>)| {
+        flight.result.unwrap_or_else(|| file.read(*offset, extents))
+    };
+    Some(flights.into_iter().zip(reads).map(result).collect())
+}
+
+/// # Errors
+/// The kernel takes no more calls on this ring; it may still have some of the reads.
+fn read_through(
+    ring: &mut IoUring,
+    file: &Descriptor,
+    reads: &[Reading<'_>],
+    flights: &mut Vec<Flight>,
+) -> io::Result<()> {
+    let guard = AbortOnUnwind;
+    let mut waiting = 0;
+    for (offset, extents) in reads {
+        let result = file.check(*offset, extents).err().map(Err);
+        flights.push(Flight { iovecs: Iovecs::new(), done: 0, retries: 0, result });
+    }
+    for (n, (flight, read)) in flights.iter_mut().zip(reads).enumerate() {
+        if flight.result.is_none() {
+            launch(ring, file, read, n, flight);
+            waiting += 1;
+        }
+    }
+    // Ends: each turn sees a completion, or was interrupted; the kernel completes every read.
+    while waiting > 0 {
+        ring::enter(ring, waiting)?;
+        // Bounded by the reads in flight.
+        let seen: Vec<_> =
+            ring.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect();
+        for (n, result) in seen {
+            let (flight, read) = (&mut flights[n], &reads[n]);
+            if landed(file, read, flight, result) {
+                waiting -= 1;
+            } else {
+                launch(ring, file, read, n, flight);
+            }
+        }
+    }
+    drop(guard);
+    Ok(())
+}
+
+fn launch(
+    ring: &mut IoUring,
+    file: &Descriptor,
+    (offset, extents): &Reading<'_>,
+    n: usize,
+    flight: &mut Flight,
+) {
+    flight.iovecs.fill(extents, flight.done);
+    let at = offset + flight.done as u64;
+    let entry = ring::transfer(file, Direction::Read, at, &flight.iovecs).user_data(n as u64);
+    // SAFETY: the memory is lent to this call, and the iovecs are in an array that is neither moved
+    // nor freed; both until the completion was seen or the kernel has released the ring.
+    let pushed = unsafe { ring.submission().push(&entry) };
+    assert!(pushed.is_ok(), "the submission queue has room for all reads");
+}
+
+/// What came of the read; false if it has to go to the kernel once more.
+fn landed(file: &Descriptor, (_, extents): &Reading<'_>, flight: &mut Flight, result: i32) -> bool {
+    let result = if let Ok(got) = usize::try_from(result) {
+        flight.done += got;
+        if flight.done < extent::total_bytes(extents) && !file.ended(flight.done, got) {
+            return false;
+        }
+        Ok(flight.done)
+    } else {
+        if ring::is_given_back(result) && flight.retries < ring::RETRIES_MAX {
+            flight.retries += 1;
+            return false;
+        }
+        Err(io::Error::from_raw_os_error(-result))
+    };
+    flight.result = Some(result);
+    true
+}
+
+/// Closes the ring, and waits until the kernel is done with what it has.
+fn do_without(mut own: OfThread) {
+    let guard = AbortOnUnwind;
+    // SAFETY: it is not used again.
+    let (ring, gone) = unsafe { ManuallyDrop::take(&mut own.kernel) };
+    std::mem::forget(own);
+    drop(ring);
+    ring::wait_for_release(gone);
+    drop(guard);
+}

@@ -1,0 +1,48 @@
+//! A thread that has a ring of its own forks: the child's copy of the thread cannot use it.
+//!
+//! A file of its own for the reason that `fork_own_cache.rs` gives.
+
+#![cfg(not(loom))] // the model checker builds without the public types
+
+use std::io;
+use std::path::Path;
+
+use pinfold::{Cache, Options};
+
+#[path = "support/child.rs"]
+mod child;
+#[path = "support/starts.rs"]
+mod starts;
+
+use child::in_a_child;
+use starts::wait_for_starts;
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 64;
+
+/// Reads absent pages of a file of the system in batches, by a cache made here.
+fn read_in_batches(path: &Path) {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let file = cache.open(path).unwrap();
+    let pages: Vec<u64> = (0..PAGES).step_by(2).collect();
+    for (&page, got) in pages.iter().zip(&file.get_many(&pages).unwrap()) {
+        assert_eq!(got[..], [page as u8; PAGE as usize]);
+    }
+}
+
+#[test]
+fn a_child_reads_batches_by_a_cache_of_its_own() {
+    // On a disk, as far as the build's directory is on one: memory needs no ring.
+    let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let bytes: Vec<u8> = (0..PAGES).flat_map(|page| [page as u8; PAGE as usize]).collect();
+    io::Write::write_all(&mut file, &bytes).unwrap();
+    read_in_batches(file.path());
+    wait_for_starts();
+    in_a_child(|| {
+        // Memory that may get the addresses that the ring's queues had.
+        let _elsewhere = vec![0xEE_u8; 64 << 20];
+        read_in_batches(file.path());
+        read_in_batches(file.path());
+    });
+    read_in_batches(file.path());
+}

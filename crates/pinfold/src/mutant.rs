@@ -160,6 +160,8 @@ mutants! {
     WakeFirst,
     /// Waking does not synchronise with threads between their check and their sleep.
     WakeUnlocked,
+    /// Requests that nobody waited for when they were made wait as long as there are others.
+    AheadWaits,
     /// A thread that waits for memory does not check again by itself.
     SleepUntilWoken,
     /// A batch waits for memory although it has folios on their way.

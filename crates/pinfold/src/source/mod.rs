@@ -32,6 +32,7 @@
 // | `clock.rs` | deadlines |
 // | `backing.rs` | the source of one file, with its counters and the engine |
 // | `engine.rs`, `ring.rs`, `pool.rs` | carrying out requests |
+// | `waiting.rs` | the requests of a file that wait for others of it |
 // | `descriptor.rs` | the system calls on an open file |
 // | `disk.rs`, `memory.rs` | the sources |
 // | `open.rs` | from a path to a source |
@@ -56,6 +57,7 @@ mod request;
 mod ring;
 mod shared;
 mod under_way;
+mod waiting;
 
 #[cfg(all(test, not(loom)))]
 mod tests;

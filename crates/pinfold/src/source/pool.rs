@@ -9,7 +9,8 @@
 //!
 //! 1. a worker is free and starts it at once;
 //! 2. the lane has a worker already, so the request waits only for reads of its own source. Those
-//!    that somebody waits for go first, and are accepted in any number: their memory bounds them.
+//!    that somebody waits for go first, but for one in eight (`waiting.rs`), and are accepted in
+//!    any number: their memory bounds them.
 //!
 //! Other requests go back to the caller ([`Start::Full`]), which reads them itself or drops them.
 //! So a source that hangs delays its own requests only. A worker stays with a lane until its queue
@@ -37,6 +38,7 @@ use super::Start;
 use super::request::{Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
+use super::waiting::Waiting;
 use crate::guarded::{guarded, quietly};
 
 /// Worker threads and the reads that wait for one.
@@ -83,7 +85,7 @@ struct State {
 /// A lane that has a worker.
 #[derive(Default)]
 struct Served {
-    queue: VecDeque<Job>,
+    queue: Waiting<Job>,
     /// Workers that serve it, or are about to.
     workers: usize,
 }
@@ -129,7 +131,7 @@ impl Pool {
             }
             stoppable.extend(request.stoppable());
             let served = state.lanes.entry(lane.0).or_default();
-            served.queue_up((source.clone(), request));
+            served.queue.push((source.clone(), request));
             if begins {
                 state.begin(lane.0);
                 begun += 1;
@@ -189,16 +191,6 @@ impl Drop for Pool {
 }
 
 impl Served {
-    /// Behind those that somebody waits for, if somebody waits for it; else at the end.
-    fn queue_up(&mut self, job: Job) {
-        let at = if job.1.is_awaited() {
-            self.queue.partition_point(|job| job.1.is_awaited())
-        } else {
-            self.queue.len()
-        };
-        self.queue.insert(at, job);
-    }
-
     fn load(&self) -> (usize, usize) {
         (self.workers, self.queue.len())
     }
@@ -213,11 +205,11 @@ impl State {
         free > 0 && (served == 0 || more)
     }
 
-    /// Gives the oldest request of the lane to a free worker.
+    /// Gives the next request of the lane to a free worker.
     fn begin(&mut self, lane: u64) {
         let served = self.lanes.get_mut(&lane).expect("a request was put there");
         served.workers += 1;
-        let job = served.queue.pop_front().expect("the same");
+        let job = served.queue.pop().expect("the same");
         self.begun.push_back((lane, job));
     }
 
@@ -233,14 +225,10 @@ impl Shared {
     fn end_stopped(&self) {
         let mut stopped = Vec::new();
         for lane in self.state.lock().lanes.values_mut() {
-            for job in std::mem::take(&mut lane.queue) {
-                match job.1.stop() {
-                    Some(why) => stopped.push((job, why)),
-                    None => lane.queue.push_back(job),
-                }
-            }
+            stopped.extend(lane.queue.take_if(|job| job.1.stop().is_some()));
         }
-        for ((_, request), why) in stopped {
+        for (_, request) in stopped {
+            let why = request.stop().expect("it was asked to stop");
             request.finish(Err(why.error()));
         }
     }
@@ -271,7 +259,7 @@ impl Shared {
                 quietly("a request", || carry_out(source, request));
                 state = self.state.lock();
                 let served = state.lanes.get_mut(&lane).expect("it has this worker");
-                let Some(next) = served.queue.pop_front() else { break };
+                let Some(next) = served.queue.pop() else { break };
                 job = next;
             }
             let served = state.lanes.get_mut(&lane).expect("it has this worker");

@@ -6,7 +6,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::*;
+use crate::mutant::{self, Mutant};
 use crate::source::Memory;
+use crate::source::waiting::Waiting;
 
 const LEN: usize = 3_000_001;
 const WAIT: Duration = Duration::from_secs(60);
@@ -411,4 +413,59 @@ fn faults_reach_asynchronous_reads() {
     assert_eq!(*ended[2].1.as_ref().unwrap(), 9);
     let stats = backing.stats().read_ahead;
     assert_eq!((stats.calls, stats.errors, stats.short), (3, 1, 1));
+}
+
+/// It says, in the order in which they ended, the offsets of requests that waited for the first.
+fn order(engine: &Arc<Engine>, ahead: u64, awaited: std::ops::Range<u64>) -> Vec<u64> {
+    let (open, opened) = channel();
+    let opened = std::sync::Mutex::new(opened);
+    let source = Spoiled::new(Arc::new(Memory::new(pattern(LEN))), move |call, _, got| {
+        if call == 1 {
+            opened.lock().unwrap().recv().unwrap();
+        }
+        got
+    });
+    let backing = Backing::new(Arc::new(source), Arc::clone(engine));
+    let (tell, told) = channel();
+    let page = |n: u64| request(n * PAGE as u64, PAGE, 1, &tell);
+    for batch in [vec![page(0).awaited()], vec![page(ahead)]] {
+        let mut batch = batch;
+        backing.submit(&mut batch);
+        assert!(batch.is_empty());
+    }
+    let mut batch: Vec<_> = awaited.map(|n| page(n).awaited()).collect();
+    let all = batch.len() + 2;
+    backing.submit(&mut batch);
+    assert!(batch.is_empty());
+    open.send(()).unwrap();
+    (0..all).map(|_| told.recv_timeout(WAIT).unwrap().0 / PAGE as u64).collect()
+}
+
+#[test]
+fn a_read_ahead_is_not_overtaken_for_ever() {
+    // One worker for each file.
+    let options = EngineOptions { ring_depth: 0, workers_max: 2, lane_max: 8 };
+    let order = order(&Arc::new(Engine::new(options)), 1, 2..100);
+    let at = order.iter().position(|&page| page == 1).unwrap();
+    assert!(at <= 8, "{at} others went before it");
+    assert!(order[1..at].is_sorted(), "{order:?}");
+    assert!(at > 1, "those that somebody waits for go first");
+}
+
+#[test]
+fn one_of_eight_is_a_read_ahead_if_any_waits() {
+    let (tell, _told) = channel();
+    let order = || {
+        let mut waiting = Waiting::default();
+        for n in 0..20 {
+            let request = request(n, 1, 1, &tell);
+            waiting.push(((), if n < 2 { request } else { request.awaited() }));
+        }
+        std::iter::from_fn(|| waiting.pop()).map(|(_, request)| request.offset()).collect()
+    };
+    let ordered: Vec<u64> = order();
+    let ahead: Vec<_> = (0..20).filter(|&at| ordered[at] < 2).collect();
+    assert_eq!(ahead, [7, 15], "{ordered:?}");
+    let caught = mutant::with(Some(Mutant::AheadWaits), order);
+    assert_eq!(caught[18..], [0, 1], "the mutant does nothing");
 }

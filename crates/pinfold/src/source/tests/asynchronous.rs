@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::mutant::{self, Mutant};
-use crate::source::Memory;
+use crate::source::descriptor::Descriptor;
 use crate::source::waiting::Waiting;
+use crate::source::{Memory, Start};
 
 const LEN: usize = 3_000_001;
 const WAIT: Duration = Duration::from_secs(60);
@@ -450,6 +451,63 @@ fn a_read_ahead_is_not_overtaken_for_ever() {
     assert!(at <= 8, "{at} others went before it");
     assert!(order[1..at].is_sorted(), "{order:?}");
     assert!(at > 1, "those that somebody waits for go first");
+}
+
+/// Reads of a device that hangs: of the two ends of a pipe, the test has the other.
+fn hanging() -> (Arc<Descriptor>, io::PipeWriter) {
+    let (empty, writer) = io::pipe().unwrap();
+    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    (Arc::new(file), writer)
+}
+
+#[test]
+fn a_file_that_hangs_does_not_take_all_slots_of_the_ring() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), LEN);
+    let engine = ring_engine();
+    let Some(backing) = direct(&path, &engine) else { return };
+    let Ok(ring) = engine.ring() else { return };
+    let (tell, told) = channel();
+    let hanging: Vec<_> = (0..3).map(|_| hanging()).collect();
+    for (file, _) in &hanging {
+        let mut batch: Vec<_> = (0..300).map(|n| request(n, PAGE, 1, &tell).awaited()).collect();
+        assert_eq!(ring.start(file, &mut batch), Start::Started);
+    }
+    let (tell_quick, told_quick) = channel();
+    let page = |n: u64| request(n * PAGE as u64, PAGE, 1, &tell_quick).awaited();
+    let mut batch: Vec<_> = (0..50).map(page).collect();
+    backing.submit(&mut batch);
+    assert!(batch.is_empty());
+    let quick: Vec<_> = (0..50).map_while(|_| told_quick.recv_timeout(WAIT).ok()).collect();
+    drop(hanging); // they end: each reads the end of its pipe
+    for _ in 0..900 {
+        drop(told.recv_timeout(WAIT).unwrap());
+    }
+    assert_eq!(quick.len(), 50, "it waits for files that hang");
+    for (offset, result, lent) in quick {
+        check(offset, result.unwrap(), lent.bytes(), LEN as u64);
+    }
+}
+
+/// It takes no request then that somebody waits for: a thread reads by itself, and for a future a
+/// worker does.
+#[test]
+fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
+    let options = EngineOptions { ring_depth: 2, ..EngineOptions::default() };
+    let engine = Arc::new(Engine::new(options));
+    let Ok(ring) = engine.ring() else { return };
+    let (tell, told) = channel();
+    let hanging: Vec<_> = (0..3).map(|_| hanging()).collect();
+    let start = |n: usize| {
+        let mut batch = vec![request(0, PAGE, 1, &tell).awaited()];
+        ring.start(&hanging[n].0, &mut batch)
+    };
+    let starts = [0, 1, 2, 0].map(start);
+    drop(hanging);
+    assert_eq!(starts, [Start::Started, Start::Started, Start::Full, Start::Started]);
+    for _ in 0..4 {
+        drop(told.recv_timeout(WAIT).unwrap());
+    }
 }
 
 #[test]

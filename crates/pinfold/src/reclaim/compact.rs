@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::freeze::{self, Batch, Candidate, Frozen};
 use crate::index::FolioAt;
+use crate::wait::Woken;
 
 /// The most runs that are tried.
 const RUNS_MAX: usize = 8;
@@ -74,6 +75,7 @@ fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
     }
     let batch = Batch::new(core, folios);
     let mut moved = Vec::with_capacity(batch.len());
+    let mut woken = Woken::default();
     let mut frozen = batch.freeze(core);
     for (n, &place) in places.iter().enumerate() {
         let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
@@ -82,10 +84,11 @@ fn empty_some(core: &Core, run: FrameNumber, mut at: u32, map: &RunMap) -> u32 {
         };
         let Identity { index: page, order, .. } = folio.identity;
         let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
-        freeze::move_frozen(core, changing, folio, place);
+        woken.add(freeze::move_frozen(core, changing, folio, place));
         moved.push(true);
     }
     drop(frozen);
+    drop(woken); // without the mutexes
     for (n, place) in places.into_iter().enumerate() {
         if moved[n] {
             let folio = batch.folio(n);
@@ -122,12 +125,14 @@ fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
     };
     let moved = there
         .filter(same)
-        .is_some_and(|folio| freeze::migrate(core, &mut changing, folio, new).is_ok());
+        .and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());
     drop(changing);
-    if moved {
+    let is_moved = moved.is_some();
+    drop(moved); // wakes
+    if is_moved {
         core.frames.free(head, order);
     } else {
         core.put(new);
     }
-    moved
+    is_moved
 }

@@ -64,6 +64,10 @@ mutants! {
     QueueForgotten,
     /// A future that is dropped after it was woken does not wake the next.
     DropKeepsTurn,
+    /// A future that is woken and refused queues again at the end.
+    RefusedLast,
+    /// A future that comes while others queue tries before them.
+    NewcomerFirst,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

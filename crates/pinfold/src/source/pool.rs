@@ -42,7 +42,6 @@ use super::waiting::Waiting;
 use crate::guarded::{guarded, quietly};
 
 /// Worker threads and the reads that wait for one.
-#[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<Shared>,
     workers_max: usize,
@@ -62,11 +61,14 @@ impl Lane {
     }
 }
 
-#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
+    /// Called without the mutex.
+    worker_is_free: Box<Hook>,
 }
+
+type Hook = dyn Fn() + Send + Sync;
 
 type Job = (SharedSource, Request);
 
@@ -79,6 +81,8 @@ struct State {
     workers: Vec<JoinHandle<()>>,
     /// Workers that serve no lane, woken or not.
     idle: usize,
+    /// A request that somebody waits for found no worker, and its owner is to be told.
+    wanted: bool,
     closing: bool,
 }
 
@@ -88,6 +92,12 @@ struct Served {
     queue: Waiting<Job>,
     /// Workers that serve it, or are about to.
     workers: usize,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("state", &self.shared.state).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for State {
@@ -103,9 +113,10 @@ impl fmt::Debug for State {
 
 impl Pool {
     /// At most `workers_max` threads, and `lane_max` reads of one lane at a time.
-    pub(super) fn new(workers_max: usize, lane_max: usize) -> Self {
+    pub(super) fn new(workers_max: usize, lane_max: usize, worker_is_free: Box<Hook>) -> Self {
         assert!(workers_max > 0 && lane_max > 0);
-        let shared = Shared { state: Mutex::new(State::default()), work: Condvar::new() };
+        let state = Mutex::new(State::default());
+        let shared = Shared { state, work: Condvar::new(), worker_is_free };
         Self { shared: Arc::new(shared), workers_max, lane_max }
     }
 
@@ -125,6 +136,7 @@ impl Pool {
             let (served, queued) = state.lanes.get(&lane.0).map_or((0, 0), Served::load);
             let waits = served > 0 && (request.is_awaited() || served + queued < self.lane_max);
             if state.closing || !(begins || waits) {
+                state.wanted |= request.is_awaited();
                 batch.push(request);
                 batch.extend(rest);
                 break;
@@ -268,6 +280,11 @@ impl Shared {
                 state.lanes.remove(&lane);
             }
             state.idle += 1;
+            if std::mem::take(&mut state.wanted) {
+                drop(state);
+                (self.worker_is_free)();
+                state = self.state.lock();
+            }
         }
     }
 }

@@ -527,3 +527,32 @@ fn one_of_eight_is_a_read_ahead_if_any_waits() {
     let caught = mutant::with(Some(Mutant::AheadWaits), order);
     assert_eq!(caught[18..], [0, 1], "the mutant does nothing");
 }
+
+#[test]
+fn who_found_no_worker_is_told_when_one_is_free() {
+    let options = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 8 };
+    let (hook, hooked) = channel();
+    let engine = Arc::new(Engine::with_hook(options, move || hook.send(()).unwrap()));
+    let (open, opened) = channel();
+    let opened = std::sync::Mutex::new(opened);
+    let source = Spoiled::new(Arc::new(Memory::new(pattern(LEN))), move |_, _, got| {
+        opened.lock().unwrap().recv().unwrap();
+        got
+    });
+    let slow = Backing::new(Arc::new(source), Arc::clone(&engine));
+    let quick = Backing::new(Arc::new(Memory::new(pattern(LEN))), Arc::clone(&engine));
+    let (tell, told) = channel();
+    let mut batch = vec![request(0, PAGE, 1, &tell).awaited()];
+    slow.submit(&mut batch);
+    assert!(batch.is_empty());
+    let mut batch = vec![request(0, PAGE, 1, &tell).awaited()];
+    quick.submit(&mut batch);
+    assert_eq!(batch.len(), 1, "there is no other worker");
+    assert!(hooked.try_recv().is_err());
+    open.send(()).unwrap();
+    drop(told.recv_timeout(WAIT).unwrap());
+    hooked.recv_timeout(WAIT).expect("nobody was told");
+    quick.submit(&mut batch);
+    assert!(batch.is_empty(), "it was told too early");
+    drop(told.recv_timeout(WAIT).unwrap());
+}

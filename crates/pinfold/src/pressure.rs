@@ -199,12 +199,12 @@ pub(crate) struct Pressure {
 }
 
 impl Pressure {
-    /// For a cache of `frames` frames.
-    pub(crate) fn new(frames: u32) -> Self {
+    /// For a cache of `frames` frames with folios of at most that order.
+    pub(crate) fn new(frames: u32, order_max: Order) -> Self {
         // Enough for a burst of readers, little enough to cost few hits.
         let low_frames = (frames / 128).max(8);
         // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
-        let order = (frames / 64).max(1).ilog2().min(u32::from(Order::MAX.get()));
+        let order = (frames / 64).max(1).ilog2().min(u32::from(order_max.get()));
         Pressure {
             low_frames,
             high_frames: low_frames * 2,
@@ -227,10 +227,11 @@ impl Pressure {
         (low_frames, high_frames): (u32, u32),
         direct_pages: u32,
     ) -> Self {
-        Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
+        let base = Pressure::new(frames, Order::MAX);
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
     }
 
-    /// Notes that a fill of a folio of `order` begins, in a file that has so much on its way.
+    /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
     pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
         for level in [&self.on_its_way, of_file] {
             // Relaxed, here and below: a level, compared with a limit.
@@ -558,7 +559,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::{Wake, Waker};
 
-    use super::{Pressure, Refused, Turn, UNPOLLED};
+    use super::{Order, Pressure, Refused, Turn, UNPOLLED};
     use crate::mutant::{self, Mutant};
 
     #[derive(Default)]
@@ -593,7 +594,7 @@ mod tests {
         files: [u32; N],
         why: Refused,
     ) -> (Pressure, [Turn; N], impl Fn() -> [u32; N]) {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let woken: [Arc<Woken>; N] = std::array::from_fn(|_| Arc::default());
         let wakers = woken.clone().map(Waker::from);
         let turns = std::array::from_fn(|n| queue(&pressure, files[n], why, &wakers[n]));
@@ -661,7 +662,7 @@ mod tests {
 
     #[test]
     fn a_file_has_claims_to_a_quarter_and_leaves_as_much_to_others() {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let claim = |file, pages| pressure.claim(file, pages, false).0;
         assert_eq!(claim(1, 256), Ok(()));
         assert_eq!(claim(1, 1), Err(Refused::OwnFile));
@@ -705,7 +706,7 @@ mod tests {
 
     #[test]
     fn who_saw_less_than_there_is_tries_again() {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let seen = pressure.progress_seen();
         pressure.progress();
         let queued = pressure.queue((7, None), (Refused::NoMemory, seen), 0, Waker::noop());
@@ -717,7 +718,7 @@ mod tests {
     fn a_waker_that_is_dropped_may_enter() {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let pressure = Arc::new(Pressure::new(1 << 10));
+            let pressure = Arc::new(Pressure::new(1 << 10, Order::MAX));
             let enters = || Waker::from(Arc::new(Enters(pressure.clone())));
             let turn = queue(&pressure, 7, Refused::NoMemory, &enters());
             let _ = pressure.is_queued(7, turn, &enters());

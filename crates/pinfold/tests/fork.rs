@@ -6,47 +6,23 @@
 use std::borrow::Cow;
 use std::future::Future;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Error, File, Hint, Options, ReadAt, Reader};
 use pinfold_testing::pattern::Pattern;
 
+#[path = "support/child.rs"]
+mod child;
+
+use child::in_a_child;
+
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 const FORKS: usize = 25;
-/// Only there to end a child that hangs.
-const HANGS_AFTER: Duration = Duration::from_secs(60);
-
-/// Runs `body` in a child of this process, which must end well.
-fn in_a_child(body: impl FnOnce()) {
-    // SAFETY: the child runs `body`, which is this test's, and ends.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "{}", io::Error::last_os_error());
-    if child == 0 {
-        let ended = catch_unwind(AssertUnwindSafe(body));
-        // SAFETY: ends the process at once.
-        unsafe { libc::_exit(i32::from(ended.is_err())) };
-    }
-    let since = Instant::now();
-    let mut status = 0;
-    // Ends: the child does, or is ended.
-    // SAFETY: a child of this process, waited for once; `status` is this function's.
-    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
-        if since.elapsed() > HANGS_AFTER {
-            // SAFETY: the child was not waited for yet, so the number is still its own.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(status, 0, "the child hung, or panicked");
-}
-
 /// A pattern whose last pages, and optionally whose length, cannot be read for now.
 #[derive(Debug)]
 struct Stuck {
@@ -77,23 +53,6 @@ impl Stuck {
     fn open(&self) {
         self.state.lock().unwrap().open = true;
         self.changed.notify_all();
-    }
-}
-
-/// Memory whose readers meet: while one reads, the others come and wait for it.
-#[derive(Debug)]
-struct Yielding(Memory);
-
-impl Source for Yielding {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        std::thread::yield_now();
-        self.0.read_at(offset, buf)
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.0.len_bytes()
-    }
-    fn kind(&self) -> Cow<'static, str> {
-        "yielding".into()
     }
 }
 
@@ -160,8 +119,8 @@ fn marks_keep_nothing_from_a_child(marked: &File) {
     }
 }
 
-/// Pages 0 to 7 are cached, page 40 is on its way in the parent, and page 20 is absent. Whoever asks
-/// only for what is cached is told what is.
+/// Pages 0 to 7 are cached, page 40 is on its way in the parent, and page 20 is absent. Whoever
+/// asks only for what is cached is told what is.
 fn batches_and_tries_in_a_child(file: &File, reader: &Reader, pattern: &Pattern) {
     let mut buf = [0; 8];
     pattern.check(4 * PAGE, &file.borrow(4, reader).unwrap()).unwrap();
@@ -284,7 +243,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 is_forked(cache.reader());
                 tells_nothing(&cache);
 
-                // All that there is, dropped: by reading it out of where the parent has it.
+                // Drops all that there is, copied bit by bit from where the parent has it.
                 drop(taken(&pinned));
                 drop(taken(&owned));
                 drop(taken(&reader));
@@ -311,49 +270,6 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
     assert_eq!(file.read_at(&mut buf, 40 * PAGE).unwrap(), buf.len());
     pattern.check(40 * PAGE, &buf).unwrap();
     assert_eq!(cache.stats().pinned_bytes, 0);
-}
-
-/// What waiting threads share with the rest of the process must not be locked in the child for
-/// ever: with locks that keep one table of all sleeping threads, a child hung in each run.
-#[test]
-fn a_child_has_a_cache_of_its_own_however_many_threads_fall_asleep_and_wake() {
-    let cache = Cache::new(Options::new(4 << 20)).unwrap();
-    let memory = Memory::new(vec![1; 8 * PAGE as usize]);
-    let file = cache.attach("busy", Arc::new(Yielding(memory))).unwrap();
-    file.advise(0..1, Hint::Random).unwrap();
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        struct End<'a>(&'a AtomicBool);
-        impl Drop for End<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
-        let end = End(&ended);
-        for n in 0..16 {
-            let (file, ended) = (&file, &ended);
-            scope.spawn(move || {
-                while !ended.load(Ordering::Relaxed) {
-                    if n == 0 {
-                        file.invalidate(0..8 * PAGE).unwrap();
-                    }
-                    file.read_at(&mut [0; 8], n % 2 * PAGE).unwrap();
-                }
-            });
-        }
-        for _ in 0..100 {
-            in_a_child(|| {
-                let cache = Cache::new(Options::new(4 << 20)).unwrap();
-                let memory = Arc::new(Memory::new(vec![2; 1 << 16]));
-                let file = cache.attach("own", memory).unwrap();
-                file.advise(0..1 << 16, Hint::WillNeed).unwrap();
-                let mut buf = vec![0; 1 << 16];
-                assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
-                assert!(buf.iter().all(|&byte| byte == 2));
-            });
-        }
-        drop(end);
-    });
 }
 
 fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {

@@ -42,7 +42,7 @@ pub struct ChildArgs {
 pub enum Order {
     /// What the bytes of the batch before say.
     Graph,
-    /// Any, drawn without a look at bytes.
+    /// Any: drawn at random, whatever the bytes say.
     Random,
 }
 
@@ -53,7 +53,7 @@ pub struct Job {
     pub engine: String,
     /// In which order.
     pub order: Order,
-    /// By so many threads.
+    /// By this many threads.
     pub threads: usize,
     /// Of which file.
     pub path: PathBuf,
@@ -306,7 +306,7 @@ mod tests {
         (Steps::new(&job, numbers(0, 0)), Pages { bytes, fault, read: Vec::new() })
     }
 
-    /// The pages that were read in so many steps.
+    /// The pages that were read in this many steps.
     fn walked(order: Order, fault: Fault, looks: Looks, steps: usize) -> Result<Vec<Vec<u64>>> {
         let (mut walk, mut pages) = begun(order, fault);
         (0..steps).try_for_each(|_| walk.step(&mut pages, looks))?;

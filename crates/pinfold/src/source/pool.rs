@@ -3,7 +3,7 @@
 //! Belongs here: the queues, their bounds, and the threads' life. The threads are started when
 //! first needed and live as long as the cache. Called by `engine.rs`.
 //!
-//! # No read waits behind another source
+//! # No read waits for another source
 //! Each file's source has a [`Lane`]: a queue of its own, and the workers that serve it at the
 //! moment. A request is accepted in two cases only:
 //!

@@ -1,0 +1,106 @@
+//! A forked child makes a cache of its own, while the parent's threads fall asleep and wake.
+//!
+//! A file of its own, as no thread may start or end while this test forks: std holds a lock of the
+//! whole process then, so that the threads which a child starts would wait for ever.
+
+#![cfg(not(loom))] // the model checker builds without the public types
+
+use std::borrow::Cow;
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pinfold::source::{Memory, Source};
+use pinfold::{Cache, Hint, Options};
+
+#[path = "support/child.rs"]
+mod child;
+
+use child::in_a_child;
+
+const PAGE: u64 = 4096;
+
+/// Memory whose readers meet: while one reads, the others come and wait for it.
+#[derive(Debug)]
+struct Yielding(Memory);
+
+impl Source for Yielding {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        std::thread::yield_now();
+        self.0.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "yielding".into()
+    }
+}
+
+/// Waits until every thread of the process but the first and this one has a name of its own: std
+/// names a thread once it has started.
+fn wait_for_starts() {
+    let named = |task: io::Result<fs::DirEntry>| {
+        let task = task.unwrap();
+        let id: i32 = task.file_name().to_str().unwrap().parse().unwrap();
+        let name = fs::read_to_string(task.path().join("comm")).unwrap();
+        // SAFETY: it has no preconditions.
+        let own = unsafe { libc::gettid() };
+        id == own
+            || id == std::process::id().cast_signed()
+            || name.starts_with("pinfold-")
+            || name.trim_end() == "busy"
+    };
+    // Ends: all threads have names.
+    while !fs::read_dir("/proc/self/task").unwrap().all(named) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What waiting threads share with the rest of the process must not be locked in the child for
+/// ever: with locks that keep one table of all sleeping threads, a child hung in each run.
+#[test]
+fn a_child_has_a_cache_of_its_own_however_many_threads_fall_asleep_and_wake() {
+    let cache = Cache::new(Options::new(4 << 20)).unwrap();
+    let memory = Memory::new(vec![1; 8 * PAGE as usize]);
+    let file = cache.attach("busy", Arc::new(Yielding(memory))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let end = End(&ended);
+        for n in 0..16 {
+            let (file, ended) = (&file, &ended);
+            let busy = std::thread::Builder::new().name("busy".into());
+            let run = move || {
+                while !ended.load(Ordering::Relaxed) {
+                    if n == 0 {
+                        file.invalidate(0..8 * PAGE).unwrap();
+                    }
+                    file.read_at(&mut [0; 8], n % 2 * PAGE).unwrap();
+                }
+            };
+            busy.spawn_scoped(scope, run).unwrap();
+        }
+        wait_for_starts();
+        for _ in 0..100 {
+            in_a_child(|| {
+                let cache = Cache::new(Options::new(4 << 20)).unwrap();
+                let memory = Arc::new(Memory::new(vec![2; 1 << 16]));
+                let file = cache.attach("own", memory).unwrap();
+                file.advise(0..1 << 16, Hint::WillNeed).unwrap();
+                let mut buf = vec![0; 1 << 16];
+                assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
+                assert!(buf.iter().all(|&byte| byte == 2));
+            });
+        }
+        drop(end);
+    });
+}

@@ -123,9 +123,8 @@ fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
         let page = identity.index;
         folio.frame == head && folio.page == page && folio.order == u32::from(order.get())
     };
-    let moved = there
-        .filter(same)
-        .and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());
+    let moved =
+        there.filter(same).and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());
     drop(changing);
     let is_moved = moved.is_some();
     drop(moved); // wakes

@@ -59,6 +59,7 @@ impl Core {
         engine: EngineOptions,
     ) -> io::Result<Self> {
         let pages = frames.free_frames() - pressure.high_frames;
+        let worker_is_free = pressure.hook();
         Ok(Core {
             owner: Owner::here()?,
             counters: Counters::new(),
@@ -71,7 +72,7 @@ impl Core {
             failures: Failures::new(),
             holders: Holders::new(options.track_pins),
             grants: Grants::new(frames.frames()),
-            engine: Arc::new(Engine::new(engine)),
+            engine: Arc::new(Engine::with_hook(engine, worker_is_free)),
             options,
             nodes,
             frames,
@@ -133,6 +134,14 @@ impl Core {
         }
     }
 
+    /// The same for a folio that was allocated in vain. That it is free again is no progress.
+    pub(crate) fn give_back(&self, head: FrameNumber) {
+        let frame = self.frames.frame(head);
+        if frame.count.put(1) {
+            self.destroy_quietly(head, frame);
+        }
+    }
+
     /// Gives back the pins of `pages` pages, and frees the folio if nothing else holds it.
     #[inline]
     pub(crate) fn unpin(&self, head: FrameNumber, frame: &Frame, pages: u32) {
@@ -147,10 +156,14 @@ impl Core {
         if !self.owner.is_here() {
             return; // a forked child cannot take its locks, and allocates nothing
         }
+        self.destroy_quietly(head, frame);
+        self.pressure.progress();
+    }
+
+    fn destroy_quietly(&self, head: FrameNumber, frame: &Frame) {
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
         self.frames.free(head, frame.order());
-        self.pressure.progress();
     }
 }
 

@@ -519,9 +519,11 @@ impl File {
         self.handle.core.check_owner()?;
         let mapping = &self.handle.mapping;
         // Held across the question and the answer: the later of two answers must win.
-        let _resizing = mapping.resizing.lock();
+        let resizing = mapping.resizing.lock();
         let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
-        freeze::resize(&self.handle.core, mapping, len_bytes);
+        let gone = freeze::resize(&self.handle.core, mapping, len_bytes);
+        drop(resizing);
+        gone.let_go(&self.handle.core);
         Ok(())
     }
 

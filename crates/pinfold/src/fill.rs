@@ -38,6 +38,7 @@ use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
+use crate::pressure::Refused;
 use crate::reclaim;
 use crate::source::{self, Extent, Reading, Request};
 use crate::stream::Plan;
@@ -149,7 +150,6 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         let read = read.map_err(Arc::new);
         // One that was not even started is tried again by whoever waits.
         let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
-        let told = self.wanted != For::Nobody && !refused;
         let mut keep = keep_first;
         // Each folio leaves the batch before it lands: if landing panics, the drop lands the
         // others.
@@ -170,8 +170,10 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                     cause: cause.clone(),
                 }),
             };
-            land(&self.core, &self.mapping, &filling, checked, told);
-            if !std::mem::take(&mut keep) {
+            land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
+            if refused {
+                self.core.give_back(filling.head);
+            } else if !std::mem::take(&mut keep) {
                 self.core.put(filling.head);
             }
         }
@@ -331,21 +333,36 @@ pub(crate) fn begin<'a>(
             }
             return Ok(Begun::NoMemory);
         };
-        core.counters.count(Event::Miss);
         let after = batch.folios.back().map_or(page, Filling::end);
         // The future's own reference, beside that of the filler, which the request gives back.
         core.frames.frame(head).count.get(1);
-        let held = Held::adopt(core, head);
         let mut requests = vec![request(reader, batch).awaited()];
-        reader.mapping.backing.submit(&mut requests);
-        if let Some(refused) = requests.pop() {
-            refused.refuse();
-            return Ok(Begun::NoWorker);
+        let submitted = reader.mapping.backing.try_submit(&mut requests);
+        match (requests.pop(), submitted) {
+            (None, _) => {}
+            // The source panicked: all who wait are told.
+            (Some(request), Err(cause)) => request.finish(Err(cause)),
+            (Some(request), Ok(())) => {
+                request.refuse();
+                core.give_back(head);
+                return Ok(Begun::NoWorker);
+            }
         }
+        core.counters.count(Event::Miss);
+        let held = Held::adopt(core, head);
         if plan.ahead_end > after {
             start_ahead(reader, after, plan);
         }
         return Ok(Begun::Held(held));
+    }
+}
+
+/// Why [`begin`] found no memory for a page of this file.
+pub(crate) fn why_none(reader: &Handle) -> Refused {
+    if reader.core.pressure.enough_on_its_way(&reader.mapping.on_its_way, 0) {
+        Refused::OwnFile
+    } else {
+        Refused::NoMemory
     }
 }
 
@@ -451,7 +468,7 @@ pub(crate) fn prepare(
                 return prepare(reader, page, page + 1, wanted);
             }
             Err(NotInserted::NoMemory(error)) => {
-                core.put(head);
+                core.give_back(head);
                 match error {
                     Some(error) => return Err(error),
                     None => break,
@@ -603,16 +620,15 @@ pub(crate) fn request(reader: &Handle, batch: Batch<&Core, &Mapping>) -> Request
     unsafe { Request::read(offset, extents, Box::new(completion)) }
 }
 
-/// What a fill that ends with `error` counts as.
-fn failure(error: &Error) -> Event {
-    match error {
-        Error::Read { cause, .. } if source::is_refusal(cause) => Event::ReadaheadDropped,
-        _ => Event::FillError,
-    }
-}
-
-/// Step 4 for one folio, and the wake-up.
-fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, tell: bool) {
+/// Step 4 for one folio, and the wake-up. A fill that was refused before it began brings nothing,
+/// and frees nothing that was not free before it: that is no progress.
+fn land(
+    core: &Core,
+    mapping: &Mapping,
+    filling: &Filling,
+    checked: Result<()>,
+    (wanted_by, refused): (For, bool),
+) {
     let frame = core.frames.frame(filling.head);
     if mutant::on(Mutant::WakeFirst) {
         core.waiters.wake(filling.head.0);
@@ -636,8 +652,13 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, 
             core.residency.insert(&core.frames, filling.head, filling.shadow);
         }
         Err(error) if wanted => {
-            core.counters.count(failure(&error));
-            if tell {
+            match wanted_by {
+                _ if !refused => core.counters.count(Event::FillError),
+                For::Nobody => core.counters.count(Event::ReadaheadDropped),
+                // It tries again, and has counted nothing yet.
+                For::Thread | For::Future => {}
+            }
+            if wanted_by != For::Nobody && !refused {
                 core.failures.remember(filling.head, frame, error);
             }
             let removed = changing.writer(&core.nodes).remove(filling.page);
@@ -656,11 +677,17 @@ fn land(core: &Core, mapping: &Mapping, filling: &Filling, checked: Result<()>, 
     }
     if failed {
         // The index's reference.
-        core.put(filling.head);
+        if refused {
+            core.give_back(filling.head);
+        } else {
+            core.put(filling.head);
+        }
         // It may have been the last folio of a file that has no handle any more.
         core.retire(mapping);
     }
-    core.pressure.progress();
+    if !refused {
+        core.pressure.progress();
+    }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

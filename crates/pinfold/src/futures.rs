@@ -10,6 +10,9 @@
 //! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
 //! the read brings stays in the cache.
 //!
+//! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call the
+//! cache. In a forked child a future returns what is cached, or [`Error::Forked`].
+//!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
 //! hold. It then fails with [`Error::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
@@ -37,13 +40,17 @@
 // |---|---|---|
 // | `Wait::Look` | nothing | it is polled |
 // | `Wait::Arrival` | a reference to a folio on its way | the fill ends, in whatever way |
-// | `Wait::Memory` | a turn in the queue for memory | memory was freed, or a fill ended |
+// | `Wait::Turn` | a turn in the queue | memory or a worker is free, or a fill or a claim ended |
 //
-// From its first attempt to read until it returns, a future also has a claim to the pages that it
-// brings; all claims together are limited (`Pressure::claim`).
+// From when it has begun a read until it returns, a future also has a claim to the pages that it
+// brings; the claims of a file's futures are limited (`Pressure::claim`). A future that is refused
+// keeps its turn until it gets what it wants.
 //
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in any
-// state takes its waker and its claim back, and gives up its reference; a fill that it began goes on.
+// state takes its waker, its turn and its claim back, and gives up its reference; a fill that it
+// began goes on. Its result ends it in the same way, whether it is dropped then or not.
+//
+// In a forked child a future takes no lock: the threads that held them are not there.
 
 use std::num::NonZero;
 use std::pin::Pin;
@@ -56,7 +63,7 @@ use crate::error::{Error, Result};
 use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
-use crate::pressure::Turn;
+use crate::pressure::{Refused, Turn};
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
 use crate::wait::Ticket;
@@ -72,6 +79,8 @@ struct Bring<'f> {
     missed: bool,
     /// Pages that it has a claim to, or 0.
     claimed: u32,
+    /// It queues, or was woken and tries.
+    turn: Option<Turn>,
     plan: Option<Plan>,
     patience: Option<Patience>,
 }
@@ -80,28 +89,33 @@ struct Bring<'f> {
 enum Wait<'f> {
     Look,
     Arrival(Held<'f>, Ticket),
-    Memory(Turn),
+    Turn,
 }
 
 impl<'f> Bring<'f> {
     fn new(handle: &'f Handle, page: u64, bytes: usize) -> Self {
-        let (wait, missed, claimed, plan, patience) = (Wait::Look, false, 0, None, None);
-        Bring { handle, page, bytes, wait, missed, claimed, plan, patience }
+        let (wait, missed, claimed, turn) = (Wait::Look, false, 0, None);
+        let (plan, patience) = (None, None);
+        Bring { handle, page, bytes, wait, missed, claimed, turn, plan, patience }
     }
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
         let polled = self.poll_on(waker);
         if polled.is_ready() {
-            self.release();
+            self.end();
         }
         polled
     }
 
     fn poll_on(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
         let (handle, core) = (self.handle, &*self.handle.core);
-        // Ends: each turn follows what another thread did: it ended the fill, dropped the folio, or
-        // freed memory.
+        let file = handle.mapping.id;
+        // Ends: each turn follows what another thread did: it ended the fill, dropped the folio,
+        // freed memory, or gave up a claim. A future's own attempt is no progress.
         loop {
+            if !matches!(self.wait, Wait::Look) {
+                core.check_owner()?;
+            }
             match std::mem::replace(&mut self.wait, Wait::Look) {
                 Wait::Look => {}
                 Wait::Arrival(held, ticket) => {
@@ -115,71 +129,100 @@ impl<'f> Bring<'f> {
                         return Poll::Ready(Ok(self.meet_mark(held)));
                     }
                 }
-                Wait::Memory(turn) => {
-                    if core.pressure.is_queued(turn, waker) {
-                        self.wait = Wait::Memory(turn);
+                Wait::Turn => {
+                    if self.turn.is_some_and(|turn| core.pressure.is_queued(file, turn, waker)) {
+                        self.wait = Wait::Turn;
                         return Poll::Pending;
                     }
                 }
             }
-            if !std::mem::replace(&mut self.missed, true) {
-                let held = core.hold(&handle.mapping, self.page);
-                if let Some(held) = held.filter(|held| !held.frame().is_changing()) {
+            let first = !std::mem::replace(&mut self.missed, true);
+            let held = core.hold(&handle.mapping, self.page);
+            let held = match held {
+                Some(held) if first && !held.frame().is_changing() => {
                     core.counters.count(Event::CountedHit);
                     return Poll::Ready(Ok(self.meet_mark(held)));
                 }
-            }
-            let seen = core.pressure.progress_seen();
-            let refused = if self.claim() {
-                fill::begin(handle, self.page, self.bytes, &mut self.plan)?
-            } else {
-                Begun::NoMemory
+                held => held,
             };
-            if let Begun::Held(held) = refused {
-                if fill::is_on_its_way(held.frame()) {
-                    core.counters.count(Event::Wait);
-                }
-                self.wait = Wait::Arrival(held, Ticket::new());
-                self.give_turn_on();
+            core.check_owner()?;
+            if let Some(held) = held {
+                // What others have read, or are reading, needs no claim.
+                self.wait_for(held);
                 continue;
             }
+            let (claimed, seen) = self.claim();
+            let begun = match claimed {
+                Ok(()) => fill::begin(handle, self.page, self.bytes, &mut self.plan)?,
+                Err(_) => Begun::NoMemory,
+            };
+            let why = match begun {
+                Begun::Held(held) => {
+                    self.wait_for(held);
+                    continue;
+                }
+                Begun::NoWorker => Refused::OwnFile,
+                Begun::NoMemory => claimed.err().unwrap_or_else(|| fill::why_none(handle)),
+            };
             if self.patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
-                self.give_turn_on();
-                return Poll::Ready(Err(self.given_up(&refused)));
+                return Poll::Ready(Err(self.given_up(&begun)));
             }
-            if let Some(turn) = core.pressure.queue(seen, waker) {
-                self.wait = Wait::Memory(turn);
+            let claimed = std::mem::take(&mut self.claimed);
+            let queued = core.pressure.queue((file, self.turn), (why, seen), claimed, waker);
+            if let Some(turn) = queued {
+                self.turn = Some(turn);
+                self.wait = Wait::Turn;
                 return Poll::Pending;
             }
         }
     }
 
-    /// Whether it may begin.
-    fn claim(&mut self) -> bool {
-        let pressure = &self.handle.core.pressure;
-        // Not before those that queue already.
-        if self.patience.is_none() && pressure.is_queued_for() {
-            return false;
+    /// The folio is on its way, or has just arrived.
+    fn wait_for(&mut self, held: Held<'f>) {
+        if fill::is_on_its_way(held.frame()) {
+            self.handle.core.counters.count(Event::Wait);
         }
+        self.wait = Wait::Arrival(held, Ticket::new());
+        self.patience = None;
+        if let Some(turn) = self.turn.take() {
+            self.handle.core.pressure.served(self.handle.mapping.id, turn);
+        }
+    }
+
+    /// Whether it may begin, and what progress there was before.
+    fn claim(&mut self) -> (std::result::Result<(), Refused>, u64) {
         let pages = self.bytes.div_ceil(PAGE_BYTES).min(Order::MAX.frames() as usize) as u32;
-        if self.claimed == 0 && pressure.claim(pages) {
+        let Handle { core, mapping, .. } = self.handle;
+        self.release();
+        let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
+        if claimed.is_ok() {
             self.claimed = pages;
         }
-        self.claimed > 0
+        (claimed, seen)
     }
 
     fn release(&mut self) {
         let claimed = std::mem::take(&mut self.claimed);
         if claimed > 0 {
-            self.handle.core.pressure.release(claimed);
+            self.handle.core.pressure.release(self.handle.mapping.id, claimed);
         }
     }
 
-    /// A future that had queued does not any more: there may be more memory for the next.
-    fn give_turn_on(&mut self) {
-        if self.patience.take().is_some() {
-            self.handle.core.pressure.wake_first();
+    /// It waits for nothing any more, and keeps nothing.
+    fn end(&mut self) {
+        let core = &self.handle.core;
+        let (wait, turn) = (std::mem::replace(&mut self.wait, Wait::Look), self.turn.take());
+        if !core.owner.is_here() || crate::sync::model_failed() {
+            self.claimed = 0;
+            return; // the locks may be held for ever
         }
+        if let Wait::Arrival(held, ticket) = &wait {
+            core.waiters.leave(held.head().0, *ticket);
+        }
+        if let Some(turn) = turn {
+            core.pressure.leave(self.handle.mapping.id, turn);
+        }
+        self.release();
     }
 
     fn given_up(&self, refused: &Begun<'_>) -> Error {
@@ -207,16 +250,7 @@ impl<'f> Bring<'f> {
 
 impl Drop for Bring<'_> {
     fn drop(&mut self) {
-        let core = &self.handle.core;
-        if !core.owner.is_here() || crate::sync::model_failed() {
-            return; // the locks may be held for ever
-        }
-        match &self.wait {
-            Wait::Look => {}
-            Wait::Arrival(held, ticket) => core.waiters.leave(held.head().0, *ticket),
-            Wait::Memory(turn) => core.pressure.leave(*turn),
-        }
-        self.release();
+        self.end();
     }
 }
 
@@ -225,7 +259,7 @@ impl std::fmt::Debug for Bring<'_> {
         let waits_for = match &self.wait {
             Wait::Look => "nothing",
             Wait::Arrival(..) => "a read",
-            Wait::Memory(_) => "memory",
+            Wait::Turn => "its turn",
         };
         f.debug_struct("Bring").field("page", &self.page).field("waits_for", &waits_for).finish()
     }
@@ -249,7 +283,10 @@ impl<'f> Get<'f> {
         let Bring { handle, page, .. } = self.0;
         // Ends: each repetition follows an invalidation of this folio.
         loop {
-            handle.check_page(page)?;
+            if let Err(error) = handle.check_page(page) {
+                self.0.end();
+                return Poll::Ready(Err(error));
+            }
             let held = ready!(self.0.poll(waker))?;
             let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
             if let Some(held) = held
@@ -303,6 +340,7 @@ impl<'f, 'b> Read<'f, 'b> {
         loop {
             let at = *offset + *done as u64;
             if *done == buf.len() || at >= handle.mapping.len_bytes() {
+                *bring = None;
                 return Poll::Ready(Ok(*done));
             }
             let wanted = at as usize % PAGE_BYTES + buf.len() - *done;
@@ -357,7 +395,8 @@ pub struct GetMany<'f> {
     pages: Vec<Page<'f>>,
     /// Those before this one are there.
     there: usize,
-    polled: bool,
+    /// Those before this one are there, or on their way. One at most has a turn in the queue.
+    begun: usize,
 }
 
 #[derive(Debug)]
@@ -369,7 +408,7 @@ enum Page<'f> {
 impl<'f> GetMany<'f> {
     pub(crate) fn new(handle: &'f Handle, pages: &[u64]) -> Self {
         let pages = pages.iter().map(|&page| Page::Waits(Get::new(handle, page))).collect();
-        GetMany { pages, there: 0, polled: false }
+        GetMany { pages, there: 0, begun: 0 }
     }
 }
 
@@ -377,29 +416,39 @@ impl<'f> Future for GetMany<'f> {
     type Output = Result<Vec<FolioRef<'f>>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let GetMany { pages, there, polled } = &mut *self;
-        // The first poll begins to read all of them. Later ones look at the first that is missing.
-        let begins = !std::mem::replace(polled, true);
-        let mut all = true;
-        for page in &mut pages[*there..] {
-            if let Page::Waits(get) = page {
-                match Pin::new(get).poll(context) {
-                    Poll::Ready(Ok(folio)) => *page = Page::There(folio),
+        let GetMany { pages, there, begun } = &mut *self;
+        let (mut all, mut at) = (true, *there);
+        // Ends: each turn looks at a later page. It begins to read as many as it can; of those that
+        // have begun, it looks at the first that is missing.
+        while at < pages.len() {
+            let mut next = at + 1;
+            if let Page::Waits(get) = &mut pages[at] {
+                match Pin::new(&mut *get).poll(context) {
+                    Poll::Ready(Ok(folio)) => pages[at] = Page::There(folio),
                     Poll::Ready(Err(error)) => {
                         pages.clear(); // nothing stays held
-                        *there = 0;
+                        (*there, *begun) = (0, 0);
                         return Poll::Ready(Err(error));
                     }
-                    Poll::Pending if begins => all = false,
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending if at >= *begun && matches!(get.0.wait, Wait::Turn) => {
+                        return Poll::Pending;
+                    }
+                    Poll::Pending => {
+                        all = false;
+                        next = next.max(*begun);
+                    }
                 }
             }
-            *there += usize::from(all);
+            *begun = (*begun).max(at + 1);
+            at = next;
+            if all {
+                *there = at;
+            }
         }
         if !all {
             return Poll::Pending;
         }
-        *there = 0;
+        (*there, *begun) = (0, 0);
         let folios = std::mem::take(pages).into_iter();
         Poll::Ready(Ok(folios
             .map(|page| match page {

@@ -64,6 +64,10 @@ mutants! {
     QueueForgotten,
     /// A future that is dropped after it was woken does not wake the next.
     DropKeepsTurn,
+    /// A future that is woken and refused queues again at the end.
+    RefusedLast,
+    /// A future that comes while others queue tries before them.
+    NewcomerFirst,
 
     // ---- of the short read ----
     /// The version is not validated at the end.
@@ -167,6 +171,8 @@ mutants! {
     WakeFirst,
     /// Waking does not synchronise with threads between their check and their sleep.
     WakeUnlocked,
+    /// Requests that nobody waited for when they were made wait as long as there are others.
+    AheadWaits,
     /// A thread that waits for memory does not check again by itself.
     SleepUntilWoken,
     /// A batch waits for memory although it has folios on their way.

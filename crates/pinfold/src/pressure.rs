@@ -6,16 +6,31 @@
 //!
 //! # Futures that wait for memory
 //!
-//! They queue. Each step of progress wakes the first: if it woke all, nearly all would try and find
-//! nothing. A future that is woken tries, and then wakes the next if there is more memory, or
-//! queues again at the end. A future that comes while others queue does not try before them. A
-//! future that is dropped after it was woken wakes the next instead. The end of a guard is not
-//! noted as progress, so the reclaiming thread wakes a future from time to time as long as any
-//! queues (`reclaim/daemon.rs`).
+//! They queue, in a line for each file: a file whose reads hang keeps its own futures waiting, and
+//! no others. Each step of progress wakes the first of one line, and the lines take turns: waking
+//! all would make each try in vain.
+//!
+//! | a future that | does |
+//! |---|---|
+//! | is new | tries, unless its file has a line, or some line waits for memory: then it queues |
+//! | is woken and gets what it wants | leaves, and wakes the next: there may be more |
+//! | is woken and is refused | keeps its place; if its file alone is why, the next line tries |
+//! | is dropped after it was woken | leaves, and wakes the next |
+//!
+//! What futures bring is held for them until they are polled. So each claims its pages while its
+//! read is under way, and a file's claims are bounded as what it has on its way is. One future of
+//! a file may always begin, however much it wants.
+//!
+//! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
+//! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
+//! and are not polled.
+//!
+//! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 // Not from `crate::sync`: levels and hints, on which no protocol depends.
 use std::sync::atomic::AtomicU32;
@@ -24,7 +39,7 @@ use crate::frame::Order;
 use crate::guarded::quietly;
 use crate::mutant::{self, Mutant};
 use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{Condvar, Mutex, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -33,19 +48,134 @@ const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 #[derive(Debug, Default)]
 pub(crate) struct OnItsWay(AtomicU32);
 
+/// What moved, and who waits for that.
+#[derive(Debug)]
+struct Progress {
+    moved: Mutex<Moved>,
+    /// Of the threads.
+    wake: Condvar,
+}
+
 /// Who waits for memory, and for what.
 #[derive(Debug, Default)]
 struct Moved {
     /// How often memory was freed or a fill ended.
     times: u64,
-    /// Futures, the one that has waited longest first: ordered by their turns.
-    queue: VecDeque<(Turn, Waker)>,
+    /// By the number of the file. A line without futures and claims is removed.
+    lines: BTreeMap<u32, Line>,
+    /// Files with a future to wake, the one whose turn is next first.
+    order: VecDeque<u32>,
+    /// Lines that wait for memory.
+    short: usize,
+    /// Pages that futures bring.
+    claimed: u32,
     last: u64,
+}
+
+/// The futures of one file.
+#[derive(Debug, Default)]
+struct Line {
+    /// The one that has waited longest first: ordered by their turns. One without a waker was woken
+    /// and tries.
+    queue: VecDeque<(Turn, Option<Waker>)>,
+    /// How many were woken, and when the last one was.
+    awake: usize,
+    woken: Option<Instant>,
+    /// It is in `Moved::order`.
+    listed: bool,
+    /// The last one that tried found no memory.
+    short: bool,
+    /// `Moved::times` when it did.
+    tried: Option<u64>,
+    /// Pages that futures bring.
+    claimed: u32,
 }
 
 /// The place of a future that queues for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(u64);
+
+/// Why a future queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Others were there before it: it has not tried.
+    Behind,
+    /// For what its own file has on its way, or does not get; others may be luckier.
+    OwnFile,
+    /// There is no memory.
+    NoMemory,
+}
+
+/// How long a future may take from being woken to being polled until the reclaiming thread wakes
+/// the next one of its line, too.
+const UNPOLLED: Duration = Duration::from_millis(20);
+
+impl Moved {
+    /// Ends a claim.
+    fn give_up(&mut self, file: u32, pages: u32) {
+        if pages > 0 {
+            self.claimed -= pages;
+            self.lines.get_mut(&file).expect("it has a claim").claimed -= pages;
+            self.tidy(file);
+        }
+    }
+
+    fn tidy(&mut self, file: u32) {
+        if self.lines.get(&file).is_some_and(|line| line.queue.is_empty() && line.claimed == 0) {
+            self.lines.remove(&file);
+        }
+    }
+
+    fn set_short(&mut self, file: u32, short: bool) {
+        let line = self.lines.get_mut(&file).expect("it has futures");
+        let was = std::mem::replace(&mut line.short, short);
+        self.short = self.short + usize::from(short) - usize::from(was);
+    }
+
+    /// Puts the file into the order, or takes it out, after its line has changed.
+    fn list(&mut self, file: u32, pass_over: bool) {
+        let line = self.lines.get_mut(&file).expect("it has futures");
+        let waits = line.queue.len() > line.awake;
+        if !line.listed && waits && (line.awake == 0 || pass_over) {
+            line.listed = true;
+            self.order.push_back(file);
+        } else if line.listed && !waits {
+            line.listed = false;
+            self.order.retain(|&listed| listed != file);
+        }
+    }
+
+    /// The future whose turn is next, to be woken without the mutex.
+    fn next(&mut self) -> Option<Waker> {
+        let file = self.order.pop_front()?;
+        self.set_short(file, false);
+        let line = self.lines.get_mut(&file).expect("it is listed");
+        line.listed = false;
+        line.awake += 1;
+        line.woken = Some(Instant::now());
+        line.queue.iter_mut().find_map(|(_, waker)| waker.take())
+    }
+
+    /// The same, unless all have tried since the last step of progress.
+    fn next_untried(&mut self) -> Option<Waker> {
+        let untried = self.lines[self.order.front()?].tried != Some(self.times);
+        if untried { self.next() } else { None }
+    }
+
+    /// The same, even if the first of each line was woken: one that is not polled must not keep
+    /// the others waiting.
+    fn next_or_pass_over(&mut self) -> Option<Waker> {
+        if self.order.is_empty() {
+            let unpolled = |line: &Line| {
+                line.queue.len() > line.awake
+                    && line.woken.is_some_and(|since| since.elapsed() >= UNPOLLED)
+            };
+            let file = self.lines.iter().find(|(_, line)| unpolled(line)).map(|(&file, _)| file);
+            self.list(file?, true);
+        }
+        self.next()
+    }
+}
 
 /// The state of a cache's memory use.
 #[derive(Debug)]
@@ -59,14 +189,11 @@ pub(crate) struct Pressure {
     /// Pages that a thread without memory evicts at a time.
     pub(crate) direct_pages: u32,
     pub(crate) bell: Bell,
-    moved: Mutex<Moved>,
-    moved_wake: Condvar,
+    moved: Arc<Progress>,
     /// Of all files.
     on_its_way: OnItsWay,
     /// Half of the cache.
     on_its_way_max: u32,
-    /// Pages that futures bring.
-    claimed: AtomicU32,
     /// Where the next search for folios to move out of an unmovable run begins.
     pub(crate) unmovable_hand: AtomicU32,
     /// Held by the thread that makes a large block free. Taken under no other lock.
@@ -88,11 +215,9 @@ impl Pressure {
             order_max: Order::new(order as u8).expect("at most the largest"),
             direct_pages: low_frames.clamp(*DIRECT_PAGES.start(), *DIRECT_PAGES.end()),
             bell: Bell::new(),
-            moved: Mutex::new(Moved::default()),
-            moved_wake: Condvar::new(),
+            moved: Arc::default(),
             on_its_way: OnItsWay::default(),
             on_its_way_max: frames / 2,
-            claimed: AtomicU32::new(0),
             unmovable_hand: AtomicU32::new(0),
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
@@ -140,12 +265,13 @@ impl Pressure {
 
     /// Notes that something was freed or became evictable.
     pub(crate) fn progress(&self) {
-        let mut moved = self.moved.lock();
-        moved.times += 1;
-        let first = moved.queue.pop_front();
-        drop(moved);
-        self.moved_wake.notify_all();
-        wake(first);
+        self.moved.step(0, 0);
+    }
+
+    /// What notes that a worker is free.
+    pub(crate) fn hook(&self) -> impl Fn() + Send + Sync + use<> {
+        let moved = self.moved.clone();
+        move || moved.step(0, 0)
     }
 
     /// The number of calls of `progress` so far.
@@ -153,74 +279,137 @@ impl Pressure {
         self.moved.lock().times
     }
 
-    /// Wakes the future that has waited longest; false if none waits.
-    pub(crate) fn wake_first(&self) -> bool {
-        let first = self.moved.lock().queue.pop_front();
-        let woken = first.is_some();
-        wake(first);
-        woken
+    /// Wakes the future whose turn is next, and passes over those that were woken and not polled.
+    pub(crate) fn wake_first(&self) {
+        let next = self.moved.lock().next_or_pass_over();
+        wake(next);
     }
 
-    /// Counts a future that begins to bring `pages` pages, from here until it has handed them over
-    /// or is dropped. False if futures have a quarter of the cache already: what they bring is held
-    /// for them until they are polled, and more of them would only search for memory and find none.
-    pub(crate) fn claim(&self, pages: u32) -> bool {
-        // Relaxed, both: a level; a future that finds it too high queues, and sees the next release
-        // by `moved`.
-        let claimed = self.claimed.fetch_add(pages, Ordering::Relaxed);
-        if claimed == 0 || claimed + pages <= self.on_its_way_max / 2 {
-            return true;
-        }
-        self.claimed.fetch_sub(pages, Ordering::Relaxed);
-        false
+    /// Claims `pages` pages for a future of `file`, from here until it has handed them over, gives
+    /// up, or is dropped. `Err`: it has to queue. Either way with the progress seen. `queues`: it
+    /// has a turn already, which has come.
+    pub(crate) fn claim(&self, file: u32, pages: u32, queues: bool) -> (Result<(), Refused>, u64) {
+        let moved = &mut *self.moved.lock();
+        let (seen, all) = (moved.times, moved.claimed);
+        let is_short = moved.short > 0;
+        let line = moved.lines.entry(file).or_default();
+        let behind = !queues && (is_short || !line.queue.is_empty());
+        let left = self.on_its_way_max.saturating_sub(all + pages);
+        let claimed = if behind && !mutant::on(Mutant::NewcomerFirst) {
+            Err(Refused::Behind)
+        } else if line.claimed > 0 && line.claimed + pages > left {
+            Err(Refused::OwnFile)
+        } else {
+            line.claimed += pages;
+            moved.claimed += pages;
+            Ok(())
+        };
+        moved.tidy(file);
+        (claimed, seen)
     }
 
     /// The end of a claim: another future may begin.
-    pub(crate) fn release(&self, pages: u32) {
-        self.claimed.fetch_sub(pages, Ordering::Relaxed);
-        self.progress();
+    pub(crate) fn release(&self, file: u32, pages: u32) {
+        self.moved.step(file, pages);
     }
 
-    /// Whether a future waits for memory.
+    /// Whether a future waits to be woken.
     pub(crate) fn is_queued_for(&self) -> bool {
-        !self.moved.lock().queue.is_empty()
+        let moved = self.moved.lock();
+        moved.lines.values().any(|line| line.queue.len() > line.awake)
     }
 
-    /// Queues a future at the end, unless there was progress beyond `seen`: then it has to try
-    /// again, and gets no turn.
-    pub(crate) fn queue(&self, seen: u64, waker: &Waker) -> Option<Turn> {
+    /// Queues a future that was refused: in its place if it had one, else at the end of its file's
+    /// line. Its claim of `claimed` pages ends. `None` if there was progress beyond `seen`: then it
+    /// has to try again, and keeps its turn if it has one.
+    pub(crate) fn queue(
+        &self,
+        (file, turn): (u32, Option<Turn>),
+        (why, seen): (Refused, u64),
+        claimed: u32,
+        waker: &Waker,
+    ) -> Option<Turn> {
+        let waker = waker.clone();
         let mut moved = self.moved.lock();
+        moved.give_up(file, claimed);
         if moved.times != seen {
+            drop(moved); // before the waker
             return None;
         }
         moved.last += 1;
-        let turn = Turn(moved.last);
-        moved.queue.push_back((turn, waker.clone()));
+        let new = Turn(moved.last);
+        let line = moved.lines.entry(file).or_default();
+        let at = turn.and_then(|turn| line.at(turn)).filter(|_| !mutant::on(Mutant::RefusedLast));
+        let turn = if let (Some(turn), Some(at)) = (turn, at) {
+            // It was woken, so this replaces nothing.
+            line.queue[at].1 = Some(waker);
+            line.awake -= 1;
+            turn
+        } else {
+            if let Some(at) = turn.and_then(|turn| line.at(turn)) {
+                line.queue.remove(at);
+                line.awake -= 1;
+            }
+            line.queue.push_back((new, Some(waker)));
+            new
+        };
+        if why != Refused::Behind {
+            line.tried = Some(seen);
+            moved.set_short(file, why == Refused::NoMemory);
+        }
+        moved.list(file, false);
+        let next = if why == Refused::OwnFile { moved.next_untried() } else { None };
         drop(moved);
+        wake(next);
         // The reclaiming thread looks after those that queue.
         self.bell.ring();
         Some(turn)
     }
 
     /// Whether the future still queues. Then `waker` is the one to wake.
-    pub(crate) fn is_queued(&self, turn: Turn, waker: &Waker) -> bool {
+    pub(crate) fn is_queued(&self, file: u32, turn: Turn, waker: &Waker) -> bool {
+        let mut waker = Some(waker.clone());
         let mut moved = self.moved.lock();
-        let Ok(at) = moved.queue.binary_search_by_key(&turn, |&(turn, _)| turn) else {
-            return false;
-        };
-        moved.queue[at].1.clone_from(waker);
-        true
+        let line = moved.lines.get_mut(&file).expect("it queues");
+        let at = line.at(turn).expect("it has a turn");
+        let queued = line.queue[at].1.is_some();
+        if queued {
+            std::mem::swap(&mut line.queue[at].1, &mut waker);
+        }
+        drop(moved);
+        drop(waker);
+        queued
+    }
+
+    /// The future does not wait any more: it has what it wanted.
+    pub(crate) fn served(&self, file: u32, turn: Turn) {
+        self.remove(file, turn, true);
     }
 
     /// The future does not wait any more. If it was woken already, the next one is woken instead.
-    pub(crate) fn leave(&self, turn: Turn) {
+    pub(crate) fn leave(&self, file: u32, turn: Turn) {
+        self.remove(file, turn, !mutant::on(Mutant::DropKeepsTurn));
+    }
+
+    fn remove(&self, file: u32, turn: Turn, gives_on: bool) {
         let mut moved = self.moved.lock();
-        let at = moved.queue.binary_search_by_key(&turn, |&(turn, _)| turn);
-        let left = at.ok().and_then(|at| moved.queue.remove(at));
-        drop(moved);
-        if left.is_none() && !mutant::on(Mutant::DropKeepsTurn) {
-            self.wake_first();
+        let line = moved.lines.get_mut(&file).expect("it queues");
+        let at = line.at(turn).expect("it has a turn");
+        let (_, waker) = line.queue.remove(at).expect("it is there");
+        let was_woken = waker.is_none();
+        if was_woken {
+            line.awake -= 1;
+            line.tried = None;
         }
+        moved.list(file, false);
+        if was_woken || moved.lines[&file].queue.is_empty() {
+            moved.set_short(file, false);
+        }
+        moved.tidy(file);
+        let next = if was_woken && gives_on { moved.next() } else { None };
+        drop(moved);
+        drop(waker);
+        wake(next);
     }
 
     /// Sleeps until there is progress beyond `seen`, at most for `nap`.
@@ -228,16 +417,46 @@ impl Pressure {
         let moved = self.moved.lock();
         if moved.times == seen {
             drop(if mutant::on(Mutant::SleepUntilWoken) {
-                self.moved_wake.wait(moved)
+                self.moved.wake.wait(moved)
             } else {
-                self.moved_wake.wait_timeout(&self.moved, moved, nap)
+                self.moved.wake.wait_timeout(&self.moved.moved, moved, nap)
             });
         }
     }
 }
 
-fn wake(first: Option<(Turn, Waker)>) {
-    if let Some((_, waker)) = first {
+impl Default for Progress {
+    fn default() -> Self {
+        Progress { moved: Mutex::new(Moved::default()), wake: Condvar::new() }
+    }
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, Moved> {
+        self.moved.lock()
+    }
+
+    /// A step, by which a claim of the file may end.
+    fn step(&self, file: u32, claimed: u32) {
+        let mut moved = self.lock();
+        moved.give_up(file, claimed);
+        moved.times += 1;
+        let next = moved.next();
+        drop(moved);
+        self.wake.notify_all();
+        wake(next);
+    }
+}
+
+impl Line {
+    /// Where in the queue the future with that turn is.
+    fn at(&self, turn: Turn) -> Option<usize> {
+        self.queue.binary_search_by_key(&turn, |&(turn, _)| turn).ok()
+    }
+}
+
+fn wake(next: Option<Waker>) {
+    if let Some(waker) = next {
         // The thread has more to do.
         quietly("a waker", || waker.wake());
     }
@@ -254,17 +473,17 @@ enum Ring {
 /// Wakes the reclaiming thread, and ends it.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    ring: std::sync::Arc<(Mutex<Ring>, Condvar)>,
+    ring: Arc<(Mutex<Ring>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The reclaiming thread's side of a [`Bell`].
 #[derive(Debug)]
-pub(crate) struct Listener(std::sync::Arc<(Mutex<Ring>, Condvar)>);
+pub(crate) struct Listener(Arc<(Mutex<Ring>, Condvar)>);
 
 impl Bell {
     fn new() -> Self {
-        let ring = std::sync::Arc::new((Mutex::new(Ring::Sleep), Condvar::new()));
+        let ring = Arc::new((Mutex::new(Ring::Sleep), Condvar::new()));
         Bell { ring, thread: Mutex::new(None) }
     }
 
@@ -346,7 +565,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::{Wake, Waker};
 
-    use super::{Order, Pressure};
+    use super::{Order, Pressure, Refused, Turn, UNPOLLED};
     use crate::mutant::{self, Mutant};
 
     #[derive(Default)]
@@ -358,38 +577,132 @@ mod tests {
         }
     }
 
-    /// A pressure with three futures that queue, and how often each was woken.
-    fn three() -> (Pressure, [super::Turn; 3], impl Fn() -> [u32; 3]) {
-        let pressure = Pressure::new(1 << 10, Order::MAX);
-        let woken: [Arc<Woken>; 3] = Default::default();
-        let wakers = woken.clone().map(Waker::from);
+    /// Whatever else: a future is dropped, and its waker with it.
+    struct Enters(Arc<Pressure>);
+
+    impl Wake for Enters {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Enters {
+        fn drop(&mut self) {
+            self.0.progress();
+        }
+    }
+
+    fn queue(pressure: &Pressure, file: u32, why: Refused, waker: &Waker) -> Turn {
         let seen = pressure.progress_seen();
-        let turns = [0, 1, 2].map(|n| pressure.queue(seen, &wakers[n]).expect("no progress"));
-        (pressure, turns, move || [0, 1, 2].map(|n| woken[n].0.load(Ordering::SeqCst)))
+        pressure.queue((file, None), (why, seen), 0, waker).expect("no progress")
+    }
+
+    /// A pressure with futures of these files that queue, and how often each was woken.
+    fn queued<const N: usize>(
+        files: [u32; N],
+        why: Refused,
+    ) -> (Pressure, [Turn; N], impl Fn() -> [u32; N]) {
+        let pressure = Pressure::new(1 << 10, Order::MAX);
+        let woken: [Arc<Woken>; N] = std::array::from_fn(|_| Arc::default());
+        let wakers = woken.clone().map(Waker::from);
+        let turns = std::array::from_fn(|n| queue(&pressure, files[n], why, &wakers[n]));
+        (pressure, turns, move || std::array::from_fn(|n| woken[n].0.load(Ordering::SeqCst)))
     }
 
     #[test]
-    fn each_step_of_progress_wakes_the_future_that_has_waited_longest() {
-        let (pressure, turns, woken) = three();
-        pressure.progress();
-        assert_eq!(woken(), [1, 0, 0]);
-        assert!(!pressure.is_queued(turns[0], Waker::noop()));
-        assert!(pressure.is_queued(turns[2], Waker::noop()), "and its waker is another now");
+    fn the_future_of_a_file_that_has_waited_longest_is_woken_and_gives_its_turn_on() {
+        let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
         pressure.progress();
         pressure.progress();
-        pressure.progress();
+        assert_eq!(woken(), [1, 0, 0], "one at a time");
+        assert!(!pressure.is_queued(7, turns[0], Waker::noop()));
+        assert!(pressure.is_queued(7, turns[2], Waker::noop()), "and its waker is another now");
+        pressure.served(7, turns[0]);
+        assert_eq!(woken(), [1, 1, 0]);
+        pressure.served(7, turns[1]);
+        pressure.served(7, turns[2]);
         assert_eq!(woken(), [1, 1, 0]);
         assert!(!pressure.is_queued_for());
+        assert!(pressure.moved.lock().lines.is_empty(), "nothing is left");
+    }
+
+    #[test]
+    fn files_take_turns() {
+        let (pressure, turns, woken) = queued([1, 1, 2, 3], Refused::NoMemory);
+        (0..3).for_each(|_| pressure.progress());
+        assert_eq!(woken(), [1, 0, 1, 1]);
+        pressure.served(1, turns[0]);
+        assert_eq!(woken(), [1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn who_is_refused_keeps_its_turn() {
+        let refused = || {
+            let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+            pressure.progress();
+            let seen = pressure.progress_seen();
+            let again = (Refused::OwnFile, seen);
+            let waker = Waker::noop();
+            let turn = pressure.queue((7, Some(turns[0])), again, 0, waker).expect("no progress");
+            pressure.progress();
+            (turn == turns[0] && !pressure.is_queued(7, turn, waker), woken())
+        };
+        assert_eq!(refused(), (true, [1, 0, 0]));
+        let caught = mutant::with(Some(Mutant::RefusedLast), refused);
+        assert_eq!(caught, (false, [1, 1, 0]), "the mutant does nothing");
+    }
+
+    #[test]
+    fn who_comes_later_does_not_try_before_those_that_queue() {
+        let claims = || {
+            let (pressure, turns, _) = queued([7], Refused::OwnFile);
+            let of_new = [7, 8].map(|file| pressure.claim(file, 1, false).0);
+            pressure.leave(7, turns[0]);
+            let (pressure, _, _) = queued([7], Refused::NoMemory);
+            let for_memory = [7, 8].map(|file| pressure.claim(file, 1, false).0);
+            [of_new, for_memory]
+        };
+        let behind = Err(Refused::Behind);
+        assert_eq!(claims(), [[behind, Ok(())], [behind, behind]]);
+        let caught = mutant::with(Some(Mutant::NewcomerFirst), claims);
+        assert_eq!(caught, [[Ok(()); 2]; 2], "the mutant does nothing");
+    }
+
+    #[test]
+    fn a_file_has_claims_to_a_quarter_and_leaves_as_much_to_others() {
+        let pressure = Pressure::new(1 << 10, Order::MAX);
+        let claim = |file, pages| pressure.claim(file, pages, false).0;
+        assert_eq!(claim(1, 256), Ok(()));
+        assert_eq!(claim(1, 1), Err(Refused::OwnFile));
+        assert_eq!(claim(2, 128), Ok(()));
+        assert_eq!(claim(2, 1), Err(Refused::OwnFile));
+        assert_eq!(claim(3, 1 << 10), Ok(()), "a file's first may be of any size");
+        assert_eq!(claim(4, 1), Ok(()));
+        pressure.release(1, 256);
+        assert_eq!(claim(1, 1), Ok(()));
+    }
+
+    #[test]
+    fn who_is_woken_and_not_polled_is_passed_over_after_a_while() {
+        let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+        pressure.wake_first();
+        std::thread::sleep(UNPOLLED);
+        pressure.wake_first();
+        assert_eq!(woken(), [1, 1, 0]);
+        // And has the better turn nevertheless.
+        let seen = pressure.progress_seen();
+        let again = (Refused::NoMemory, seen);
+        pressure.queue((7, Some(turns[0])), again, 0, Waker::noop()).expect("no progress");
+        pressure.served(7, turns[1]);
+        assert!(!pressure.is_queued(7, turns[0], Waker::noop()), "it is woken first");
     }
 
     #[test]
     fn a_future_that_is_dropped_after_it_was_woken_wakes_the_next() {
         let dropped = || {
-            let (pressure, turns, woken) = three();
-            pressure.leave(turns[1]);
+            let (pressure, turns, woken) = queued([7; 3], Refused::NoMemory);
+            pressure.leave(7, turns[1]);
             assert_eq!(woken(), [0, 0, 0], "it had not been woken");
             pressure.progress();
-            pressure.leave(turns[0]);
+            pressure.leave(7, turns[0]);
             woken()
         };
         assert_eq!(dropped(), [1, 0, 1]);
@@ -402,6 +715,23 @@ mod tests {
         let pressure = Pressure::new(1 << 10, Order::MAX);
         let seen = pressure.progress_seen();
         pressure.progress();
-        assert!(pressure.queue(seen, Waker::noop()).is_none());
+        let queued = pressure.queue((7, None), (Refused::NoMemory, seen), 0, Waker::noop());
+        assert!(queued.is_none());
+    }
+
+    /// It would hang if a waker were dropped under the mutex.
+    #[test]
+    fn a_waker_that_is_dropped_may_enter() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let pressure = Arc::new(Pressure::new(1 << 10, Order::MAX));
+            let enters = || Waker::from(Arc::new(Enters(pressure.clone())));
+            let turn = queue(&pressure, 7, Refused::NoMemory, &enters());
+            let _ = pressure.is_queued(7, turn, &enters());
+            pressure.leave(7, turn);
+            tell.send(pressure.progress_seen()).unwrap();
+        });
+        let steps = told.recv_timeout(std::time::Duration::from_secs(60));
+        assert!(steps.is_ok_and(|steps| steps >= 2), "it hung");
     }
 }

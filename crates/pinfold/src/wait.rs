@@ -81,14 +81,21 @@ impl Waiters {
         if mutant::on(Mutant::LeaveUnlocked) && done() {
             return true;
         }
+        // A waker is the program's: cloned before the mutex is taken, and the one before it is
+        // dropped after it was released.
+        let mut waker = waker.clone();
         let mut futures = self.stripe(key).futures.lock();
         if !mutant::on(Mutant::LeaveUnlocked) && done() {
+            drop(futures);
             return true;
         }
-        match futures.iter_mut().find(|left| left.ticket == ticket) {
-            Some(left) => left.waker.clone_from(waker),
-            None => futures.push(Left { key, ticket, waker: waker.clone() }),
-        }
+        let Some(left) = futures.iter_mut().find(|left| left.ticket == ticket) else {
+            futures.push(Left { key, ticket, waker });
+            return false;
+        };
+        std::mem::swap(&mut left.waker, &mut waker);
+        drop(futures);
+        drop(waker);
         false
     }
 
@@ -102,16 +109,41 @@ impl Waiters {
         drop(left);
     }
 
-    /// Wakes all that wait for `key`.
+    /// Wakes all that wait for `key`. The caller holds no lock.
     pub(crate) fn wake(&self, key: u32) {
+        drop(self.wake_later(key));
+    }
+
+    /// The same for a caller that holds a lock: wakes the threads, and hands over the futures that
+    /// the caller wakes when it has released the lock.
+    pub(crate) fn wake_later(&self, key: u32) -> Woken {
         let stripe = self.stripe(key);
         if mutant::on(Mutant::WakeUnlocked) {
             stripe.wake.notify_all();
-            return;
+            return Woken(Vec::new());
         }
         let woken = take(stripe.futures.lock(), key);
         stripe.wake.notify_all();
-        for left in woken {
+        Woken(woken)
+    }
+}
+
+/// Futures that are woken when this is dropped. Wakers are the program's, and may enter the cache:
+/// no lock may be held then.
+#[derive(Debug, Default)]
+#[must_use = "dropped at once, it wakes under the caller's locks"]
+pub(crate) struct Woken(Vec<Left>);
+
+impl Woken {
+    /// Adds those of `more`.
+    pub(crate) fn add(&mut self, mut more: Woken) {
+        self.0.append(&mut more.0);
+    }
+}
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        for left in self.0.drain(..) {
             // The thread has more to wake.
             quietly("a waker", || left.waker.wake());
         }

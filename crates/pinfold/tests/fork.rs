@@ -4,9 +4,12 @@
 #![cfg(not(loom))] // the model checker builds without the public types
 
 use std::borrow::Cow;
+use std::future::Future;
 use std::io;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Waker};
 
 use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Error, File, Hint, Options, ReadAt, Reader};
@@ -267,4 +270,65 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
     assert_eq!(file.read_at(&mut buf, 40 * PAGE).unwrap(), buf.len());
     pattern.check(40 * PAGE, &buf).unwrap();
     assert_eq!(cache.stats().pinned_bytes, 0);
+}
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Whatever state it was in at the fork. It would wait for a thread that is not there.
+#[test]
+fn a_childs_futures_fail_unless_the_page_is_cached() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let hangs = Arc::new(HangsUp::default());
+    let slow = cache.attach("hangs", hangs.clone()).unwrap();
+    let file = cache.attach("quick", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+    for file in [&slow, &file] {
+        file.advise(0..1, Hint::Random).unwrap();
+    }
+    drop(file.get(0).unwrap());
+    let mut pending = Box::pin(slow.get_async(0));
+    assert!(poll(pending.as_mut()).is_pending());
+    let mut many: Vec<_> = (1..80).map(|page| Box::pin(slow.get_async(page))).collect();
+    for future in &mut many {
+        assert!(poll(future.as_mut()).is_pending());
+    }
+    let forked = |polled: Poll<Result<_, Error>>| {
+        assert!(matches!(polled, Poll::Ready(Err(Error::Forked { .. }))), "{polled:?}");
+    };
+    in_a_child(|| {
+        forked(poll(pending.as_mut()));
+        forked(poll(many.last_mut().unwrap().as_mut())); // it queues
+        forked(poll(pin!(file.get_async(1))));
+        forked(poll(pin!(slow.get_async(90))));
+        assert!(matches!(poll(pin!(file.get_async(0))), Poll::Ready(Ok(_))));
+        let mut buf = [0; 10];
+        assert!(matches!(poll(pin!(file.read_at_async(&mut buf, 0))), Poll::Ready(Ok(10))));
+        many.clear();
+    });
+    *hangs.open.lock().unwrap() = true;
+    hangs.changed.notify_all();
+    drop((pending, many));
+}
+
+/// Reads wait until it is opened.
+#[derive(Debug, Default)]
+struct HangsUp {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Source for HangsUp {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let open = self.open.lock().unwrap();
+        drop(self.changed.wait_while(open, |open| !*open).unwrap());
+        buf.fill(1);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(1 << 20)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "hangs".into()
+    }
 }

@@ -6,17 +6,21 @@ use std::borrow::Cow;
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pinfold::futures::{Get, GetMany, Read};
 use pinfold::source::{Memory, Request, Source, Start};
-use pinfold::{Cache, Error, File, Hint, Options};
+use pinfold::{Cache, Error, File, FolioRef, Hint, Options};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
+
+/// How long what hangs is waited for.
+const HANGS: Duration = Duration::from_secs(60);
 
 /// A runtime may poll each future on another thread.
 const _: () = {
@@ -393,4 +397,428 @@ fn ten_thousand_at_once_get_the_right_bytes() {
     let stats = cache.stats();
     assert!(stats.direct_reclaims < 10_000, "{stats:?}");
     assert_eq!(cache.stats().fills_in_flight, 0);
+}
+
+fn random(cache: &Cache, source: Arc<dyn Source>) -> File {
+    let file = cache.attach("file", source).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    file
+}
+
+fn memory(pages: u64) -> Arc<Memory> {
+    Arc::new(Memory::new(Pattern::new(5, 0).to_vec((pages * PAGE) as usize)))
+}
+
+/// Holds pages of `file` until there is no memory.
+fn hold_all(file: &File) -> Vec<FolioRef<'_>> {
+    let mut held = Vec::new();
+    while let Ok(folio) = file.get(held.len() as u64) {
+        held.push(folio);
+    }
+    held
+}
+
+/// Polls when it is woken, until it is ready. `None`: it was not for a long time.
+fn drive<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    let (woken, waker) = Counted::waker();
+    let since = Instant::now();
+    loop {
+        if let Poll::Ready(output) = poll(future.as_mut(), &waker) {
+            return Some(output);
+        }
+        while woken.0.swap(0, Ordering::SeqCst) == 0 {
+            if since.elapsed() > HANGS {
+                return None;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// Runs `body` in a thread that is left behind if it hangs.
+fn ends(body: impl FnOnce() + Send + 'static) {
+    let (tell, told) = channel();
+    let thread = std::thread::spawn(move || {
+        let _tell = tell; // also when it panics
+        body();
+    });
+    match told.recv_timeout(HANGS) {
+        Err(RecvTimeoutError::Timeout) => panic!("it hung"),
+        Ok(()) | Err(RecvTimeoutError::Disconnected) => thread.join().unwrap(),
+    }
+}
+
+/// All workers read for sources that do not answer.
+#[test]
+fn a_poll_that_finds_no_worker_returns_and_the_future_gets_the_next_one() {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let sources: Vec<_> = (0..16).map(|_| Gated::new(Pattern::new(5, 0), 2)).collect();
+    let files: Vec<_> = sources.iter().map(|source| random(&cache, source.clone())).collect();
+    let mut slow: Vec<_> = files.iter().map(|file| Box::pin(file.get_async(1))).collect();
+    for future in &mut slow {
+        assert!(poll(future.as_mut(), Waker::noop()).is_pending());
+    }
+    let file = random(&cache, memory(4));
+    let before = cache.stats();
+    let mut get = Box::pin(file.get_async(0));
+    let returned = std::thread::scope(|scope| {
+        let (tell, told) = channel();
+        let get = get.as_mut();
+        scope.spawn(move || tell.send(poll(get, Waker::noop()).is_pending()));
+        // Less than the patience of a future while reads are under way.
+        let returned = told.recv_timeout(Duration::from_secs(20));
+        for source in &sources {
+            source.set(Gate::Open);
+        }
+        returned
+    });
+    assert_eq!(returned, Ok(true), "the poll did not return");
+    drop(drive(get.as_mut()).expect("no worker came free").unwrap());
+    let stats = cache.stats();
+    assert_eq!(stats.misses - before.misses, 1, "attempts in vain are no misses");
+    assert_eq!(stats.readahead_dropped, before.readahead_dropped, "nothing was read ahead");
+}
+
+/// A source that panics when it is asked to start, or says that it has taken what it has not.
+#[derive(Debug)]
+struct Starts(Memory, Option<Start>);
+
+impl Source for Starts {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "starts".into()
+    }
+    fn start(&self, _: &mut Vec<Request>) -> Start {
+        self.1.expect("as the test wants it")
+    }
+}
+
+#[test]
+fn a_source_that_panics_in_start_is_the_error_of_that_read() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let starts = |how| Arc::new(Starts(Memory::new(vec![1; 40 << 10]), how));
+    let file = random(&cache, starts(None));
+    let error = drive(pin!(file.get_async(0))).expect("it hung").unwrap_err();
+    let Error::Read { cause, .. } = &error else { panic!("{error:?}") };
+    assert!(cause.to_string().contains("as the test wants it"), "{cause}");
+    assert_eq!(cache.stats().misses, 1);
+    assert_eq!(file.get(0).unwrap()[0], 1, "a thread reads by itself");
+    // The cache's own threads read what it has not taken.
+    let file = random(&cache, starts(Some(Start::Started)));
+    assert_eq!(drive(pin!(file.get_async(3))).expect("it hung").unwrap()[0], 1);
+}
+
+/// Zeros without end.
+#[derive(Debug)]
+struct Sparse;
+
+impl Source for Sparse {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(0);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(1 << 50)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "sparse".into()
+    }
+}
+
+/// A frame is free, but none for the index.
+#[test]
+fn a_poll_that_finds_no_index_node_tries_once() {
+    for spare in 0..10 {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let (sparse, other) = (random(&cache, Arc::new(Sparse)), random(&cache, memory(300)));
+        let far = |n: u64| (n + 1) << 24;
+        let _spare: Vec<_> = (0..spare).map(|n| sparse.get(far(n)).unwrap()).collect();
+        let mut held = hold_all(&other);
+        held.pop();
+        let before = cache.stats().direct_reclaims;
+        let _ = poll(pin!(sparse.get_async(far(40) + (7 << 12))), Waker::noop());
+        let tries = cache.stats().direct_reclaims - before;
+        assert!(tries < 50, "{tries} searches for memory in one poll");
+    }
+}
+
+#[test]
+fn a_source_that_hangs_keeps_nothing_from_the_futures_of_others() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let hangs = Gated::new(Pattern::new(5, 0), 400);
+    let (slow, file) = (random(&cache, hangs.clone()), random(&cache, memory(200)));
+    let mut many: Vec<_> = (200..300).map(|page| Box::pin(slow.get_async(page))).collect();
+    for future in &mut many {
+        assert!(poll(future.as_mut(), Waker::noop()).is_pending());
+    }
+    for page in 0..20 {
+        let got = drive(pin!(file.get_async(page)));
+        let got = got.map(|folio| folio.map(drop));
+        if !matches!(got, Some(Ok(()))) {
+            hangs.set(Gate::Open);
+            panic!("page {page}: {got:?}");
+        }
+    }
+    hangs.set(Gate::Open);
+}
+
+/// It queues for its file's claims, and meanwhile a thread reads the page.
+#[test]
+fn a_future_that_queues_gets_what_others_have_read() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let hangs = Gated::new(Pattern::new(5, 0), 400);
+    let file = random(&cache, hangs.clone());
+    let mut many: Vec<_> = (200..300).map(|page| Box::pin(file.get_async(page))).collect();
+    for future in &mut many {
+        assert!(poll(future.as_mut(), Waker::noop()).is_pending());
+    }
+    many.truncate(64);
+    let mut get = pin!(file.get_async(7));
+    assert!(poll(get.as_mut(), Waker::noop()).is_pending());
+    drop(file.get(7).unwrap());
+    let got = drive(get).map(|folio| folio.map(drop));
+    hangs.set(Gate::Open);
+    assert!(matches!(got, Some(Ok(()))), "{got:?}");
+}
+
+/// A waker that owns something.
+struct Owns<T>(Mutex<T>);
+
+impl<T: Send + 'static> Wake for Owns<T> {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// The task that polled a future first goes away, but for its waker; what that owns is dropped when
+/// another task takes over the future.
+#[test]
+fn a_waker_that_is_replaced_may_own_the_last_reference_to_a_page() {
+    ends(|| {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let (file, other) = (random(&cache, memory(300)), random(&cache, memory(300)));
+        let guard = file.get(1).unwrap().into_owned();
+        file.invalidate(PAGE..PAGE + 1).unwrap();
+        let _held = hold_all(&other);
+        let mut get = pin!(file.get_async(2));
+        let first = Waker::from(Arc::new(Owns(Mutex::new(guard))));
+        assert!(poll(get.as_mut(), &first).is_pending());
+        drop(first);
+        let _ = poll(get, &Counted::waker().1);
+    });
+}
+
+#[test]
+fn a_waker_that_is_replaced_may_own_a_future_of_the_same_page() {
+    ends(|| {
+        let (_cache, file, source, _) = gated(Options::new(1 << 20));
+        let file = Arc::new(file);
+        let of_inner = file.clone();
+        let mut inner = Box::pin(async move { drop(of_inner.get_async(40).await) });
+        assert!(poll(inner.as_mut(), Waker::noop()).is_pending());
+        let mut get = pin!(file.get_async(40));
+        let first = Waker::from(Arc::new(Owns(Mutex::new(inner))));
+        assert!(poll(get.as_mut(), &first).is_pending());
+        drop(first);
+        let _ = poll(get, &Counted::waker().1);
+        source.set(Gate::Open);
+    });
+}
+
+/// When it is woken, it drops a page that is of no more use.
+struct Enters(Arc<File>, Arc<AtomicU64>);
+
+impl Wake for Enters {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.invalidate(8 * PAGE..9 * PAGE).unwrap();
+    }
+}
+
+/// Moving a page wakes futures that met it meanwhile.
+#[test]
+fn a_waker_may_call_the_cache_while_a_page_moves() {
+    ends(|| {
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let file = Arc::new(random(&cache, memory(64)));
+        drop(file.get(0).unwrap());
+        let (over, woken) = (AtomicBool::new(false), Arc::new(AtomicU64::new(0)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let since = Instant::now();
+                // Enough: before it was mended, the first wake-up hung.
+                while woken.load(Ordering::SeqCst) < 5 && since.elapsed() < HANGS / 4 {
+                    file.migrate(0..PAGE);
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        let waker = Waker::from(Arc::new(Enters(file.clone(), woken.clone())));
+                        let mut get = pin!(file.get_async(0));
+                        while poll(get.as_mut(), &waker).is_pending() {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// So does a change of a file's length.
+#[test]
+fn a_waker_may_call_the_cache_while_a_length_changes() {
+    ends(|| {
+        let (_cache, file, source, _) = gated(Options::new(1 << 20));
+        let file = Arc::new(file);
+        let woken = Arc::new(AtomicU64::new(0));
+        let waker = Waker::from(Arc::new(Enters(file.clone(), woken.clone())));
+        let mut get = pin!(file.get_async(50));
+        assert!(poll(get.as_mut(), &waker).is_pending());
+        source.bytes.set_len(40 * PAGE).unwrap();
+        file.invalidate(0..0).unwrap();
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        let polled = poll(get, &waker);
+        assert!(matches!(polled, Poll::Ready(Err(Error::BeyondEnd { .. }))), "{polled:?}");
+        source.set(Gate::Open);
+    });
+}
+
+#[test]
+fn a_turn_of_a_batch_is_used_or_given_on() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let source = Gated::new(Pattern::new(5, 0), 300);
+    let slow = random(&cache, source.clone());
+    let (file, other) = (random(&cache, memory(300)), random(&cache, memory(300)));
+    let mut held = hold_all(&other);
+    // For the first, and for the index.
+    held.truncate(held.len() - 4);
+    let mut first = Box::pin(slow.get_async(150));
+    assert!(poll(first.as_mut(), Waker::noop()).is_pending());
+    let pages: Vec<u64> = (150..200).collect();
+    let (woken_many, waker_many) = Counted::waker();
+    let mut many = Box::pin(slow.get_many_async(&pages));
+    assert!(poll(many.as_mut(), &waker_many).is_pending());
+    let (woken, waker) = Counted::waker();
+    let mut get = Box::pin(file.get_async(0));
+    assert!(poll(get.as_mut(), &waker).is_pending());
+    drop(held);
+    // Each wakes the next. Before it was mended, the turns of the batch were lost, and each took a
+    // look of the reclaiming thread.
+    let mut polls = 0;
+    let since = Instant::now();
+    let got = loop {
+        if woken_many.0.swap(0, Ordering::SeqCst) > 0 {
+            polls += 1;
+            assert!(poll(many.as_mut(), &waker_many).is_pending());
+        }
+        if woken.0.swap(0, Ordering::SeqCst) > 0
+            && let Poll::Ready(got) = poll(get.as_mut(), &waker)
+        {
+            break got.map(drop);
+        }
+        if since.elapsed() > HANGS {
+            source.set(Gate::Open);
+            panic!("it got no turn");
+        }
+        std::thread::yield_now();
+    };
+    source.set(Gate::Open);
+    got.unwrap();
+    assert!(polls < 10, "{polls} turns of the batch until the next future had one");
+}
+
+/// Reads take a while.
+#[derive(Debug)]
+struct Slow(Memory);
+
+impl Source for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        std::thread::sleep(Duration::from_millis(2));
+        self.0.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "slow".into()
+    }
+}
+
+/// A quarter of the cache at once, among many small reads.
+#[test]
+fn a_large_read_gets_its_turn_among_small_ones() {
+    const SMALL: u64 = 30;
+    let cache = Cache::new(Options::new(2 << 20)).unwrap();
+    let file = Arc::new(random(&cache, Arc::new(Slow(Memory::new(vec![1; 64 << 20])))));
+    let (over, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let others = runtime(1).block_on(async {
+        let small = |n| {
+            let (file, over, reads) = (file.clone(), over.clone(), reads.clone());
+            tokio::spawn(async move {
+                let mut page = n * 517;
+                while !over.load(Ordering::Relaxed) {
+                    page = (page * 5 + 12_345) % 16_000;
+                    drop(file.get_async(page).await.unwrap());
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let tasks: Vec<_> = (0..SMALL).map(small).collect();
+        while reads.load(Ordering::Relaxed) < 10 * SMALL {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let before = reads.load(Ordering::Relaxed);
+        let mut buf = vec![0; 512 << 10];
+        let large = {
+            let mut read = pin!(file.read_at_async(&mut buf, 1 << 20));
+            // In small reads, not in time: they are what goes before it.
+            loop {
+                let wait = tokio::time::timeout(Duration::from_millis(5), read.as_mut());
+                if let Ok(read) = wait.await {
+                    break Some(read);
+                }
+                if reads.load(Ordering::Relaxed) - before > 20_000 {
+                    break None;
+                }
+            }
+        };
+        let others = reads.load(Ordering::Relaxed) - before;
+        over.store(true, Ordering::Relaxed);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!(matches!(large, Some(Ok(got)) if got == buf.len()), "{large:?}, {others}");
+        others
+    });
+    println!("{others} small reads meanwhile");
+}
+
+/// It is kept, and what it held is not.
+#[test]
+fn a_future_that_has_returned_keeps_nothing() {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let source = Gated::new(Pattern::new(5, 0), 200);
+    let slow = random(&cache, source.clone());
+    let mut buf = vec![0; 64 * PAGE as usize];
+    let mut read = Box::pin(slow.read_at_async(&mut buf, 120 * PAGE));
+    let mut get = Box::pin(slow.get_async(110));
+    assert!(poll(read.as_mut(), Waker::noop()).is_pending());
+    let (_, waker) = Counted::waker();
+    assert!(poll(get.as_mut(), &waker).is_pending());
+    source.bytes.set_len(100 * PAGE).unwrap();
+    slow.invalidate(0..0).unwrap();
+    assert!(matches!(poll(read.as_mut(), Waker::noop()), Poll::Ready(Ok(0))));
+    let polled = poll(get.as_mut(), Waker::noop());
+    assert!(matches!(polled, Poll::Ready(Err(Error::BeyondEnd { .. }))), "{polled:?}");
+    // The claims are another's now.
+    let mut buf = vec![0; 40 * PAGE as usize];
+    let other = drive(pin!(slow.read_at_async(&mut buf, 0))).map(Result::ok);
+    source.set(Gate::Open);
+    assert_eq!(other, Some(Some(40 * PAGE as usize)));
 }

@@ -27,6 +27,7 @@ use crate::mapping::Changing;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::sync::thread;
+use crate::wait::Woken;
 
 /// How often step 3 is tried, and how many grants step 2 ends.
 const TRIES_MAX: u32 = 16;
@@ -112,6 +113,8 @@ fn split<'a>(
     let mut left = TRIES_MAX;
     loop {
         left -= 1;
+        // Dropped after the mutex.
+        let mut woken = Woken::default();
         let mut changing = mapping.change();
         let Some(folio) = changing.writer(&core.nodes).folio(page) else { return Ok(None) };
         if core.frames.frame(folio.frame).is_changing() {
@@ -120,7 +123,14 @@ fn split<'a>(
         let mut old = None;
         if folio.order > 0 {
             match freeze::split(core, &mut changing, folio, Order::MIN) {
-                Ok(Ok(())) => old = move_page(core, &mut changing, page, place),
+                Ok(Ok(split)) => {
+                    woken.add(split);
+                    let moved = move_page(core, &mut changing, page, place);
+                    old = moved.map(|(old, moved)| {
+                        woken.add(moved);
+                        old
+                    });
+                }
                 Ok(Err(InUse::Busy)) if left > 0 && wait == Wait::Briefly => {
                     drop(changing);
                     thread::yield_now();
@@ -140,6 +150,7 @@ fn split<'a>(
         let head = changing.head(page).expect("split or not, it has the page");
         let held = core.hold_under_change(head);
         drop(changing);
+        drop(woken);
         if let Some(old) = old {
             core.frames.free(old, Order::MIN);
         }
@@ -151,16 +162,17 @@ fn split<'a>(
 }
 
 /// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the page
-/// meanwhile; returns the frame that the caller has to free.
+/// meanwhile; returns the frame that the caller has to free, and the futures that it wakes without
+/// the mutex.
 fn move_page(
     core: &Core,
     changing: &mut Changing<'_>,
     page: u64,
     place: &mut Option<FrameNumber>,
-) -> Option<FrameNumber> {
+) -> Option<(FrameNumber, Woken)> {
     let new = (*place)?;
     let frame = changing.head(page).expect("it was split");
-    freeze::migrate(core, changing, FolioAt { page, order: 0, frame }, new).ok()?;
+    let woken = freeze::migrate(core, changing, FolioAt { page, order: 0, frame }, new).ok()?;
     *place = None;
-    Some(frame)
+    Some((frame, woken))
 }

@@ -12,7 +12,8 @@
 //!    anew.
 //!
 //! Then, without the mutex, for a whole batch:
-//! 4. let go of it (`users.rs`): its waiters are woken, its users keep it.
+//! 4. let go of it (`users.rs`): its waiters are woken, its users keep it. A change of the length
+//!    leaves this to its caller, which holds `resizing` ([`Gone`]).
 
 use std::ops::Range;
 
@@ -41,17 +42,33 @@ pub(crate) fn drop_clean(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u
         return 0;
     }
     let which = if mutant::on(Mutant::LoseDirty) { Which::All } else { Which::Clean };
-    drop_range(core, mapping, pages, which, None)
+    drop_range(core, mapping, pages, which, None).0
 }
 
 /// Drops the folios that are being filled. Their fills go on, and nobody waits for them any more.
 pub(crate) fn drop_on_their_way(core: &Core, mapping: &Mapping) {
-    drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
+    let _ = drop_range(core, mapping, 0..PAGES_END, Which::OnTheirWay, None);
 }
 
 /// Drops every folio that has a page of `pages`, dirty ones included: their changes are lost.
 pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 {
-    drop_range(core, mapping, pages, Which::All, None)
+    drop_range(core, mapping, pages, Which::All, None).0
+}
+
+/// Folios that have left their file, of which nobody has let go yet.
+#[derive(Debug, Default)]
+#[must_use = "who waits for them is not woken yet"]
+pub(crate) struct Gone(Vec<FrameNumber>);
+
+impl Gone {
+    /// Step 4. This wakes futures, and wakers are the program's: no lock may be held.
+    pub(crate) fn let_go(self, core: &Core) {
+        for gone in self.0.chunks(BATCH) {
+            users::let_go(core, gone);
+        }
+        users::collect(core);
+        core.pressure.progress();
+    }
 }
 
 /// Sets the mapping's length to `len_bytes`, the source's current length. The caller holds its
@@ -62,10 +79,13 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
 /// knows how many of its bytes the file has, from its landing (which is under the mutex too) until
 /// it is dropped, and a thread that has seen the new length finds no byte of the old one. Each
 /// critical section first asks whether all folios are clean: one may become dirty in between.
-pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
+///
+/// The caller lets go of the folios when it has released that mutex.
+pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
     let old_bytes = mapping.len_bytes();
     if mutant::on(Mutant::KeepOldEnd) {
-        return mapping.set_len_bytes(len_bytes);
+        mapping.set_len_bytes(len_bytes);
+        return Gone::default();
     }
     let pages = old_bytes.min(len_bytes) >> PAGE_SHIFT..PAGES_END;
     if mutant::on(Mutant::LengthFirst) {
@@ -73,21 +93,23 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) {
         discard(core, mapping, pages);
     } else if len_bytes != old_bytes {
         let set_len = || mapping.set_len_bytes(len_bytes);
-        drop_range(core, mapping, pages, Which::All, Some(&set_len));
+        return drop_range(core, mapping, pages, Which::All, Some(&set_len)).1;
     }
+    Gone::default()
 }
 
 /// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
 /// repeats for folios inserted meanwhile, and calls it under the mutex when there are none; drops
-/// nothing more once the file has a dirty folio.
+/// nothing more once the file has a dirty folio, and leaves step 4 of all to the caller.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,
     pages: Range<u64>,
     which: Which,
     when_empty: Option<&dyn Fn()>,
-) -> u64 {
+) -> (u64, Gone) {
     let mut dropped = 0;
+    let mut later = Gone::default();
     let mut from = pages.start;
     // Ends: each turn begins after the last folio of the previous one. With `when_empty` it begins
     // again for folios inserted meanwhile, each of which takes a read of the source.
@@ -132,11 +154,17 @@ fn drop_range(
             }
         }
         drop(changing);
-        users::let_go(core, &gone);
+        if when_empty.is_some() {
+            later.0.append(&mut gone);
+        } else {
+            users::let_go(core, &gone);
+        }
     }
-    users::collect(core);
-    core.pressure.progress();
-    dropped
+    if when_empty.is_none() {
+        users::collect(core);
+        core.pressure.progress();
+    }
+    (dropped, later)
 }
 
 /// Steps 1 to 3.

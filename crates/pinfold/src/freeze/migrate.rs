@@ -12,6 +12,8 @@
 //! 5. tell the policy;
 //! 6. make the new folio's version even; its count of 1 is the index's;
 //! 7. forget the old folio's identity, and free it.
+//!
+//! The caller wakes the futures that met the folio meanwhile when it has released the mutexes.
 
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
@@ -20,6 +22,7 @@ use crate::frame::{Flags, FrameNumber, copy_racing};
 use crate::index::FolioAt;
 use crate::mapping::Changing;
 use crate::mutant::{self, Mutant};
+use crate::wait::Woken;
 
 /// Steps 1 to 7, except that the caller frees the old frames, without the mutex.
 ///
@@ -30,14 +33,13 @@ pub(crate) fn migrate(
     changing: &mut Changing<'_>,
     folio: FolioAt,
     new_head: FrameNumber,
-) -> Result<(), InUse> {
+) -> Result<Woken, InUse> {
     // Being filled: its filler has a reference, and its version is odd.
     if core.frames.frame(folio.frame).is_changing() {
         return Err(InUse::Busy);
     }
     freeze_alone(core, folio.frame)?;
-    move_frozen(core, changing, folio, new_head);
-    Ok(())
+    Ok(move_frozen(core, changing, folio, new_head))
 }
 
 /// Steps 2 to 7, likewise.
@@ -46,7 +48,7 @@ pub(crate) fn move_frozen(
     changing: &mut Changing<'_>,
     folio: FolioAt,
     new_head: FrameNumber,
-) {
+) -> Woken {
     let old = core.frames.frame(folio.frame);
     let new = core.frames.frame(new_head);
     let identity = old.identity();
@@ -66,9 +68,12 @@ pub(crate) fn move_frozen(
     mutant::pause();
     new.change_end();
     // A reader may have taken a reference to it since step 4, and wait for this.
-    if !mutant::on(Mutant::MoveWakesNobody) {
-        core.waiters.wake(new_head.0);
-    }
+    let woken = if mutant::on(Mutant::MoveWakesNobody) {
+        Woken::default()
+    } else {
+        core.waiters.wake_later(new_head.0)
+    };
     old.forget_identity();
     core.counters.count(Event::Migration);
+    woken
 }

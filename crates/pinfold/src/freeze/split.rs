@@ -9,6 +9,8 @@
 //! 5. store the pieces to the folio's index slots: a racing look-up finds the old head or the
 //!    piece; the old head's identity refuses it if its page is no longer there;
 //! 6. make the versions even: from here on the pieces can be read.
+//!
+//! The caller wakes the futures that met a piece meanwhile when it has released the mutex.
 
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
@@ -17,6 +19,7 @@ use crate::frame::{FrameNumber, Identity, Order};
 use crate::index::{FolioAt, NoNodes};
 use crate::mapping::Changing;
 use crate::mutant::{self, Mutant};
+use crate::wait::Woken;
 
 /// Splits `folio`, which is in the index of the mapping that `changing` has locked, into pieces of
 /// `order`. `Ok(Err(..))`: it is in use.
@@ -28,7 +31,7 @@ pub(crate) fn split(
     changing: &mut Changing<'_>,
     folio: FolioAt,
     order: Order,
-) -> Result<Result<(), InUse>, NoNodes> {
+) -> Result<Result<Woken, InUse>, NoNodes> {
     let head = core.frames.frame(folio.frame);
     let mapping = head.identity().mapping;
     let mut writer = changing.writer(&core.nodes);
@@ -47,15 +50,16 @@ pub(crate) fn split(
     split.expect("the nodes were reserved, and the folio is there");
     drop(writer);
     changing.folios_added(u64::from(pieces - 1));
+    let mut woken = Woken::default();
     for n in 0..pieces {
         core.frames.frame(piece(n)).change_end();
         // A reader may have taken a reference to a piece since step 3, and wait for this.
         if !mutant::on(Mutant::MoveWakesNobody) {
-            core.waiters.wake(piece(n).0);
+            woken.add(core.waiters.wake_later(piece(n).0));
         }
     }
     core.counters.count(Event::Split);
-    Ok(Ok(()))
+    Ok(Ok(woken))
 }
 
 /// Steps 3 and 4, under the policy's lock.

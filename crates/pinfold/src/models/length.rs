@@ -18,8 +18,9 @@ fn invalidate(model: &Model, pages: std::ops::Range<u64>) {
     let mapping = &model.files[0].mapping;
     let resizing = mapping.resizing.lock();
     let len_bytes = model.sources[0].len_bytes.load(Ordering::Relaxed);
-    freeze::resize(&model.core, mapping, len_bytes);
+    let gone = freeze::resize(&model.core, mapping, len_bytes);
     drop(resizing);
+    gone.let_go(&model.core);
     freeze::drop_clean(&model.core, mapping, pages);
 }
 

@@ -392,13 +392,16 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
     };
     // Not the last reference: the index has one, and taking that one needs the mutex.
     drop(held);
-    if let Err(why) = freeze::migrate(core, &mut changing, folio, new) {
-        let word = core.frames.frame(head).count.word();
-        drop(changing);
-        core.put(new);
-        let (offset, bytes) = (folio.page << PAGE_SHIFT, order.bytes() as u64);
-        return Moved::Held { offset, bytes, word, borrowed: why == InUse::Borrowed };
-    }
+    let woken = match freeze::migrate(core, &mut changing, folio, new) {
+        Ok(woken) => woken,
+        Err(why) => {
+            let word = core.frames.frame(head).count.word();
+            drop(changing);
+            core.put(new);
+            let (offset, bytes) = (folio.page << PAGE_SHIFT, order.bytes() as u64);
+            return Moved::Held { offset, bytes, word, borrowed: why == InUse::Borrowed };
+        }
+    };
     let frame = core.frames.frame(new);
     let skip = page - folio.page;
     let pages = (u64::from(order.frames()) - skip).min(to - page) as u32;
@@ -409,6 +412,7 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
         frame.count.try_pin(pages).expect("nobody freezes it without the mutex; few pins");
         drop(changing);
     }
+    drop(woken); // without the mutex
     core.frames.free(head, order);
     core.counters.count(Event::PinMigration);
     Moved::Pinned(Pinned { head: new, skip: skip as u32, pages })

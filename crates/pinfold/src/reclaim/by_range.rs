@@ -21,7 +21,11 @@ pub(crate) fn split_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -> 
         let Some(folio) = changing.writer(&core.nodes).next_present(from..pages.end) else { break };
         if folio.order > 0 {
             match split(core, &mut changing, folio, Order::MIN) {
-                Ok(Ok(())) => count += 1,
+                Ok(Ok(woken)) => {
+                    drop(changing);
+                    drop(woken);
+                    count += 1;
+                }
                 Ok(Err(_)) => {}
                 Err(short) => {
                     drop(changing);
@@ -49,12 +53,14 @@ pub(crate) fn migrate_range(core: &Core, mapping: &Mapping, pages: Range<u64>) -
         let Ok(Some((new, got))) = allocate(core, order, false) else { continue };
         let mut changing = mapping.change();
         let there = changing.writer(&core.nodes).folio(folio.page) == Some(folio);
-        if there && got == order && migrate(core, &mut changing, folio, new).is_ok() {
-            drop(changing);
+        let moves = there && got == order;
+        let moved = moves.then(|| migrate(core, &mut changing, folio, new).ok()).flatten();
+        drop(changing);
+        if let Some(woken) = moved {
+            drop(woken);
             core.frames.free(folio.frame, order);
             count += 1;
         } else {
-            drop(changing);
             core.put(new);
         }
     }

@@ -17,6 +17,7 @@ use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap}
 use crate::freeze::{self, Batch, Candidate, Frozen};
 use crate::index::FolioAt;
 use crate::sync::Ordering;
+use crate::wait::Woken;
 
 /// The most runs that are tried, or looked at for a block.
 const RUNS_MAX: usize = 8;
@@ -48,10 +49,11 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
     }
     let Some(held) = core.frames.take_free_in(run) else { return false };
     let map = held.held();
+    let mut woken = Woken::default();
     let mut at = 0;
     // Ends: each turn advances by at least a frame.
     while at < Order::MAX.frames() {
-        at = empty_some(core, run, at..Order::MAX.frames(), &map);
+        at = empty_some(core, run, at..Order::MAX.frames(), &map, &mut woken);
     }
     held.into_folio().is_ok_and(|folio| {
         core.put(folio);
@@ -62,6 +64,8 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
 /// Makes a free block of `order`, if the few runs that it looks at have one that is free in part and
 /// can be emptied. Continues with the runs after those that the last call looked at.
 pub(super) fn make_block(core: &Core, order: Order) -> bool {
+    // Dropped after the mutex is released: wakers may enter the cache.
+    let mut woken = Woken::default();
     let _one_at_a_time = core.pressure.making_block.lock();
     if core.frames.has_free(order) {
         return true; // made by the one before
@@ -79,25 +83,31 @@ pub(super) fn make_block(core: &Core, order: Order) -> bool {
     }
     candidates.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
     let mut tried = candidates.into_iter().take(BLOCKS_MAX);
-    tried.any(|(_, run, at)| empty_block(core, run, at..at + order.frames()))
+    tried.any(|(_, run, at)| empty_block(core, run, at..at + order.frames(), &mut woken))
 }
 
 /// Empties a block of `run`; returns whether it was empty for a moment.
-fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>) -> bool {
+fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
     let Some(held) = core.frames.take_free_in(run) else { return false };
     let map = held.held();
     let mut at = block.start;
     // Ends: each turn advances by at least a frame.
     while at < block.end {
-        at = empty_some(core, run, at..block.end, &map);
+        at = empty_some(core, run, at..block.end, &map, woken);
     }
     let map = held.held();
     block.into_iter().all(|at| map.contains(at))
 }
 
 /// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
-/// be moved. Returns where to continue.
-fn empty_some(core: &Core, run: FrameNumber, frames: Range<u32>, map: &RunMap) -> u32 {
+/// be moved. Returns where to continue; `woken` gets the futures that waited for a folio.
+fn empty_some(
+    core: &Core,
+    run: FrameNumber,
+    frames: Range<u32>,
+    map: &RunMap,
+    woken: &mut Woken,
+) -> u32 {
     let mut at = frames.start;
     let mut folios = Vec::with_capacity(Batch::MAX);
     let mut places = Vec::with_capacity(Batch::MAX);
@@ -126,7 +136,7 @@ fn empty_some(core: &Core, run: FrameNumber, frames: Range<u32>, map: &RunMap) -
         };
         let Identity { index: page, order, .. } = folio.identity;
         let folio = FolioAt { page, order: u32::from(order.get()), frame: folio.head };
-        freeze::move_frozen(core, changing, folio, place);
+        woken.add(freeze::move_frozen(core, changing, folio, place));
         moved.push(true);
     }
     drop(frozen);
@@ -164,14 +174,15 @@ fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
         let page = identity.index;
         folio.frame == head && folio.page == page && folio.order == u32::from(order.get())
     };
-    let moved = there
-        .filter(same)
-        .is_some_and(|folio| freeze::migrate(core, &mut changing, folio, new).is_ok());
+    let moved =
+        there.filter(same).and_then(|folio| freeze::migrate(core, &mut changing, folio, new).ok());
     drop(changing);
-    if moved {
+    let is_moved = moved.is_some();
+    drop(moved); // wakes
+    if is_moved {
         core.frames.free(head, order);
     } else {
         core.put(new);
     }
-    moved
+    is_moved
 }

@@ -198,6 +198,15 @@ impl Backing {
     ///
     /// Cost: one lock, and at most one system call, for the whole batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) {
+        // What it has not taken is in the batch, whatever the reason.
+        let _ = self.try_submit(batch);
+    }
+
+    /// The same; says why a source that panicked has not taken the rest.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub(crate) fn try_submit(&self, batch: &mut Vec<Request>) -> io::Result<()> {
         let source = self.source();
         // A source that panics here gets its requests without a deadline.
         let deadline = guarded("deadline", || Ok(source.deadline())).ok().flatten();
@@ -212,10 +221,11 @@ impl Backing {
         // others.
         let lane = self.current.read().lane.clone();
         let start = || Ok(self.engine.start(&lane, &source, batch));
-        let _ = guarded("start", start);
+        let started = guarded("start", start);
         for request in batch {
             request.forget_clock();
         }
+        started.map(drop)
     }
 
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {

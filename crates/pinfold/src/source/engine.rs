@@ -43,13 +43,23 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Never fails: without a ring the workers carry out its requests, and `Source::kind` says why.
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn new(options: EngineOptions) -> Self {
+        Self::with_hook(options, || {})
+    }
+
+    /// The same. `worker_is_free` is called, without a lock, when a worker has become free after a
+    /// request that somebody waits for found none.
+    pub(crate) fn with_hook(
+        options: EngineOptions,
+        worker_is_free: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         let ring = if options.ring_depth == 0 {
             Err("switched off".to_owned())
         } else {
             Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
         };
-        let pool = Pool::new(options.workers_max, options.lane_max);
+        let pool = Pool::new(options.workers_max, options.lane_max, Box::new(worker_is_free));
         Self { ring, pool, clock: Clock::new(), under_way: UnderWay::default() }
     }
 
@@ -83,8 +93,8 @@ impl Engine {
         self.clock.watch(batch.iter());
         match source.start(batch) {
             Start::Unsupported => self.pool.start(lane, source, batch),
-            // The source's queue is full, but somebody waits.
-            Start::Full if batch.iter().any(Request::is_awaited) => {
+            // Its queue is full, or it says that it took what it did not; but somebody waits.
+            Start::Full | Start::Started if batch.iter().any(Request::is_awaited) => {
                 self.pool.start(lane, source, batch)
             }
             other => other,

@@ -32,6 +32,7 @@
 // | `clock.rs` | deadlines |
 // | `backing.rs` | the source of one file, with its counters and the engine |
 // | `engine.rs`, `ring.rs`, `pool.rs` | carrying out requests |
+// | `waiting.rs` | the requests of a file that wait for others of it |
 // | `descriptor.rs` | the system calls on an open file |
 // | `disk.rs`, `memory.rs` | the sources |
 // | `open.rs` | from a path to a source |
@@ -57,6 +58,7 @@ mod request;
 mod ring;
 mod shared;
 mod under_way;
+mod waiting;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -188,7 +190,12 @@ pub enum Start {
 ///
 /// - Calls come from many threads at once, and may block. During a call the cache holds no lock
 ///   that another read needs. No read waits for a read of another source: a source that hangs
-///   blocks its own readers and at most half of the worker threads.
+///   blocks its own readers, at most half of the worker threads, and at most half of the ring's
+///   slots. If several hang and have all workers, a future that needs one waits, and fails with
+///   [`io::ErrorKind::TimedOut`] when a thread would give up waiting for memory.
+/// - Requests of one source begin in the order in which they were made, but those that somebody
+///   waits for first. One of eight is a read ahead nevertheless, if any waits: by now somebody may
+///   wait for it.
 /// - The cache never has a read and a write, or two writes, of the same bytes in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
 ///   cache reads the last page whole, so a read may reach beyond the end of the source.

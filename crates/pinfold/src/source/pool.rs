@@ -9,7 +9,8 @@
 //!
 //! 1. a worker is free and starts it at once;
 //! 2. the lane has a worker already, so the request waits only for reads of its own source. Those
-//!    that somebody waits for go first, and are accepted in any number: their memory bounds them.
+//!    that somebody waits for go first, but for one in eight (`waiting.rs`), and are accepted in
+//!    any number: their memory bounds them.
 //!
 //! Other requests go back to the caller ([`Start::Full`]), which reads them itself or drops them.
 //! So a source that hangs delays its own requests only. A worker stays with a lane until its queue
@@ -37,10 +38,10 @@ use super::Start;
 use super::request::{Direction, Request};
 use super::shared::SharedSource;
 use super::under_way::Inside;
+use super::waiting::Waiting;
 use crate::guarded::{guarded, quietly};
 
 /// Worker threads and the reads that wait for one.
-#[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<Shared>,
     workers_max: usize,
@@ -60,11 +61,14 @@ impl Lane {
     }
 }
 
-#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
+    /// Called without the mutex.
+    worker_is_free: Box<Hook>,
 }
+
+type Hook = dyn Fn() + Send + Sync;
 
 type Job = (SharedSource, Request);
 
@@ -77,15 +81,23 @@ struct State {
     workers: Vec<JoinHandle<()>>,
     /// Workers that serve no lane, woken or not.
     idle: usize,
+    /// A request that somebody waits for found no worker, and its owner is to be told.
+    wanted: bool,
     closing: bool,
 }
 
 /// A lane that has a worker.
 #[derive(Default)]
 struct Served {
-    queue: VecDeque<Job>,
+    queue: Waiting<Job>,
     /// Workers that serve it, or are about to.
     workers: usize,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("state", &self.shared.state).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for State {
@@ -101,9 +113,10 @@ impl fmt::Debug for State {
 
 impl Pool {
     /// At most `workers_max` threads, and `lane_max` reads of one lane at a time.
-    pub(super) fn new(workers_max: usize, lane_max: usize) -> Self {
+    pub(super) fn new(workers_max: usize, lane_max: usize, worker_is_free: Box<Hook>) -> Self {
         assert!(workers_max > 0 && lane_max > 0);
-        let shared = Shared { state: Mutex::new(State::default()), work: Condvar::new() };
+        let state = Mutex::new(State::default());
+        let shared = Shared { state, work: Condvar::new(), worker_is_free };
         Self { shared: Arc::new(shared), workers_max, lane_max }
     }
 
@@ -123,13 +136,14 @@ impl Pool {
             let (served, queued) = state.lanes.get(&lane.0).map_or((0, 0), Served::load);
             let waits = served > 0 && (request.is_awaited() || served + queued < self.lane_max);
             if state.closing || !(begins || waits) {
+                state.wanted |= request.is_awaited();
                 batch.push(request);
                 batch.extend(rest);
                 break;
             }
             stoppable.extend(request.stoppable());
             let served = state.lanes.entry(lane.0).or_default();
-            served.queue_up((source.clone(), request));
+            served.queue.push((source.clone(), request));
             if begins {
                 state.begin(lane.0);
                 begun += 1;
@@ -189,16 +203,6 @@ impl Drop for Pool {
 }
 
 impl Served {
-    /// After those that somebody waits for, if somebody waits for it; else at the end.
-    fn queue_up(&mut self, job: Job) {
-        let at = if job.1.is_awaited() {
-            self.queue.partition_point(|job| job.1.is_awaited())
-        } else {
-            self.queue.len()
-        };
-        self.queue.insert(at, job);
-    }
-
     fn load(&self) -> (usize, usize) {
         (self.workers, self.queue.len())
     }
@@ -213,11 +217,11 @@ impl State {
         free > 0 && (served == 0 || more)
     }
 
-    /// Gives the oldest request of the lane to a free worker.
+    /// Gives the next request of the lane to a free worker.
     fn begin(&mut self, lane: u64) {
         let served = self.lanes.get_mut(&lane).expect("a request was put there");
         served.workers += 1;
-        let job = served.queue.pop_front().expect("the same");
+        let job = served.queue.pop().expect("the same");
         self.begun.push_back((lane, job));
     }
 
@@ -233,14 +237,10 @@ impl Shared {
     fn end_stopped(&self) {
         let mut stopped = Vec::new();
         for lane in self.state.lock().lanes.values_mut() {
-            for job in std::mem::take(&mut lane.queue) {
-                match job.1.stop() {
-                    Some(why) => stopped.push((job, why)),
-                    None => lane.queue.push_back(job),
-                }
-            }
+            stopped.extend(lane.queue.take_if(|job| job.1.stop().is_some()));
         }
-        for ((_, request), why) in stopped {
+        for (_, request) in stopped {
+            let why = request.stop().expect("it was asked to stop");
             request.finish(Err(why.error()));
         }
     }
@@ -271,7 +271,7 @@ impl Shared {
                 quietly("a request", || carry_out(source, request));
                 state = self.state.lock();
                 let served = state.lanes.get_mut(&lane).expect("it has this worker");
-                let Some(next) = served.queue.pop_front() else { break };
+                let Some(next) = served.queue.pop() else { break };
                 job = next;
             }
             let served = state.lanes.get_mut(&lane).expect("it has this worker");
@@ -280,6 +280,11 @@ impl Shared {
                 state.lanes.remove(&lane);
             }
             state.idle += 1;
+            if std::mem::take(&mut state.wanted) {
+                drop(state);
+                (self.worker_is_free)();
+                state = self.state.lock();
+            }
         }
     }
 }

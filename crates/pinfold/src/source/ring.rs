@@ -1,8 +1,8 @@
 //! Requests by `io_uring`: one ring per cache, driven by one thread.
 //!
 //! # Submitters and driver
-//! A submitter puts requests in `State::waiting` under the mutex and, if the driver is asleep,
-//! writes to an eventfd that the ring itself reads. The driver takes all waiting requests, hands
+//! A submitter puts requests in `State` under the mutex and, if the driver is asleep,
+//! writes to an eventfd that the ring itself reads. The driver takes all that have a slot, hands
 //! them to the kernel with one system call, and in the same call waits for the next completion.
 //!
 //! Why not submit from the reader's thread, under a lock: the kernel completes a request in the
@@ -11,11 +11,20 @@
 //! and the cheaper single-issuer mode of the ring can be used.
 //!
 //! # Bounds
-//! The kernel has at most `depth` requests; more wait, those that somebody waits for first. Of
-//! these `start` takes any number: their memory bounds them. It takes others as long as `taken`,
-//! which counts requests between `start` and `finish`, is below `depth`, and gives the rest back
-//! (`Start::Full`). The submission queue holds `depth` requests, a cancellation of each, and the
-//! wake-up; the completion queue twice as many. So neither can be full.
+//! The kernel has at most `depth` requests, each in a slot. A file may have one slot, and more as
+//! long as it has fewer than are free. So one file alone has half of them, and a device that hangs
+//! leaves others as much as it has. A request is accepted in two cases only:
+//!
+//! 1. its file may have one more slot: it gets that;
+//! 2. its file has a slot already, so it waits only for reads of its own file. Those that somebody
+//!    waits for go first, but for one in eight (`waiting.rs`), and `start` takes any number of
+//!    them: their memory bounds them.
+//!
+//! Of others `start` takes some as long as `taken`, which counts requests between `start` and
+//! `finish`, is below `depth`. It gives the rest back (`Start::Full`).
+//!
+//! The submission queue holds `depth` requests, a cancellation of each, and the wake-up; the
+//! completion queue twice as many. So neither can be full.
 //!
 //! # States of the driver (under the mutex)
 //! `awake` -> `asleep`: nothing waits; it goes into the kernel. `asleep` -> `awake`: a submitter
@@ -47,6 +56,7 @@ use rustix::event::EventfdFlags;
 
 use super::descriptor::{Descriptor, Iovecs};
 use super::request::{Direction, Request};
+use super::waiting::Waiting;
 use super::{Start, pool};
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
@@ -73,7 +83,11 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    waiting: Waiting,
+    files: HashMap<Key, Served>,
+    /// Requests with a slot that the driver has not seen.
+    begun: VecDeque<Left>,
+    /// Slots that no request has.
+    free: usize,
     taken: usize,
     asleep: bool,
     closing: bool,
@@ -83,40 +97,71 @@ struct State {
     refused: Option<String>,
 }
 
-/// Requests that the kernel has no slot for, or that the driver has not seen.
-#[derive(Debug, Default)]
-struct Waiting {
-    demand: VecDeque<Left>,
-    ahead: VecDeque<Left>,
+/// Where a file's descriptor is. A file is listed only while it has a request, which has a share in
+/// its descriptor.
+type Key = usize;
+
+fn key(file: &Arc<Descriptor>) -> Key {
+    Arc::as_ptr(file).addr()
 }
 
-impl Waiting {
-    fn push(&mut self, left: Left) {
-        let queue = if left.1.is_awaited() { &mut self.demand } else { &mut self.ahead };
-        queue.push_back(left);
+/// A file that has slots. Only such a file has requests that wait for one.
+#[derive(Debug, Default)]
+struct Served {
+    slots: usize,
+    waiting: Waiting<Left>,
+}
+
+impl State {
+    /// Whether the file may have one more slot; see the head of the file.
+    fn may_have(&self, file: Key) -> bool {
+        let slots = self.files.get(&file).map_or(0, |served| served.slots);
+        slots < self.free
     }
 
-    /// The first `slots` requests, and all that were asked to stop if any may have been.
-    fn take(&mut self, slots: usize, stops: bool) -> Vec<Left> {
-        let mut taken = Vec::new();
-        for queue in [&mut self.demand, &mut self.ahead] {
-            let room = slots - taken.len();
-            taken.extend(queue.drain(..room.min(queue.len())));
-        }
-        if stops {
-            for queue in [&mut self.demand, &mut self.ahead] {
-                for left in std::mem::take(queue) {
-                    let stays = left.1.stop().is_none();
-                    if stays { queue.push_back(left) } else { taken.push(left) }
-                }
-            }
-        }
-        taken
+    fn begin(&mut self, left: Left) {
+        self.free -= 1;
+        self.files.entry(key(&left.0)).or_default().slots += 1;
+        self.begun.push_back(left);
     }
 
-    fn take_all(&mut self) -> impl Iterator<Item = Left> + use<> {
-        let Waiting { demand, ahead } = std::mem::take(self);
-        demand.into_iter().chain(ahead)
+    /// A slot of the file is free: requests that wait get it, of this file or of another one.
+    fn give_back(&mut self, file: Key) {
+        self.free += 1;
+        self.files.get_mut(&file).expect("it had a slot").slots -= 1;
+        // Ends: each turn takes a slot.
+        while let Some(file) = self.in_want(file) {
+            let served = self.files.get_mut(&file).expect("it was found there");
+            let left = served.waiting.pop().expect("one waits");
+            self.begin(left);
+        }
+        if self.files[&file].slots == 0 {
+            self.files.remove(&file);
+        }
+    }
+
+    /// A file with requests that wait which may have a slot: `first`, or any.
+    fn in_want(&self, first: Key) -> Option<Key> {
+        let waits = |file: &Key| !self.files[file].waiting.is_empty() && self.may_have(*file);
+        Some(first).filter(waits).or_else(|| self.files.keys().copied().find(waits))
+    }
+
+    /// All requests that the driver has not seen, and that wait.
+    fn take_all(&mut self) -> Vec<Left> {
+        let mut all: Vec<_> = std::mem::take(&mut self.begun).into();
+        for served in self.files.values_mut() {
+            all.extend(std::mem::take(&mut served.waiting).into_all());
+        }
+        all
+    }
+
+    /// Those that wait and were asked to stop.
+    fn take_stopped(&mut self) -> Vec<Left> {
+        let mut stopped = Vec::new();
+        for served in self.files.values_mut() {
+            stopped.extend(served.waiting.take_if(|left| left.1.stop().is_some()));
+        }
+        stopped
     }
 }
 
@@ -130,7 +175,9 @@ impl Ring {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let state = State {
-            waiting: Waiting::default(),
+            files: HashMap::new(),
+            begun: VecDeque::new(),
+            free: depth,
             taken: 0,
             asleep: false,
             closing: false,
@@ -162,28 +209,34 @@ impl Ring {
         self.shared.state.lock().refused.clone()
     }
 
-    /// Takes requests off the front of `batch`: those that somebody waits for, and others up to the
-    /// depth.
+    /// Takes requests off the front of `batch`, as many as the limits allow.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
         if state.refused.is_some() {
             return Start::Unsupported;
         }
-        let mut room = self.shared.depth.saturating_sub(state.taken);
-        let mut fits = |request: &Request| {
-            let fits = request.is_awaited() || room > 0;
-            room = room.saturating_sub(1);
-            fits
-        };
-        let taken = if state.closing {
-            0
-        } else {
-            batch.iter().take_while(|request| fits(request)).count()
-        };
-        state.taken += taken;
-        let stoppable: Vec<_> = batch[..taken].iter().filter_map(Request::stoppable).collect();
-        for request in batch.drain(..taken) {
-            state.waiting.push((Arc::clone(file), request));
+        let (mut taken, mut stoppable) = (0, Vec::new());
+        let mut rest = std::mem::take(batch).into_iter();
+        // Ends: each turn takes a request, or is the last.
+        while let Some(request) = rest.next() {
+            let begins = state.may_have(key(file));
+            let waits = state.files.contains_key(&key(file));
+            let fits = request.is_awaited() || state.taken < self.shared.depth;
+            if state.closing || !fits || !(begins || waits) {
+                batch.push(request);
+                batch.extend(rest);
+                break;
+            }
+            stoppable.extend(request.stoppable());
+            let left = (Arc::clone(file), request);
+            if begins {
+                state.begin(left);
+            } else {
+                let served = state.files.get_mut(&key(file)).expect("it has slots");
+                served.waiting.push(left);
+            }
+            state.taken += 1;
+            taken += 1;
         }
         let wake = taken > 0 && std::mem::take(&mut state.asleep);
         drop(state);
@@ -377,7 +430,7 @@ impl Driver {
         let waiting = {
             let mut state = self.shared.state.lock();
             state.refused = Some(format!("refused since: {cause}"));
-            state.waiting.take_all()
+            state.take_all()
         };
         let mut free: Vec<_> = self.reap().into_iter().map(|(_, flight)| flight.into()).collect();
         free.extend(waiting);
@@ -404,21 +457,27 @@ impl Driver {
         readers.into_iter().for_each(pool::join_unless_self);
     }
 
-    /// Puts waiting requests into the submission queue, as many as there are slots for.
+    /// Puts the requests that have got a slot into the submission queue.
     fn take_waiting(&mut self) -> Turn {
         let mut state = self.shared.state.lock();
         if state.closing && state.taken == 0 {
             return Turn::End;
         }
         let stops = std::mem::take(&mut state.stops);
-        let waiting = state.waiting.take(self.free.len(), stops);
+        let begun = std::mem::take(&mut state.begun);
+        let stopped = if stops { state.take_stopped() } else { Vec::new() };
         state.asleep = true;
         drop(state);
         let mut next = Turn::Wait;
-        for (file, request) in waiting {
+        for (_, request) in stopped {
+            let why = request.stop().expect("it was asked to stop");
+            self.finish(None, request, Err(why.error()));
+            next = Turn::LookAgain;
+        }
+        for (file, request) in begun {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
-                self.finish(request, Err(cause));
+                self.finish(Some(key(&file)), request, Err(cause));
                 // It may have been the last, and `close` may have sent its wake-up already.
                 next = Turn::LookAgain;
                 continue;
@@ -550,13 +609,19 @@ impl Driver {
             return Some(flight);
         }
         self.free.push(slot);
-        self.finish(flight.request, result);
+        self.finish(Some(key(&flight.file)), flight.request, result);
         None
     }
 
-    /// Frees the slot before it calls the completion, which may start the next read.
-    fn finish(&mut self, request: Request, result: io::Result<usize>) {
-        self.shared.state.lock().taken -= 1;
+    /// Gives back the slot that it had of a file before it calls the completion, which may start
+    /// the next read.
+    fn finish(&mut self, slot_of: Option<Key>, request: Request, result: io::Result<usize>) {
+        let mut state = self.shared.state.lock();
+        state.taken -= 1;
+        if let Some(file) = slot_of {
+            state.give_back(file);
+        }
+        drop(state);
         request.finish(result);
     }
 }

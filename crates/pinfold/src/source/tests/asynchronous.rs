@@ -6,7 +6,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::*;
-use crate::source::Memory;
+use crate::mutant::{self, Mutant};
+use crate::source::descriptor::Descriptor;
+use crate::source::waiting::Waiting;
+use crate::source::{Memory, Start};
 
 const LEN: usize = 3_000_001;
 const WAIT: Duration = Duration::from_secs(60);
@@ -411,4 +414,145 @@ fn faults_reach_asynchronous_reads() {
     assert_eq!(*ended[2].1.as_ref().unwrap(), 9);
     let stats = backing.stats().read_ahead;
     assert_eq!((stats.calls, stats.errors, stats.short), (3, 1, 1));
+}
+
+/// It says, in the order in which they ended, the offsets of requests that waited for the first.
+fn order(engine: &Arc<Engine>, ahead: u64, awaited: std::ops::Range<u64>) -> Vec<u64> {
+    let (open, opened) = channel();
+    let opened = std::sync::Mutex::new(opened);
+    let source = Spoiled::new(Arc::new(Memory::new(pattern(LEN))), move |call, _, got| {
+        if call == 1 {
+            opened.lock().unwrap().recv().unwrap();
+        }
+        got
+    });
+    let backing = Backing::new(Arc::new(source), Arc::clone(engine));
+    let (tell, told) = channel();
+    let page = |n: u64| request(n * PAGE as u64, PAGE, 1, &tell);
+    for batch in [vec![page(0).awaited()], vec![page(ahead)]] {
+        let mut batch = batch;
+        backing.submit(&mut batch);
+        assert!(batch.is_empty());
+    }
+    let mut batch: Vec<_> = awaited.map(|n| page(n).awaited()).collect();
+    let all = batch.len() + 2;
+    backing.submit(&mut batch);
+    assert!(batch.is_empty());
+    open.send(()).unwrap();
+    (0..all).map(|_| told.recv_timeout(WAIT).unwrap().0 / PAGE as u64).collect()
+}
+
+#[test]
+fn a_read_ahead_is_not_overtaken_for_ever() {
+    // One worker for each file.
+    let options = EngineOptions { ring_depth: 0, workers_max: 2, lane_max: 8 };
+    let order = order(&Arc::new(Engine::new(options)), 1, 2..100);
+    let at = order.iter().position(|&page| page == 1).unwrap();
+    assert!(at <= 8, "{at} others went before it");
+    assert!(order[1..at].is_sorted(), "{order:?}");
+    assert!(at > 1, "those that somebody waits for go first");
+}
+
+/// Reads of a device that hangs: of the two ends of a pipe, the test has the other.
+fn hanging() -> (Arc<Descriptor>, io::PipeWriter) {
+    let (empty, writer) = io::pipe().unwrap();
+    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    (Arc::new(file), writer)
+}
+
+#[test]
+fn a_file_that_hangs_does_not_take_all_slots_of_the_ring() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file_of(directory.path(), LEN);
+    let engine = ring_engine();
+    let Some(backing) = direct(&path, &engine) else { return };
+    let Ok(ring) = engine.ring() else { return };
+    let (tell, told) = channel();
+    let hanging: Vec<_> = (0..3).map(|_| hanging()).collect();
+    for (file, _) in &hanging {
+        let mut batch: Vec<_> = (0..300).map(|n| request(n, PAGE, 1, &tell).awaited()).collect();
+        assert_eq!(ring.start(file, &mut batch), Start::Started);
+    }
+    let (tell_quick, told_quick) = channel();
+    let page = |n: u64| request(n * PAGE as u64, PAGE, 1, &tell_quick).awaited();
+    let mut batch: Vec<_> = (0..50).map(page).collect();
+    backing.submit(&mut batch);
+    assert!(batch.is_empty());
+    let quick: Vec<_> = (0..50).map_while(|_| told_quick.recv_timeout(WAIT).ok()).collect();
+    drop(hanging); // they end: each reads the end of its pipe
+    for _ in 0..900 {
+        drop(told.recv_timeout(WAIT).unwrap());
+    }
+    assert_eq!(quick.len(), 50, "it waits for files that hang");
+    for (offset, result, lent) in quick {
+        check(offset, result.unwrap(), lent.bytes(), LEN as u64);
+    }
+}
+
+/// It takes no request then that somebody waits for: a thread reads by itself, and for a future a
+/// worker does.
+#[test]
+fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
+    let options = EngineOptions { ring_depth: 2, ..EngineOptions::default() };
+    let engine = Arc::new(Engine::new(options));
+    let Ok(ring) = engine.ring() else { return };
+    let (tell, told) = channel();
+    let hanging: Vec<_> = (0..3).map(|_| hanging()).collect();
+    let start = |n: usize| {
+        let mut batch = vec![request(0, PAGE, 1, &tell).awaited()];
+        ring.start(&hanging[n].0, &mut batch)
+    };
+    let starts = [0, 1, 2, 0].map(start);
+    drop(hanging);
+    assert_eq!(starts, [Start::Started, Start::Started, Start::Full, Start::Started]);
+    for _ in 0..4 {
+        drop(told.recv_timeout(WAIT).unwrap());
+    }
+}
+
+#[test]
+fn one_of_eight_is_a_read_ahead_if_any_waits() {
+    let (tell, _told) = channel();
+    let order = || {
+        let mut waiting = Waiting::default();
+        for n in 0..20 {
+            let request = request(n, 1, 1, &tell);
+            waiting.push(((), if n < 2 { request } else { request.awaited() }));
+        }
+        std::iter::from_fn(|| waiting.pop()).map(|(_, request)| request.offset()).collect()
+    };
+    let ordered: Vec<u64> = order();
+    let ahead: Vec<_> = (0..20).filter(|&at| ordered[at] < 2).collect();
+    assert_eq!(ahead, [7, 15], "{ordered:?}");
+    let caught = mutant::with(Some(Mutant::AheadWaits), order);
+    assert_eq!(caught[18..], [0, 1], "the mutant does nothing");
+}
+
+#[test]
+fn who_found_no_worker_is_told_when_one_is_free() {
+    let options = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 8 };
+    let (hook, hooked) = channel();
+    let engine = Arc::new(Engine::with_hook(options, move || hook.send(()).unwrap()));
+    let (open, opened) = channel();
+    let opened = std::sync::Mutex::new(opened);
+    let source = Spoiled::new(Arc::new(Memory::new(pattern(LEN))), move |_, _, got| {
+        opened.lock().unwrap().recv().unwrap();
+        got
+    });
+    let slow = Backing::new(Arc::new(source), Arc::clone(&engine));
+    let quick = Backing::new(Arc::new(Memory::new(pattern(LEN))), Arc::clone(&engine));
+    let (tell, told) = channel();
+    let mut batch = vec![request(0, PAGE, 1, &tell).awaited()];
+    slow.submit(&mut batch);
+    assert!(batch.is_empty());
+    let mut batch = vec![request(0, PAGE, 1, &tell).awaited()];
+    quick.submit(&mut batch);
+    assert_eq!(batch.len(), 1, "there is no other worker");
+    assert!(hooked.try_recv().is_err());
+    open.send(()).unwrap();
+    drop(told.recv_timeout(WAIT).unwrap());
+    hooked.recv_timeout(WAIT).expect("nobody was told");
+    quick.submit(&mut batch);
+    assert!(batch.is_empty(), "it was told too early");
+    drop(told.recv_timeout(WAIT).unwrap());
 }

@@ -39,6 +39,10 @@
 // From its first attempt to read until it returns, a future also has a claim to the pages that it
 // brings; all claims together are limited (`Pressure::claim`).
 //
+// `GetMany` is a future for each of its pages that was not cached. Those that are absent it begins
+// together before their first poll (`many/misses.rs`); each then finds its page on its way, or does
+// what a single one does.
+//
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in any
 // state takes its waker and its claim back, and gives up its reference; a fill that it began goes on.
 
@@ -53,6 +57,7 @@ use crate::error::{Error, Result};
 use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
+use crate::many::Absent;
 use crate::pressure::Turn;
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
@@ -163,6 +168,14 @@ impl<'f> Bring<'f> {
             self.claimed = pages;
         }
         self.claimed > 0
+    }
+
+    /// Adds the page to what is begun as one submission, if it is absent and may begin now.
+    fn join(&mut self, absent: &mut Absent<'_>) {
+        if self.claim() && absent.add(self.page..self.page.saturating_add(1)) {
+            // What its batch has read is no hit.
+            self.missed = true;
+        }
     }
 
     fn release(&mut self) {
@@ -344,26 +357,77 @@ impl std::fmt::Debug for Read<'_, '_> {
     }
 }
 
-/// The future of [`File::get_many_async`](crate::File::get_many_async).
+/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has returned,
+/// it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct GetMany<'f> {
-    pages: Vec<Page<'f>>,
+    handle: &'f Handle,
+    pages: Vec<u64>,
+    /// Of each page, once some had to be brought.
+    parts: Vec<Part<'f>>,
     /// Those before this one are there.
     there: usize,
-    polled: bool,
 }
 
 #[derive(Debug)]
-enum Page<'f> {
+enum Part<'f> {
     Waits(Get<'f>),
     There(FolioRef<'f>),
 }
 
 impl<'f> GetMany<'f> {
     pub(crate) fn new(handle: &'f Handle, pages: &[u64]) -> Self {
-        let pages = pages.iter().map(|&page| Page::Waits(Get::new(handle, page))).collect();
-        GetMany { pages, there: 0, polled: false }
+        GetMany { handle, pages: pages.to_vec(), parts: Vec::new(), there: 0 }
+    }
+
+    /// All that was not got `quick`, which is `left`, begins at once.
+    fn begin(&mut self, quick: Vec<FolioRef<'f>>, left: &[usize]) -> Result<()> {
+        let mut absent = Absent::new(self.handle);
+        let (mut quick, mut left) = (quick.into_iter(), left.iter().peekable());
+        self.parts = Vec::with_capacity(self.pages.len());
+        for (at, &page) in self.pages.iter().enumerate() {
+            let part = if left.next_if_eq(&&at).is_some() {
+                let mut get = Get::new(self.handle, page);
+                get.0.join(&mut absent);
+                Part::Waits(get)
+            } else {
+                Part::There(quick.next().expect("it is in one of the parts"))
+            };
+            self.parts.push(part);
+        }
+        absent.begin()
+    }
+
+    /// The first time it looks at all parts, each of which leaves its waker then; later at the first
+    /// that is missing.
+    fn poll_parts(
+        &mut self,
+        context: &mut Context<'_>,
+        first: bool,
+    ) -> Poll<Result<Vec<FolioRef<'f>>>> {
+        let mut all = true;
+        for part in &mut self.parts[self.there..] {
+            if let Part::Waits(get) = part {
+                match Pin::new(get).poll(context)? {
+                    Poll::Ready(folio) => *part = Part::There(folio),
+                    Poll::Pending if first => all = false,
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            self.there += usize::from(all);
+        }
+        if !all {
+            return Poll::Pending;
+        }
+        self.there = 0;
+        let folios = std::mem::take(&mut self.parts).into_iter();
+        Poll::Ready(Ok(folios
+            .map(|part| match part {
+                Part::There(folio) => folio,
+                Part::Waits(_) => unreachable!("all are there"),
+            })
+            .collect()))
     }
 }
 
@@ -371,35 +435,24 @@ impl<'f> Future for GetMany<'f> {
     type Output = Result<Vec<FolioRef<'f>>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let GetMany { pages, there, polled } = &mut *self;
-        // The first poll begins to read all of them. Later ones look at the first that is missing.
-        let begins = !std::mem::replace(polled, true);
-        let mut all = true;
-        for page in &mut pages[*there..] {
-            if let Page::Waits(get) = page {
-                match Pin::new(get).poll(context) {
-                    Poll::Ready(Ok(folio)) => *page = Page::There(folio),
-                    Poll::Ready(Err(error)) => {
-                        pages.clear(); // nothing stays held
-                        *there = 0;
-                        return Poll::Ready(Err(error));
-                    }
-                    Poll::Pending if begins => all = false,
-                    Poll::Pending => return Poll::Pending,
-                }
+        let this = &mut *self;
+        let first = this.parts.is_empty();
+        let polled = if first {
+            let (quick, left) = this.handle.get_quickly(&this.pages);
+            if left.is_empty() {
+                return Poll::Ready(Ok(quick));
             }
-            *there += usize::from(all);
+            match this.begin(quick, &left) {
+                Ok(()) => this.poll_parts(context, first),
+                Err(error) => Poll::Ready(Err(error)),
+            }
+        } else {
+            this.poll_parts(context, first)
+        };
+        if let Poll::Ready(Err(_)) = polled {
+            this.parts.clear(); // nothing stays held
+            this.there = 0;
         }
-        if !all {
-            return Poll::Pending;
-        }
-        *there = 0;
-        let folios = std::mem::take(pages).into_iter();
-        Poll::Ready(Ok(folios
-            .map(|page| match page {
-                Page::There(folio) => folio,
-                Page::Waits(_) => unreachable!("all are there"),
-            })
-            .collect()))
+        polled
     }
 }

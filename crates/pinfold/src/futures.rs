@@ -10,6 +10,8 @@
 //! may wait for memory that other such tasks hold. It then fails with
 //! [`Error::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
+//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with an
+//! event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -58,6 +60,7 @@ use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::many::Absent;
+use crate::mutant::{self, Mutant};
 use crate::pressure::Turn;
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
@@ -226,7 +229,9 @@ impl Drop for Bring<'_> {
             Wait::Arrival(held, ticket) => core.waiters.leave(held.head().0, *ticket),
             Wait::Memory(turn) => core.pressure.leave(*turn),
         }
-        self.release();
+        if !mutant::on(Mutant::DropKeepsClaim) {
+            self.release();
+        }
     }
 }
 
@@ -253,6 +258,26 @@ impl<'f> Get<'f> {
         Get(Bring::new(handle, page, PAGE_BYTES))
     }
 
+    #[inline]
+    fn poll_with(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        if matches!(self.0.wait, Wait::Look)
+            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
+        {
+            return Poll::Ready(Ok(folio));
+        }
+        self.poll_slowly(waker)
+    }
+
+    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is woken
+    /// when the page is there. When it is its turn to get memory, `waker` is woken all the same.
+    fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        let polled = self.poll_with(Waker::noop());
+        if polled.is_pending() && matches!(self.0.wait, Wait::Memory(_)) {
+            return self.poll_with(waker);
+        }
+        polled
+    }
+
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
@@ -273,12 +298,7 @@ impl<'f> Future for Get<'f> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if matches!(self.0.wait, Wait::Look)
-            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
-        {
-            return Poll::Ready(Ok(folio));
-        }
-        self.poll_slowly(context.waker())
+        self.poll_with(context.waker())
     }
 }
 
@@ -399,20 +419,23 @@ impl<'f> GetMany<'f> {
         absent.begin()
     }
 
-    /// The first time it looks at all parts, each of which leaves its waker then; later at the first
-    /// that is missing.
-    fn poll_parts(
-        &mut self,
-        context: &mut Context<'_>,
-        first: bool,
-    ) -> Poll<Result<Vec<FolioRef<'f>>>> {
+    /// The first time it looks at all parts, later at the first that is missing. That one has the
+    /// waker: to be woken for each page would be in vain, as all are wanted. Those that queue for
+    /// memory have it, too, and are looked at each time: others queue behind them.
+    fn poll_parts(&mut self, waker: &Waker, first: bool) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let mut all = true;
         for part in &mut self.parts[self.there..] {
             if let Part::Waits(get) = part {
-                match Pin::new(get).poll(context)? {
+                let polled = if all || matches!(get.0.wait, Wait::Memory(_)) {
+                    get.poll_with(waker)
+                } else if first {
+                    get.poll_unwoken(waker)
+                } else {
+                    continue;
+                };
+                match polled? {
                     Poll::Ready(folio) => *part = Part::There(folio),
-                    Poll::Pending if first => all = false,
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => all = false,
                 }
             }
             self.there += usize::from(all);
@@ -443,16 +466,52 @@ impl<'f> Future for GetMany<'f> {
                 return Poll::Ready(Ok(quick));
             }
             match this.begin(quick, &left) {
-                Ok(()) => this.poll_parts(context, first),
+                Ok(()) => this.poll_parts(context.waker(), first),
                 Err(error) => Poll::Ready(Err(error)),
             }
         } else {
-            this.poll_parts(context, first)
+            this.poll_parts(context.waker(), first)
         };
         if let Poll::Ready(Err(_)) = polled {
             this.parts.clear(); // nothing stays held
             this.there = 0;
         }
         polled
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use crate::mutant::{self, Mutant};
+    use crate::source::Memory;
+    use crate::{Cache, Hint, Options};
+
+    /// Whether no claim is left when futures were dropped in the middle.
+    fn dropped_futures_give_their_claims_back() -> bool {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        for page in 0..8 {
+            // On its way, unless a thread of the cache's has read it already.
+            let _ = pin!(file.get_async(page)).poll(&mut Context::from_waker(Waker::noop()));
+            let many = [20 + page, 40 + page];
+            let _ = pin!(file.get_many_async(&many)).poll(&mut Context::from_waker(Waker::noop()));
+        }
+        // More than there may be, unless there is none.
+        file.handle().core.pressure.claim(1 << 20)
+    }
+
+    #[test]
+    fn a_dropped_future_gives_its_claim_back() {
+        assert!(dropped_futures_give_their_claims_back());
+        let caught = mutant::with(Some(Mutant::DropKeepsClaim), || {
+            // One of them at least was on its way.
+            (0..100).any(|_| !dropped_futures_give_their_claims_back())
+        });
+        assert!(caught, "the mutant does nothing");
     }
 }

@@ -425,8 +425,9 @@ fn what_is_absent_of_many_is_one_submission() {
     let expected = expected.map(|(page, pages)| (page * PAGE, pages * PAGE as usize));
     assert_eq!(queue.started(), [expected]);
     queue.let_go();
-    woken.wait_for(7);
+    woken.wait_for(1);
     let Poll::Ready(Ok(folios)) = poll(many.as_mut(), &waker) else { panic!() };
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "not for each page");
     for (&page, folio) in pages.iter().zip(&folios) {
         pattern.check(page * PAGE, folio).unwrap();
     }
@@ -437,6 +438,32 @@ fn what_is_absent_of_many_is_one_submission() {
     assert!((4..=5).contains(&misses), "the two neighbours may be one folio: {misses}");
     let hits = |stats: &pinfold::Stats| stats.counted_hits;
     assert_eq!(hits(&after) - hits(&before), 1, "of the page that was there");
+}
+
+/// A batch that waits for a page that never comes is woken all the same when there is memory for its
+/// next: others queue behind it.
+#[test]
+fn a_batch_takes_its_turn_for_memory_whatever_else_it_waits_for() {
+    let (cache, file, queue, _) = queued(1 << 20);
+    let other = cache.attach("other", Arc::new(Memory::new(vec![9; 1 << 20]))).unwrap();
+    other.advise(0..1, Hint::Random).unwrap();
+    // All memory is held, but for a page of what is about to come.
+    let mut held = Vec::new();
+    // Ends: there is no memory at last.
+    while let Ok(folio) = other.get(held.len() as u64) {
+        held.push(folio);
+    }
+    held.pop();
+    assert!(poll(pin!(file.get_async(7)), Waker::noop()).is_pending());
+    assert_eq!(cache.stats().fills_in_flight, 1);
+    let (woken, waker) = Counted::waker();
+    let mut many = pin!(file.get_many_async(&[7, 8]));
+    assert!(poll(many.as_mut(), &waker).is_pending());
+    drop(held);
+    woken.wait_for(1);
+    assert!(poll(many.as_mut(), &waker).is_pending(), "page 7 is still missing");
+    assert_eq!(cache.stats().fills_in_flight, 2, "and page 8 is on its way");
+    queue.let_go();
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub(crate) use misses::{Absent, prefetch, will_need};
 pub use read_at::ReadAt;
 
 /// Entries that are left for the slow path and that are begun to be read at a time: half of what
-/// the engine's ring takes.
+/// the engine's ring takes for nobody.
 const AT_ONCE: usize = 64;
 
 impl Handle {

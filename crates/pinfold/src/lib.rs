@@ -36,6 +36,7 @@
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio | all folios of the range |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same as for each, but what one waits for in memory, all wait for together | as for each |
 //! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | as without `async`, once it is ready |
+//! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | as without `async`, once it is taken |
 //! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | as without `try` |
 //!
 //! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the others
@@ -173,6 +174,7 @@
 //! | a miss without free memory | eviction. If nothing can be evicted, two seconds ([`Error::NoMemory`]); while other reads are under way, up to thirty since the last one ended |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
 //! | `read_at_async`, `get_async`, `get_many_async` | as `prefetch`; the future waits, and no thread ([`futures`]) |
+//! | `Completions` | the same; the program waits, by its event loop |
 //! | `try_read_at`, `try_get`, `try_borrow` | nothing; where reading ahead is to go on, as `prefetch` |
 //! | `prefetch`, `advise` | no read, they only start them; at times for a thread that changes the file's index |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
@@ -222,6 +224,8 @@ struct Readme;
 mod borrow;
 #[cfg(not(loom))]
 mod cache;
+#[cfg(not(loom))]
+mod completions;
 mod core;
 mod counters;
 mod error;
@@ -268,6 +272,8 @@ mod wait;
 pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
+#[cfg(not(loom))]
+pub use completions::{Completion, Completions, Outcome};
 pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;

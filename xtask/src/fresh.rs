@@ -103,7 +103,8 @@ impl RootFolder {
         if let Some(mount) = mounted_in(&mounts, &self.root) {
             bail!("{mount} is mounted, so {} is not removed", self.root.display());
         }
-        // Processes that were killed a moment ago may still be writing. Ends: so many tries.
+        // Processes that were killed a moment ago may still be writing. Ends: after this many
+        // tries.
         for again in (0..50).rev() {
             match fs::remove_dir_all(&self.root) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,

@@ -15,7 +15,7 @@ pub(crate) fn needs(args: &[String]) -> Vec<Need> {
     if wants_source(args) { vec![Need::Lab] } else { vec![] }
 }
 
-/// Nothing is installed for help, or for a command that there is not.
+/// Nothing is installed for help, or for a command that does not exist.
 fn wants_source(args: &[String]) -> bool {
     let helps = args.iter().take_while(|a| *a != "--").any(|a| a == "-h" || a == "--help");
     !helps && args.first().is_some_and(|command| WITH_SOURCE.contains(&command.as_str()))

@@ -1,6 +1,7 @@
 //! `cargo xtask`: tests, checks and set-up of the project itself.
 
 mod aarch64;
+mod compare;
 mod fresh;
 mod kernel;
 mod modules;
@@ -44,6 +45,7 @@ enum Command {
     Aarch64,
     /// Build the reference count with tracepoints, and check in a debugger that each one fires
     Probes,
+    Compare(compare::CompareArgs),
     /// Count instructions and cache lines of a pin, by folio and page by page; needs valgrind
     PinCounts,
 }
@@ -69,6 +71,7 @@ fn main() -> Result<()> {
         Command::Peers => peers(&sh),
         Command::Aarch64 => aarch64::run(&sh),
         Command::Probes => probes::run(&sh),
+        Command::Compare(args) => compare::run(&sh, &args),
         Command::PinCounts => pin_counts::run(&sh),
     }
 }
@@ -80,7 +83,9 @@ impl Command {
             Command::Test => PARTS.iter().flat_map(|part| part.needs).copied().collect(),
             Command::Kernel(args) => kernel::needs(&args.rest),
             // `fresh` brings its own, once it knows that it may.
-            Command::Fresh(_) | Command::Litmus(_) | Command::Modules(_) => vec![],
+            Command::Compare(_) | Command::Fresh(_) | Command::Litmus(_) | Command::Modules(_) => {
+                vec![]
+            }
             Command::Peers => vec![Need::Peers],
             Command::Aarch64 => vec![Need::Aarch64],
             Command::Probes => vec![Need::Probes],

@@ -35,7 +35,7 @@ pub trait Peer: Send + Sync + Sized {
     fn get<R>(&self, key: u64, read: impl FnOnce(&[u8]) -> R) -> Option<R>;
 }
 
-/// A capacity that is certainly enough for so many values. Caches that split their capacity over
+/// A capacity that is certainly enough for this many values. Caches that split their capacity over
 /// shards need more than the sum: values are not spread evenly.
 #[cfg(any(feature = "foyer", feature = "moka", feature = "quick_cache", feature = "hyperclock"))]
 const fn roomy(values: usize) -> usize {

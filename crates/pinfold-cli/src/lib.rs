@@ -26,7 +26,7 @@ use clap::{Parser, Subcommand};
 const MORE: &str = "This build has only `try`. `cargo pinfold` builds and runs the whole program, \
                     which also has bench, sim and stress.";
 
-/// Tests and measures Pinfold, a page cache that a program links.
+/// Tests and measures Pinfold, a user-space page cache.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold", version, max_term_width = 100, arg_required_else_help = true)]
 #[cfg_attr(not(feature = "bench"), command(after_help = MORE))]

@@ -22,8 +22,8 @@ are in memory. One source fails now and then, one file is rewritten, and one is 
 restored. Other threads invalidate, split, move, advise and reopen the files that are being read.
 Each of the other three schedules (--schedule) repeats one race, so that it is met more often.
 
-The exit code is 0 if every byte was right, and 1 otherwise. Then the program prints the first wrong
-bytes: the file, the offset, what was expected, what was read, and where that really belongs.";
+The exit code is 0 if every byte was right and no thread hung, and 1 otherwise. On a wrong byte, the
+program prints the file, the offset, what was expected, what was read, and where that belongs.";
 
 /// `pinfold stress ...`
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ pub struct StressArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// The cache's budget; the files are ten times as large
+    /// The cache's budget; in the schedule `mixed`, the files are ten times as large
     #[arg(long, value_name = "SIZE", default_value = "8M")]
     budget: Size,
 
@@ -79,7 +79,7 @@ pub struct StressArgs {
 enum ScheduleName {
     /// Files of all kinds, ten times the budget, and every kind of disturbance
     Mixed,
-    /// Files that fit in the budget, whose folios are split and moved: nothing else wakes a reader
+    /// Files that fit in the budget; their folios are split and moved, and nothing else is done
     Moving,
     /// Small files that are truncated and restored without pause
     Resizing,
@@ -174,7 +174,8 @@ impl StressArgs {
     }
 }
 
-/// A bar on a terminal, nothing in a pipe: over the reads if so many are asked for, else the time.
+/// A bar on a terminal, nothing in a pipe: over the reads if a number of them is asked for, else
+/// over the time.
 struct Bar(ProgressBar, bool);
 
 impl Bar {

@@ -78,6 +78,24 @@ fn bad_input_is_named() {
     );
 }
 
+#[test]
+fn a_benchmark_shows_only_the_workers_that_it_can_have() {
+    for bench in ["ref", "read", "get", "miss", "batch", "evict", "pin"] {
+        let output = pinfold(&["bench", bench, "--help"]).assert().success().get_output().clone();
+        let help = String::from_utf8(output.stdout).unwrap();
+        for (option, refused) in [
+            ("--processes", &["get", "miss", "batch", "evict", "pin"][..]),
+            ("--threads", &["evict", "pin"][..]),
+        ] {
+            let shown = help.contains(&format!("{option} <"));
+            assert_eq!(shown, !refused.contains(&bench), "{bench} {option}: {help}");
+            // Options that are not refused end with the engine, which does not exist.
+            let run = pinfold(&["bench", bench, option, "3", "--only", "none"]).assert().failure();
+            run.stderr(contains(if shown { "--only none" } else { option }));
+        }
+    }
+}
+
 fn rows_of<'a>(result: &'a Value, metric: &str) -> Vec<&'a Value> {
     result["rows"].as_array().unwrap().iter().filter(|row| row["metric"] == metric).collect()
 }

@@ -53,8 +53,8 @@ pub enum When {
 pub enum Fault {
     /// The call does nothing and returns this error number (5 for `EIO`, 28 for `ENOSPC`).
     Error(i32),
-    /// A read returns at most so many bytes, as if the source ended there. A write writes so many
-    /// and then fails with `EIO`, as if power had failed. Other calls fail with `EIO`.
+    /// A read returns at most this many bytes, as if the source ended there. A write writes this
+    /// many and then fails with `EIO`, as if power had failed. Other calls fail with `EIO`.
     Short(usize),
     /// The call is delayed by this much; then the next rule that fits applies.
     Delay(Duration),

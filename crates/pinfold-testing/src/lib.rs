@@ -4,7 +4,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | [`pattern`] | file contents that know where they belong: each read is right or wrong by itself |
-//! | [`faulty`] | a source that misbehaves as it is told |
+//! | [`faulty`] | a source that fails in the ways that a test asks for |
 //! | [`script`] | random operations checked against a plain vector, for proptest and the fuzzer |
 //! | [`stress`] | readers, holders and pinners against everything that moves pages; `pinfold stress` |
 //!

@@ -411,7 +411,7 @@ fn extend(runs: &mut Vec<(Range<u64>, Origin)>, next: Range<u64>, origin: Origin
     }
 }
 
-/// Whether `next`, so many bytes on, carries on what `first` began.
+/// Whether `next`, that many bytes on, carries on what `first` began.
 fn continues(first: Origin, next: Origin, bytes: u64) -> bool {
     match (first, next) {
         (

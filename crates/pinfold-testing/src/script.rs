@@ -29,9 +29,9 @@ pub type Which = u8;
 /// case like others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Read so many bytes at an offset.
+    /// Read this many bytes at an offset.
     Read(Which, u64, u32),
-    /// Read the whole file in pieces of so many bytes, at least 512.
+    /// Read the whole file in pieces of this many bytes, at least 512.
     Scan(Which, u32),
     /// Invalidate a range.
     Invalidate(Which, u64, u64),

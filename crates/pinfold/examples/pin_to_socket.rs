@@ -5,7 +5,7 @@
 //! a thread of this program, compares what comes with the file. `tests/pin_example.rs` runs it.
 //!
 //! A zero-copy send is done with its buffer only when it says so, long after the call: until the
-//! receiver has acknowledged the bytes they are sent again from there if need be. That is what a
+//! receiver has acknowledged the bytes they may have to be sent again from there. That is what a
 //! pin is for. Where the kernel has no such send (before 6.0), fixed-buffer writes do, which copy
 //! once.
 

@@ -13,7 +13,7 @@ use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::holders::PinHolder;
 use crate::index::NodePool;
 use crate::mapping::ask_len;
-use crate::options::{FileOptions, Options};
+use crate::options::{self, FileOptions, Options};
 use crate::pressure::Pressure;
 use crate::reclaim;
 use crate::source::{self, Access, Backing, EngineOptions, OpenError, Preference, Source};
@@ -28,8 +28,9 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 
 /// A page cache: file pages in this program's memory, under a budget.
 ///
-/// A clone is a handle to the same cache. The cache lives as long as any handle to it or to one of
-/// its files.
+/// A clone is a handle to the same cache. The cache, with all of its memory, lives as long as any
+/// handle to it or to one of its files, any [`PinnedRange`](crate::PinnedRange), any guard made by
+/// [`FolioRef::into_owned`](crate::FolioRef::into_owned), and any read that is under way.
 ///
 /// ```
 /// use pinfold::{Cache, Options, source::Memory};
@@ -55,10 +56,13 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// A cache belongs to the process that made it. A child of fork(2) may exec, exit, drop its
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
 /// to date at the fork, from a private copy: neither process sees what the other does to its
-/// memory. Every other operation (a miss, opening a file, a pin that must move a folio, advice,
-/// invalidation, a new [`Reader`]) fails with [`Error::Forked`], because the child has none of the
-/// cache's threads and their locks may have been held at the fork. Dropping a handle in the child
-/// frees nothing: the child keeps its copy of the cache's memory until it ends or calls exec.
+/// memory. Whatever needs more than that (a miss, opening a file, `prefetch`, a pin that must move
+/// a folio, advice, invalidation, a new [`Reader`]) fails with [`Error::Forked`], because the child
+/// has none of the cache's threads, and their locks may have been held at the fork. Three calls
+/// that cannot fail return nothing instead: [`stats`](Self::stats) is all zeros,
+/// [`pins`](Self::pins) is `None`, [`compact`](Self::compact) is false. The `try_` calls return
+/// `None` for what was not cached. Dropping a handle in the child frees nothing: the child keeps
+/// its copy of the cache's memory until it ends or calls exec.
 ///
 /// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
 /// give the child copies of such memory. On older kernels a program that forks without an
@@ -92,19 +96,27 @@ impl std::fmt::Debug for Cache {
 
 impl Cache {
     /// Makes a cache of `options.budget_bytes`. Reserves the whole budget, writes 1/64 of it (the
-    /// frame table), and starts a thread that evicts in the background.
+    /// frame table), and starts two threads: `pinfold-reclaim` evicts in the background, and
+    /// `pinfold-ring` drives `io_uring`, if there is one. Others start when they are first needed:
+    /// up to 16 `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for
+    /// deadlines.
     ///
     /// # Errors
     /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
+    /// [`Error::FolioSize`] if [`Options::folio_max_bytes`] is no size of a folio;
     /// [`Error::Reserve`] if the system refuses the memory; [`Error::Thread`] if it refuses the
-    /// thread (`RLIMIT_NPROC`, or the limit of the control group); [`Error::ForkHandler`] if it has
-    /// no memory to remember what to call in a forked child.
+    /// thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
+    /// [`Error::ForkHandler`] if it has no memory to remember what to call in a forked child.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
             let (least_bytes, most_bytes) = (BUDGET_MIN_BYTES, BUDGET_MAX_BYTES);
             return Err(Error::Budget { asked_bytes, least_bytes, most_bytes });
         }
+        let Some(folio_order_max) = options.folio_order_max() else {
+            let (asked_bytes, most_bytes) = (options.folio_max_bytes, options::FOLIO_MAX_BYTES);
+            return Err(Error::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes });
+        };
         let reserve = |cause| Error::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
             frame::OpenError::Reserve { cause, .. } => reserve(cause.into()),
@@ -119,7 +131,7 @@ impl Cache {
         if !options.io_uring {
             engine.ring_depth = 0;
         }
-        let pressure = Pressure::new(frames.frames());
+        let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
         let core = core.map_err(|cause| Error::ForkHandler { cause: Arc::new(cause) })?;
         let core = Arc::new(core);
@@ -135,17 +147,17 @@ impl Cache {
     /// page cache otherwise; [`Stats::sources`] says which.
     ///
     /// The length is the one that the file system reports; that of a block device is the device's.
-    /// Files whose content is made when it is read, and has another length than is reported, are
-    /// refused ([`OpenError::NoLength`]): nearly all of `/proc` and `/sys`, for example. So are
-    /// directories, pipes, sockets and character devices ([`OpenError::NotAFile`]). To open one
-    /// never waits for a writer. An empty file is legal.
+    /// Refused are files whose reported length is not that of their content, such as nearly all of
+    /// `/proc` and `/sys` ([`OpenError::NoLength`]), and directories, pipes, sockets and character
+    /// devices ([`OpenError::NotAFile`]). Opening a pipe fails at once: it does not wait for a
+    /// writer. An empty file may be opened.
     ///
-    /// Each open file holds one descriptor, however many handles it has. A file whose last handle
-    /// is dropped stays open for the system as long as it is cached. Such files of one
-    /// cache have at most a quarter of the descriptors that the process may have (`RLIMIT_NOFILE`):
-    /// beyond that, the one that was closed first is given up, with its pages. The same happens
-    /// where opening finds no descriptor left (`EMFILE`, `ENFILE`), until it succeeds or no such
-    /// file is left.
+    /// An open file has one descriptor, however many handles it has. It keeps the descriptor after
+    /// its last handle was dropped, for as long as pages of it are cached. Closed files of one
+    /// cache keep at most a quarter of the process's descriptors (`RLIMIT_NOFILE`): beyond that,
+    /// the cache drops the file that was closed first, with its pages. It also does so when the
+    /// system has no descriptor for a file that is to be opened (`EMFILE`, `ENFILE`), and tries
+    /// again.
     ///
     /// # Errors
     /// [`Error::Open`] if the file cannot be opened; [`Error::Length`] if its length cannot be
@@ -239,7 +251,10 @@ impl Cache {
         self.core.readers.register().map(Reader::new)
     }
 
-    /// Moves folios together until a run of 2 MiB is free; false if that is impossible.
+    /// Frees 2 MiB of memory in one piece by moving folios, unless there are 2 MiB free already.
+    /// Helps the next large folio (a sequential read, a pin of 2 MiB). False if it could not: what
+    /// is in the way is held or pinned, or too little memory is free. Copies up to 2 MiB for each
+    /// of at most eight attempts; does no I/O.
     pub fn compact(&self) -> bool {
         self.core.owner.is_here() && reclaim::compact(&self.core)
     }

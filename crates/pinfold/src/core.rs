@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::failures::Failures;
 use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
+use crate::grants::Grants;
 use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) deferred: Deferred,
     pub(crate) failures: Failures,
     pub(crate) holders: Holders,
+    pub(crate) grants: Grants,
     pub(crate) engine: Arc<Engine>,
     /// After everything that points into the arena.
     pub(crate) nodes: NodePool,
@@ -48,7 +50,7 @@ impl Core {
     /// Makes a cache: all of `frames` free, no files.
     ///
     /// # Errors
-    /// As of [`Owner::here`].
+    /// As for [`Owner::here`].
     pub(crate) fn new(
         options: Options,
         frames: Frames,
@@ -68,6 +70,7 @@ impl Core {
             deferred: Deferred::new(),
             failures: Failures::new(),
             holders: Holders::new(options.track_pins),
+            grants: Grants::new(frames.frames()),
             engine: Arc::new(Engine::new(engine)),
             options,
             nodes,

@@ -1,5 +1,5 @@
-//! All errors, each with what failed and why. One about a file names it; one about a page or a range
-//! of a file says which.
+//! All errors, each with what failed and why. One about a file names it; one about a page or a
+//! range of a file says which.
 
 use std::fmt;
 use std::io;
@@ -11,8 +11,8 @@ use crate::source::{OpenError, Truncated};
 
 /// Why a call failed. The cache stays usable after any of them.
 ///
-/// Messages name the file, and the page or the offset where there is one. A file that is cached once
-/// but was opened by several paths is named by the first.
+/// Messages name the file, and the page or the offset where there is one. A file that is cached
+/// once but was opened by several paths is named by the first.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,6 +25,19 @@ pub enum Error {
         least_bytes: u64,
         /// The largest budget.
         most_bytes: u64,
+    },
+    /// The size of the largest folios is none that folios can have.
+    #[error(
+        "folios of at most {asked_bytes} bytes: it must be a power of two from {least_bytes} to \
+         {most_bytes}"
+    )]
+    FolioSize {
+        /// The size asked for.
+        asked_bytes: usize,
+        /// The smallest size.
+        least_bytes: usize,
+        /// The largest size.
+        most_bytes: usize,
     },
     /// The system did not give the memory.
     #[error("cannot reserve {bytes} bytes of memory: {cause}")]
@@ -80,7 +93,7 @@ pub enum Error {
         bytes: u64,
     },
     /// A range ends before it begins.
-    #[error("the range from {start} to {end} of {} ends before it begins", path.display())]
+    #[error("the range {start}..{end} of {} ends before it begins", path.display())]
     RangeReversed {
         /// The file.
         path: PathBuf,
@@ -194,8 +207,8 @@ pub enum Error {
         /// Where the file ended.
         cause: Truncated,
     },
-    /// The budget is full of memory that cannot be evicted, and nobody let go of any for two
-    /// seconds. While reads from sources were under way, thirty seconds since one of them ended.
+    /// The budget is full of memory that cannot be evicted, and nothing changed that: no read of
+    /// the cache ended for two seconds, or for thirty while reads were under way.
     #[error(
         "cannot read {} at {offset}: no memory for {wanted_bytes} bytes in a budget of \
          {budget_bytes}: {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \
@@ -226,7 +239,7 @@ pub enum Error {
         metadata_bytes: u64,
     },
     /// The range cannot be pinned.
-    #[error("cannot pin bytes {start} to {end} of {}: {cause}", path.display())]
+    #[error("cannot pin bytes {start}..{end} of {}: {cause}", path.display())]
     PinRange {
         /// The file.
         path: PathBuf,
@@ -239,8 +252,8 @@ pub enum Error {
     },
     /// The range is larger than the cache can ever pin.
     #[error(
-        "cannot pin bytes {start} to {end} of {} at once: their pages have {asked_bytes} bytes, \
-         and in a budget of {budget_bytes} bytes, at most {most_bytes} can be pinned",
+        "cannot pin bytes {start}..{end} of {} at once: their pages have {asked_bytes} bytes, and \
+         in a budget of {budget_bytes} bytes, at most {most_bytes} can be pinned",
         path.display()
     )]
     PinTooLarge {
@@ -274,7 +287,7 @@ pub enum Error {
         referenced: u32,
         /// Pins of its pages.
         pinned: u32,
-        /// Whether a [`Borrowed`](crate::Borrowed) page that is no reference held it at last. Not
+        /// Whether a [`Borrowed`](crate::Borrowed) page without a reference held it at the end. Not
         /// known while there are references or pins.
         borrowed: bool,
         /// How long the call waited.
@@ -296,7 +309,7 @@ pub enum Error {
     },
     /// The byte is not in the pinned range.
     #[error(
-        "byte {at} of {} is outside of what is pinned, {start} to {end}",
+        "byte {at} of {} is outside the pinned range {start}..{end}",
         named(path.as_deref())
     )]
     OutsidePin {
@@ -322,8 +335,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same for what else failed with it: for want of memory, the page that begins at `begin` is
-    /// not there either.
+    /// The same error for the page that begins at `begin`, for which there is no memory either.
     pub(crate) fn of_page_at(&self, begin: u64) -> Error {
         let mut error = self.clone();
         if let Error::NoMemory { offset, .. } = &mut error {
@@ -344,6 +356,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Budget { .. } => "budget",
+            Error::FolioSize { .. } => "folio-size",
             Error::Reserve { .. } => "reserve",
             Error::ForkHandler { .. } => "fork-handler",
             Error::Eventfd { .. } => "eventfd",
@@ -392,26 +405,26 @@ pub enum PinRangeCause {
     },
 }
 
-/// What held a folio at last. A folio that is borrowed has neither references nor pins, unless they
-/// came a moment later.
+/// What held a folio at the end of the wait. A folio that is borrowed has neither references nor
+/// pins, unless they came a moment later.
 fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
     match (referenced, pinned, borrowed) {
-        (0, 0, true) => "a borrow at last".to_owned(),
-        (0, 0, false) => "0 references and 0 pins at last (only for moments each time)".to_owned(),
-        (_, _, true) => format!("a borrow, {referenced} references and {pinned} pins at last"),
-        (_, _, false) => format!("{referenced} references and {pinned} pins at last"),
+        (0, 0, true) => "a borrow at the end".to_owned(),
+        (0, 0, false) => "other threads, each for a moment only".to_owned(),
+        (_, _, true) => format!("a borrow, {referenced} references and {pinned} pins at the end"),
+        (_, _, false) => format!("{referenced} references and {pinned} pins at the end"),
     }
 }
 
 /// The name of a pinned range's file.
 fn named(path: Option<&Path>) -> impl fmt::Display {
-    path.map_or_else(|| "a file that has dropped it".into(), Path::to_string_lossy)
+    path.map_or_else(|| "a file that is no longer known".into(), Path::to_string_lossy)
 }
 
 /// One pin per line.
 fn listed(holders: &[PinHolder]) -> String {
     if holders.is_empty() {
-        return " (Options::track_pins lets the cache say by whom)".to_owned();
+        return " (make the cache with Options::track_pins to see which calls pinned them)".into();
     }
     holders.iter().fold(":".to_owned(), |text, holder| text + "\n  " + &holder.to_string())
 }
@@ -465,6 +478,9 @@ mod tests {
     errors! {
         Error::Budget { .. } =
             Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget", Cache;
+        Error::FolioSize { .. } =
+            Error::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
+            => "folio-size", Cache;
         Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
         Error::ForkHandler { .. } =
             Error::ForkHandler { cause: cause() } => "fork-handler", Cache;
@@ -620,7 +636,7 @@ mod tests {
     #[test]
     fn a_pinned_range_without_a_name_says_why() {
         let error = Error::OutsidePin { path: None, at: 9, start: 2, end: 3 };
-        let text = "byte 9 of a file that has dropped it is outside of what is pinned, 2 to 3";
+        let text = "byte 9 of a file that is no longer known is outside the pinned range 2..3";
         assert_eq!(error.to_string(), text);
     }
 }

@@ -23,9 +23,10 @@ use crate::source::{self, Hint};
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
 /// keeps its own hints. Give each sequential scan its own clone: scans that share a handle look
-/// like random reads, so little is read ahead of them. When the last handle is dropped the pages
-/// stay cached until their memory is needed, or their descriptor
-/// ([`Cache::open`](crate::Cache::open)).
+/// like random reads, so little is read ahead of them. After the last handle of a file that was
+/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory or their
+/// descriptor is needed. Those of a source that was [attached](crate::Cache::attach) stay only if
+/// it has an [identity](crate::source::Source::identity).
 pub struct File {
     handle: Handle,
 }
@@ -64,17 +65,18 @@ impl File {
     }
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
-    /// the end of the file, 0 beyond it. Reads from the source what is not cached, and waits for it
-    /// as long as the source takes: the cache gives a call that a thread waits for no time limit of
-    /// its own (see [`Source::deadline`](crate::source::Source::deadline)). So does every other
-    /// call of a file that reads what is not cached.
+    /// the end of the file, 0 beyond it. What is not cached is read from the source, and the call
+    /// waits for it without a time limit, unless the source has one (see
+    /// [`Source::deadline`](crate::source::Source::deadline)). The same is true of all other calls
+    /// here that read, but for the `try_` calls and the futures.
     ///
     /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
     /// count, and all of it after an error, is unspecified.
     ///
-    /// Cost of a hit: up to the short-read limit a lookup and the copy, with no store to shared
-    /// memory; above the limit, or where the short read fails, one atomic add and one subtraction
-    /// per folio.
+    /// Cost of a hit: up to the [short-read limit](crate::Options::short_read_max_bytes) a look-up
+    /// and the copy, with no store to shared memory once the folio has been used three times (see
+    /// the [front page](crate#which-way-in)); above the limit, or where the short read fails, one
+    /// atomic add and one subtraction per folio.
     ///
     /// # Errors
     /// [`Error::Range`] if `offset + buf.len()` is above 2^63 - 1; [`Error::Read`] if the source
@@ -93,8 +95,18 @@ impl File {
     /// A value that spans two pages lies in one piece in [`FolioRef::folio`], if both pages are in
     /// one folio; otherwise [`read_at`](Self::read_at) copies it.
     ///
-    /// Cost of a hit: a lookup and one atomic add on the folio's line, and one subtraction when the
-    /// guard is dropped. Nothing is copied.
+    /// Cost of a hit: a look-up and one atomic add on the folio's line, and one subtraction when
+    /// the guard is dropped. Nothing is copied.
+    ///
+    /// # What guards keep
+    /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
+    /// more, however large the folios are that the pages were read in. A guard keeps its folio as
+    /// long as it lives, even of a file that was invalidated. Of large folios only a 20th of the
+    /// budget is kept as a whole; another one is split when the first guard of it is taken, once.
+    /// It cannot be split, and is kept as a whole beyond that bound, if one of its pages is pinned
+    /// or borrowed at that moment, if other threads read it all the time, or if the index finds no
+    /// memory for its pieces. Nor can the folio of a borrow that is
+    /// [upgraded](crate::Borrowed::upgrade).
     ///
     /// # Errors
     /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
@@ -104,38 +116,47 @@ impl File {
         self.handle.get(page)
     }
 
-    /// As [`read_at`](Self::read_at), without blocking the thread that polls the future: the runtime
-    /// is told when the bytes are there. Any runtime will do.
+    /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
+    /// source nor for memory ([`futures`](crate::futures)). The future is woken when the bytes are
+    /// there. Any runtime will do.
     ///
-    /// A future that is dropped leaves no trace but a page or two in the cache. While memory is
-    /// short, futures wait for it in turn, and fail with [`Error::NoMemory`] as threads do.
+    /// A future may be dropped at any time. The read that it began goes on, and what it brings
+    /// stays in the cache: what was asked for, or up to 2 MiB for a sequential reader. The kernel
+    /// never gets `buf`, which may have been filled in part. While memory is short, futures wait
+    /// for it in turn, and fail with [`Error::NoMemory`] as threads do.
     ///
-    /// Cost of a hit: as `read_at`. Of a miss: the read, and one wake-up by the thread that
+    /// Cost of a hit: that of `read_at`. Of a miss: the read, and one wake-up by the thread that
     /// completes it.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at).
+    /// As [`read_at`](Self::read_at). [`Error::Read`] is of kind
+    /// [`TimedOut`](std::io::ErrorKind::TimedOut) if the source's
+    /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads are
+    /// busy with other sources for too long.
     #[inline]
     pub fn read_at_async<'b>(&self, buf: &'b mut [u8], offset: u64) -> Read<'_, 'b> {
         Read::new(&self.handle, buf, offset)
     }
 
-    /// As [`get`](Self::get), without blocking the thread that polls the future; see
-    /// [`read_at_async`](Self::read_at_async).
+    /// As [`get`](Self::get), but as a future; see [`read_at_async`](Self::read_at_async).
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// As [`get`](Self::get) and [`read_at_async`](Self::read_at_async).
     #[inline]
     pub fn get_async(&self, page: u64) -> Get<'_> {
         Get::new(&self.handle, page)
     }
 
-    /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. The first poll
-    /// begins to read all that are not cached. A page may occur more than once.
+    /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. A page may occur
+    /// more than once. The first poll starts a read for each page that is not cached, as far as
+    /// memory goes: futures together may have a quarter of the budget on its way. Guards are held
+    /// while the others are waited for.
+    ///
+    /// Cost: at most that of as many `get_async`, and an allocation.
     ///
     /// # Errors
-    /// As [`get`](Self::get), of the first page that fails; then none stays held. If the budget
-    /// cannot hold all of them at once, that is [`Error::NoMemory`].
+    /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
+    /// dropped. If the budget cannot hold all of the pages at once, that is [`Error::NoMemory`].
     pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
         GetMany::new(&self.handle, pages)
     }
@@ -144,9 +165,14 @@ impl File {
     /// `reader`, which belongs to the calling thread. Derefs to the page's bytes: 4096, fewer only
     /// at the end of the file. Reads from the source what is not cached.
     ///
-    /// Cost of a hit: a lookup and a store to a cache line of the thread's own. Nothing shared is
-    /// written, nothing is copied. A reader has 16 slots; while all are in use the guard takes a
-    /// counted reference, as [`get`](Self::get) does.
+    /// Cost of a hit: a look-up and a store to a cache line of the thread's own. Nothing is copied,
+    /// and nothing shared is written once the folio has been used three times (see the
+    /// [front page](crate#which-way-in)). A reader has 16 slots; while all are in use the guard
+    /// takes a counted reference, as [`get`](Self::get) does.
+    ///
+    /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
+    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of one reader
+    /// keep at most a quarter of the budget. One with a counted reference keeps what `get` says.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.
@@ -172,9 +198,10 @@ impl File {
     }
 
     /// The page number `page`, without holding it: copy its bytes, then ask whether the copy is
-    /// valid, for several pages at once if need be. Reads from the source what is not cached.
+    /// valid. [`Optimistic::validate_all`] asks this of several pages at once. Reads from the
+    /// source what is not cached.
     ///
-    /// Cost of a hit: a lookup. Nothing is written.
+    /// Cost of a hit: a look-up. Nothing is written.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -183,16 +210,15 @@ impl File {
         self.handle.optimistic(page)
     }
 
-    /// As [`read_at`](Self::read_at), of what is cached at this moment: `None` if any of the bytes
-    /// is not. Never waits and starts no read of what is absent: [`prefetch`](Self::prefetch) does.
+    /// As [`read_at`](Self::read_at), but only what is cached at this moment: `None` if any of the
+    /// bytes is not. Waits for no read, and starts none of what is absent:
+    /// [`prefetch`](Self::prefetch) does.
     ///
-    /// What `read_at` gets without the source, this gets: bytes of several folios, and bytes at the
-    /// end of the file. Meeting the mark up to which was read ahead starts the next readahead, as
-    /// in `read_at`, so that a scan by `try_read_at` stays ahead of itself; one read in each 64 KiB
-    /// to 2 MiB of a scan does that, and it waits for no read either, but takes the file's mutex,
-    /// may evict, and submits. A page that is being evicted or moved at this moment may be `None`
-    /// although it stays. After `None`, `buf` is unspecified. In a child of `fork()` it says what
-    /// was cached at the fork; the rest is `None` for ever.
+    /// It gets whatever `read_at` gets without the source, also across folios and at the end of the
+    /// file. In a sequential scan, one call in each 64 KiB to 2 MiB starts the next readahead, as
+    /// in `read_at`: that call takes the file's mutex and may evict, but waits for no read. A page
+    /// that is being evicted or moved may give `None` although it stays. After `None`, `buf` is
+    /// unspecified. In a child of `fork()`, what was not cached at the fork is always `None`.
     ///
     /// Cost: a hit costs what it costs `read_at`; a miss is two look-ups, and takes no lock.
     ///
@@ -210,13 +236,13 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Range`] as of `read_at`.
+    /// [`Error::Range`] as for `read_at`.
     #[inline]
     pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
         self.handle.try_read_at(buf, offset)
     }
 
-    /// As [`get`](Self::get), of a page that is cached at this moment; otherwise `None`, as of
+    /// As [`get`](Self::get), if the page is cached at this moment; otherwise `None`, as by
     /// [`try_read_at`](Self::try_read_at).
     ///
     /// Cost: a hit costs what it costs `get`; a miss is two look-ups, and takes no lock.
@@ -228,8 +254,8 @@ impl File {
         self.handle.try_get(page)
     }
 
-    /// As [`borrow`](Self::borrow), of a page that is cached at this moment; otherwise `None`, as
-    /// of [`try_read_at`](Self::try_read_at). If the reader has no free slot, the guard takes a
+    /// As [`borrow`](Self::borrow), if the page is cached at this moment; otherwise `None`, as by
+    /// [`try_read_at`](Self::try_read_at). If the reader has no free slot, the guard takes a
     /// counted reference.
     ///
     /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
@@ -247,18 +273,18 @@ impl File {
     }
 
     /// Starts to read those of `pages` that are neither cached nor on their way, for calls that
-    /// will want them soon. Waits for no read. Pages behind the end of the file are skipped. Of
+    /// will want them soon. Waits for no read. Pages past the end of the file are skipped. Of
     /// adjacent pages, up to [`Options::readahead_max_bytes`](crate::Options::readahead_max_bytes)
     /// are one read (64 KiB if that is 0).
     ///
-    /// It is a hint: nothing is started for which memory is not to be had at once, more than a
-    /// quarter of the budget in one file, or what the source does not take. A call that wants such
-    /// a page reads it then; so it does if the read fails.
+    /// It is a hint. It starts only what memory can be found for without waiting, and what the
+    /// source takes; and at most a quarter of the budget is on its way in one file at a time. A
+    /// call that wants a page that was not started, or whose read failed, reads it then.
     ///
-    /// Cost: for a page that is there, a look-up. For others, a folio each, and for all of up to 64
-    /// reads one mutex of the file and one submission: less than a single miss without its read. If
-    /// no memory is free, it may have to evict. The pages are counted in
-    /// [`Stats::readahead`](crate::Stats::readahead), and are no misses of those who want them.
+    /// Cost: for a page that is there, a look-up. For others, an allocation each, and one mutex of
+    /// the file and one submission for up to 64 reads. If no memory is free, it may have to evict.
+    /// The folios are counted in [`Stats::readahead`](crate::Stats::readahead). A call that wants
+    /// one of them later does not count it as a miss.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -280,17 +306,17 @@ impl File {
     }
 
     /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
-    /// each. They may be of any lengths, in any order, and overlap. An error concerns its own read
-    /// alone, and the others go on; but once memory was waited for in vain
-    /// ([`Error::NoMemory`]), nothing more is waited for in this batch, and what is not cached gets
-    /// that error.
+    /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
+    /// the others, with one exception: after the first [`Error::NoMemory`] the batch waits for no
+    /// more memory, and every read of something that is not cached gets that error.
     ///
-    /// Cost: where all is cached, what one read waits for in memory, all of a block of 16 wait for
-    /// at once. That pays from some eight reads of distant pages on; it takes twice the
-    /// instructions of as many `read_at`, and a batch of one takes longer than that call. What is
-    /// not cached is read at once: adjacent pages by one read, the first of these in this thread,
-    /// the others by one submission to the source, at most 64 reads of `reads` at a time. The batch
-    /// holds nothing from one read to the next, and so may be of any size, whatever the budget is.
+    /// Cost: if all is cached, the reads are done in blocks of 16, so that the processor's cache
+    /// misses overlap. That pays from about eight reads of distant pages on; a batch of one is
+    /// slower than `read_at` (`cargo pinfold bench batch --cases memory` measures both). What is
+    /// not cached is read concurrently, for up to 64 of `reads` at a time: adjacent pages by one
+    /// read, the first of these in this thread, the others by one submission to the source. The
+    /// batch holds nothing from one read to the next, and so may be of any size, whatever the
+    /// budget is.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -299,12 +325,12 @@ impl File {
         self.handle.read_many(reads)
     }
 
-    /// All of `pages`, each under a counted reference as of [`get`](Self::get), in the order of
+    /// All of `pages`, each under a counted reference as by [`get`](Self::get), in the order of
     /// `pages`. A page that is wanted twice has two guards, and is read once.
     ///
-    /// Cost: as of that many calls of `get`, with an allocation for the list. What is cached is
-    /// waited for in memory together, and what is not is read at once, as of
-    /// [`read_many`](Self::read_many).
+    /// Cost: that of as many calls of `get`, and an allocation for the list. The processor's cache
+    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many). The
+    /// guards together keep at most two pages each, or a tenth of the budget, as those of `get`.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -317,21 +343,21 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// The first error in the order of `pages`, as of `get`; no guard stays then. The guards are
-    /// held while the rest is read: [`Error::NoMemory`] if all of them do not fit the budget,
-    /// beside what others hold.
+    /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
+    /// are held while the rest is read, so [`Error::NoMemory`] if not all pages fit the budget at
+    /// once, beside what others hold.
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         self.handle.get_many(pages)
     }
 
-    /// All of `pages`, announced in slots of `reader` as of [`borrow`](Self::borrow), in the order
+    /// All of `pages`, announced in slots of `reader` as by [`borrow`](Self::borrow), in the order
     /// of `pages`. A page that is wanted twice has two guards, and is read once.
     ///
-    /// Cost: as of that many calls of `borrow`, with an allocation for the list, and one fence
+    /// Cost: that of as many calls of `borrow`, an allocation for the list, and one fence in all
     /// where a borrow has one. A reader has 16 slots; guards for which none is free take a counted
-    /// reference, and an allocation. What is cached is waited for in memory together, and what is
-    /// not is read at once, as of [`read_many`](Self::read_many).
+    /// reference, and an allocation. The processor's cache misses overlap, and so do the reads from
+    /// the source, as by [`read_many`](Self::read_many).
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -344,8 +370,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As of [`get_many`](Self::get_many); [`Error::ForeignReader`] if the reader belongs to
-    /// another cache, even of an empty batch.
+    /// As for [`get_many`](Self::get_many); [`Error::ForeignReader`] if the reader belongs to
+    /// another cache, even if `pages` is empty.
     #[inline]
     pub fn borrow_many<'f, 'r>(
         &'f self,
@@ -383,15 +409,18 @@ impl File {
     /// then fails with [`Error::PinHeld`].
     ///
     /// - A thread must first drop its own guards of these pages, and of others in the same folios:
-    ///   the call would wait for them in vain.
+    ///   otherwise the call waits for them, and fails.
     /// - A page that several threads hold in turn may never have such a moment. Pin it before they
     ///   begin, and keep the pin: a folio that is pinned is not moved for further pins.
     /// - Where neither will do, [`Options::pin_in_place`](crate::Options::pin_in_place) moves
     ///   nothing, for a price.
     ///
     /// # Cost
-    /// For a cached folio that need not move: a lookup and one atomic addition, and one atomic
-    /// subtraction to unpin it.
+    /// For each cached folio that need not move: a look-up and one atomic addition, and one atomic
+    /// subtraction to unpin it. For the call: an addition and a subtraction on the count of the
+    /// cache, a line that all threads which pin share, and two additions on the thread's own
+    /// counters. To move a folio takes the file's mutex and copies the folio; its next pin finds it
+    /// moved.
     ///
     /// # Errors
     /// Nothing stays pinned after an error. [`Error::PinRange`] if the range is empty, reversed, or
@@ -404,8 +433,8 @@ impl File {
         pin::pin(&self.handle, range, Step::Folio, Location::caller())
     }
 
-    /// The same page by page, with a look-up and an addition for each. Feature `testing`: for
-    /// comparisons only.
+    /// As [`pin`](Self::pin), but page by page, with a look-up and an addition for each. Feature
+    /// `testing`: for comparisons only.
     ///
     /// # Errors
     /// As for [`pin`](Self::pin).
@@ -430,7 +459,8 @@ impl File {
     /// Says how the bytes `range` of the file will be used. `Sequential` and `Random` set the mode
     /// of this handle, whatever the range, until the next of the two. `WillNeed` starts to read the
     /// range, up to a quarter of the budget, as [`prefetch`](Self::prefetch) does. `DontNeed` drops
-    /// it from the cache. The source gets the hint as well.
+    /// the range from the cache as [`invalidate`](Self::invalidate) does: whole folios, including
+    /// those in use, whose holders keep the bytes. The source gets the hint as well.
     ///
     /// # Errors
     /// [`Error::RangeReversed`] if the range ends before it begins; [`Error::Range`] if it ends
@@ -511,7 +541,7 @@ impl File {
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
-    /// The pages that have a byte of `range`, those behind the end of the file included.
+    /// The pages that have a byte of `range`, including those past the end of the file.
     fn pages(&self, range: &Range<u64>) -> Result<Range<u64>> {
         let &Range { start, end } = range;
         let path = || self.handle.mapping.path.clone();

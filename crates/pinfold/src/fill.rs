@@ -120,7 +120,7 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         self.folios.len()
     }
 
-    /// The page behind its last one, unless it is empty.
+    /// The page after its last one, unless it is empty.
     pub(crate) fn end(&self) -> Option<u64> {
         self.folios.back().map(Filling::end)
     }
@@ -239,7 +239,8 @@ fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
     if let Some(held) = reader.core.hold(&reader.mapping, page) {
         return Ok(Some(held));
     }
-    // Exact now: a lookup through a recycled node only misses, and a freezer would hold this mutex.
+    // Exact now: a look-up through a recycled node only misses, and a freezer would hold this
+    // mutex.
     let changing = reader.mapping.change();
     let Some(head) = changing.head(page) else { return Ok(None) };
     let held = reader.core.hold_under_change(head);
@@ -499,8 +500,8 @@ fn insert(
     outcome
 }
 
-/// Step 2 for many folios under one hold of the mutex, as far as memory for the index is to be had
-/// at once: those that are in the index now. The others are given back.
+/// Step 2 for many folios under one hold of the mutex, as far as there is memory for the index:
+/// those that are in the index now. The others are given back.
 pub(crate) fn insert_all(
     reader: &Handle,
     folios: impl Iterator<Item = (u64, Order, FrameNumber)> + Clone,

@@ -1,6 +1,6 @@
-//! Finding a cached page: the lookups that all ways in share.
+//! Finding a cached page: the look-ups that all ways in share.
 //!
-//! | lookup | what the caller gets | called by |
+//! | look-up | what the caller gets | called by |
 //! |---|---|---|
 //! | [`Handle::found`], [`Handle::found_at`], [`Handle::look`] | no hold: the entry as it was under a version, to be validated | the hit of each way in |
 //! | [`Handle::held`] | a counted reference, to a cached folio or one just filled | the slow path of each way in |
@@ -8,7 +8,7 @@
 //!
 //! What follows is each way's own: copy, announce, count or pin, then validate the version.
 //!
-//! # The optimistic lookup, step by step
+//! # The optimistic look-up, step by step
 //!
 //! 1. look the page up in the index, which returns a hint, right or wrong;
 //! 2. load the folio's version, acquire; odd: not up to date, or being changed;
@@ -26,7 +26,7 @@ use crate::frame::{Flags, Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 
-/// A folio as an optimistic lookup found it. Nothing holds it: valid if [`Frame::read_retry`] says
+/// A folio as an optimistic look-up found it. Nothing holds it: valid if [`Frame::read_retry`] says
 /// so.
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
@@ -79,6 +79,23 @@ impl Want for WholePage {
 pub(crate) struct AnyPage;
 
 impl Want for AnyPage {
+    #[inline(always)]
+    fn fits(self, at: u64, span: u64) -> bool {
+        at < span
+    }
+}
+
+/// The same, of a folio that a counted guard may be taken of at once.
+#[derive(Clone, Copy)]
+pub(crate) struct HoldablePage;
+
+impl Want for HoldablePage {
+    #[inline(always)]
+    fn readable(self, frame: &Frame) -> (u32, u64, u64) {
+        let (mapping, start, span) = frame.holdable();
+        (mapping, start, span.into())
+    }
+
     #[inline(always)]
     fn fits(self, at: u64, span: u64) -> bool {
         at < span

@@ -1,14 +1,17 @@
 //! The futures of [`File::read_at_async`](crate::File::read_at_async),
 //! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). They
-//! run on any runtime, and never block the thread that polls them.
+//! run on any runtime. A poll waits neither for a source nor for memory. It may take a lock for a
+//! moment, evict, and copy up to the whole buffer.
+//!
+//! They can be sent to other threads, and borrow their file: a task that is spawned takes an
+//! `Arc<File>` with it.
 //!
 //! A future that finds its page cached is ready at its first poll. Otherwise it has the page read,
-//! and is woken by the thread that completes the read. A dropped future leaves nothing behind but
-//! its page in the cache.
+//! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
+//! the read brings stays in the cache.
 //!
-//! What one future holds others cannot have: a task that keeps guards while it waits for more pages
-//! may wait for memory that other such tasks hold. It then fails with
-//! [`Error::NoMemory`], as a thread does.
+//! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
+//! hold. It then fails with [`Error::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with an
 //! event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
@@ -52,7 +55,7 @@ use std::num::NonZero;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
-use crate::borrow::FolioRef;
+use crate::borrow::{self, FolioRef};
 use crate::core::Held;
 use crate::counters::Event;
 use crate::error::{Error, Result};
@@ -286,7 +289,10 @@ impl<'f> Get<'f> {
         loop {
             handle.check_page(page)?;
             let held = ready!(self.0.poll(waker))?;
-            if let Some(folio) = FolioRef::of(handle, held, page) {
+            let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
+            if let Some(held) = held
+                && let Some(folio) = FolioRef::of(handle, held, page)
+            {
                 return Poll::Ready(Ok(folio));
             }
         }

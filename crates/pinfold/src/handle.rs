@@ -138,7 +138,7 @@ mod tests {
             let head = old.handle().mapping.index.lookup(page);
             assert_eq!(old.handle().lookup.hint(page, 0), head, "page {page}");
         }
-        // The old handle looks behind the end of its directory once, newer handles never do.
+        // The old handle looks past the end of its directory once, newer handles never do.
         let last = (5 * MIB / 4096) as u64 - 1;
         assert_eq!(young.handle().lookup.hint(last, 0), None);
         assert_eq!(young.read_at(&mut block, last * 4096).unwrap(), 64);

@@ -1,13 +1,13 @@
 //! The counted guard that owns a share of its file: `FolioOf::get(&file, page)`.
 //!
-//! A guard of `borrow/counted.rs` borrows its file, so a struct cannot have both. Here: the same guard for
-//! programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard. Called by
-//! programs.
+//! A guard of `borrow/counted.rs` borrows its file, so a struct cannot have both. Here: the same
+//! guard for programs that share the file as an `Rc` or an `Arc`, with a share of it in each guard.
+//! Called by programs.
 //!
 //! # Why the bytes stay
 //!
-//! As in `borrow/counted.rs`: the guard owns one reference of the folio's count. The arena stays as long as
-//! the file, of which the guard owns a share; the reference is given back before the share.
+//! As in `borrow/counted.rs`: the guard owns one reference of the folio's count. The arena stays as
+//! long as the file, and the guard owns a share of the file; it gives the reference back first.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -89,15 +89,15 @@ pub struct FolioOf<F: SharedFile> {
     file: F,
 }
 
-// SAFETY: bytes that no thread writes, and a reference that any thread may give back; the share says
-// for itself.
+// SAFETY: bytes that no thread writes, and a reference that any thread may give back; the share
+// says for itself.
 unsafe impl<F: SharedFile + Send> Send for FolioOf<F> {}
 // SAFETY: as above; a shared guard hands out shared bytes, and the share.
 unsafe impl<F: SharedFile + Sync> Sync for FolioOf<F> {}
 
 impl<F: SharedFile> FolioOf<F> {
-    /// The page number `page` (bytes `page * 4096` and up) of `file`, as [`File::get`], with another
-    /// share of `file`.
+    /// The page number `page` (bytes `page * 4096` and up) of `file`, as [`File::get`], with
+    /// another share of `file`.
     ///
     /// # Errors
     /// As [`File::get`].

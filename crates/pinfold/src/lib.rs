@@ -1,4 +1,5 @@
-//! A page cache that a program links: file pages in the program's own memory, under a budget.
+//! A user-space page cache: keeps pages of files in the program's own memory, under a budget that
+//! the program sets.
 //!
 //! ```
 //! # let dir = tempfile::tempdir().unwrap();
@@ -20,9 +21,13 @@
 //!
 //! - A *page* has 4096 bytes. Pages of a file are counted from 0.
 //! - A *folio* is 1 to 512 pages, 4 KiB to 2 MiB, that follow each other in the file and in memory
-//!   and are cached as one. The cache chooses the size: what is read in order gets large ones.
+//!   and are cached as one. The cache chooses the size: what is read in order gets large ones, of
+//!   at most a 64th of the budget. So folios of 2 MiB take a budget of 128 MiB or more.
 //! - A *hit* is a call that finds the page in the cache; a *miss* has to read it from the source.
+//! - To *fill* a folio is to read it from the source.
 //! - A *guard* is a value that gives you a page's bytes in place, and keeps them there.
+//! - A *reference* keeps a folio in memory. It is counted in a word that all readers of the folio
+//!   share. A *borrow* keeps a folio, too, by a *slot*: a word that only its own thread stores.
 //!
 //! # Which way in
 //!
@@ -32,22 +37,27 @@
 //! | to look at a page, on this thread | [`File::borrow`] | a look-up, and no store to shared memory | the page's folio |
 //! | to keep a page, or to send it to another thread | [`File::get`] | a look-up, an atomic addition and subtraction | the page's folio |
 //! | to keep a page in one struct with its file | [`FolioOf::get`] | the same, and a count of the file | the page's folio, the file |
-//! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is good | nothing |
-//! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio | all folios of the range |
-//! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same as for each, but what one waits for in memory, all wait for together | as for each |
-//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | as without `async`, once it is ready |
-//! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | as without `async`, once it is taken |
-//! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | as without `try` |
+//! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is valid | nothing |
+//! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio; an addition and subtraction for the call | all folios of the range |
+//! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same for each page, but the processor's cache misses overlap | the same for each page |
+//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | the same as without `async`, once it is ready |
+//! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
+//! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | the same as without `try` |
 //!
-//! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the others
-//! take the number of a page.
+//! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the
+//! others take the number of a page.
+//!
+//! "No store to shared memory" holds for `borrow` and for short reads
+//! ([`Options::short_read_max_bytes`]) once a folio has been used three times. Until then, a thread
+//! that comes to the folio from another one stores the folio's use count. Under memory pressure,
+//! eviction lowers that count again.
 //!
 //! There is no way yet to map a file into memory, or to write.
 //!
 //! ## Copy: `read_at`
 //!
-//! As pread(2). Nothing has to be given back, and a value may cross pages. The best way for a few
-//! hundred bytes or less.
+//! Copies bytes out, as pread(2) does. There is no guard to drop, and a value may cross pages. It
+//! is the best way for a few hundred bytes or less.
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -61,7 +71,8 @@
 //!
 //! ## Borrow: in place, on one thread
 //!
-//! The cheapest way to the bytes of a page. Each thread makes a [`Reader`] once, and keeps it.
+//! This is the cheapest way to the bytes of a page. Each thread makes a [`Reader`] once, and keeps
+//! it.
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -87,13 +98,13 @@
 //! # Ok::<(), pinfold::Error>(())
 //! ```
 //!
-//! This guard borrows the file. A struct that has both takes [`FolioOf`] instead; a guard that
-//! outlives all handles of the file is made by [`FolioRef::into_owned`].
+//! This guard borrows the file. A struct that has both takes [`FolioOf`] instead.
+//! [`FolioRef::into_owned`] makes a guard that outlives all handles of the file.
 //!
 //! ## Optimistic: without holding
 //!
-//! Copy what you need of one page or of several, then ask whether all copies are of one moment. It
-//! suits short looks at pages that change hands often, and keeps nothing from being evicted.
+//! Copy what you need of one page or of several, then ask whether all copies are of one moment.
+//! This suits short visits to pages that many threads use, and keeps nothing from being evicted.
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -113,7 +124,7 @@
 //!
 //! ## Pin: addresses that stay
 //!
-//! For `writev`, for a ring's fixed buffers, for a device.
+//! Pinned bytes can be handed to `writev`, to a ring as fixed buffers, or to a device.
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -130,9 +141,9 @@
 //!
 //! ## Many at once
 //!
-//! For pages that need not be neighbours, as of a graph's nodes: what is cached is looked up before
-//! any of it is waited for, and what is not is read at the same time. Results are in the order of
-//! the pages.
+//! Use these calls for pages that need not be adjacent, such as the nodes of a graph. The
+//! processor's cache misses overlap, and so do the reads from the source. Results are in the order
+//! of the pages.
 //!
 //! ```
 //! # use pinfold::{Cache, Options, ReadAt, source::Memory};
@@ -149,7 +160,7 @@
 //!
 //! ## Try: without waiting
 //!
-//! For a thread that has other work: `None` says that the page is not cached, and
+//! These calls are for a thread that has other work: `None` says that the page is not cached, and
 //! [`File::prefetch`] starts to read it.
 //!
 //! ```
@@ -168,42 +179,50 @@
 //!
 //! | what | waits for |
 //! |---|---|
-//! | a hit, the end of a guard, a pin given back | nothing but, at times, a thread that changes the file's index; it does no I/O meanwhile |
-//! | a miss | the source. The cache sets no time limit: a source may ([`source::Source::deadline`] is for reading ahead) |
-//! | a miss of a page that another thread reads already | that read, and gets its error; but a read ahead that failed is repeated |
-//! | a miss without free memory | eviction. If nothing can be evicted, two seconds ([`Error::NoMemory`]); while other reads are under way, up to thirty since the last one ended |
+//! | a hit | at times, a thread that changes the file's index, which does no I/O meanwhile. One hit in each 64 KiB to 2 MiB of a sequential scan also starts the next readahead, as `prefetch` does: it may evict |
+//! | the end of a guard, a pin given back | a short lock, if it was the last holder of a folio that had left its file; with [`Options::track_pins`], the lock of the list of pins |
+//! | [`Borrowed::upgrade`] | at times, a thread that is just trying to evict or move the folio; it does no I/O meanwhile |
+//! | a miss | the source. The cache sets no time limit. A source may set its own in `read_at`. [`source::Source::deadline`] limits what the cache hands over as requests: reads ahead, reads of futures, and all but the first read of a batch |
+//! | a miss of a page that another thread reads already | that read, and gets its error; but it repeats a read ahead that failed |
+//! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`Error::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
-//! | `read_at_async`, `get_async`, `get_many_async` | as `prefetch`; the future waits, and no thread ([`futures`]) |
+//! | `read_at_async`, `get_async`, `get_many_async` | a poll waits for what `prefetch` waits for; for reads and memory the future waits, and no thread ([`futures`]) |
 //! | `Completions` | the same; the program waits, by its event loop |
-//! | `try_read_at`, `try_get`, `try_borrow` | nothing; where reading ahead is to go on, as `prefetch` |
-//! | `prefetch`, `advise` | no read, they only start them; at times for a thread that changes the file's index |
+//! | `try_read_at`, `try_get`, `try_borrow` | nothing. A hit that starts the next readahead waits for what `prefetch` waits for |
+//! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
-//! | the drop of the last handle of a cache | the reads that are under way |
+//! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
 //!
 //! # What a guard keeps in memory
 //!
-//! A guard and a pin keep the *whole folio* of their page: 4 KiB where pages are read at random, up
-//! to 2 MiB where a file was read in order. That memory is not evicted as long as they live. If
-//! guards and pins hold the whole budget, a miss fails with [`Error::NoMemory`], which says how many
-//! bytes are held; hits go on. So keep guards for as long as you look at the bytes, and copy what
-//! you keep for longer. [`Hint::Random`] on a handle makes it read single pages.
+//! - *Counted* guards ([`FolioRef`]) of n pages keep at most 2n pages, or a tenth of the budget,
+//!   whichever is more: the large folios of a file that was read in order are split
+//!   ([`File::get`] says when they cannot be).
+//! - A borrow keeps the *whole folio* of its page, and so does a pin: 4 KiB where pages are read at
+//!   random, up to 2 MiB, but at most a 64th of the budget, where a file was read in order.
+//!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read single
+//!   pages.
+//!
+//! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a miss
+//! fails with [`Error::NoMemory`], which says how many bytes are held; hits go on. So keep guards
+//! for as long as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
 //! [`FolioRef::is_current`] says so.
 //!
-//! # What is readable beyond a page's end
+//! # What is readable past a page's end
 //!
 //! - A guard's slice ends with its page, and in the file's last page with the file. A page without
 //!   any byte of the file is an error ([`Error::BeyondEnd`]), while `read_at` then returns 0.
 //! - [`FolioRef::folio`] is the slice of the whole folio, so a value across two pages lies in it in
-//!   one piece if both pages are of one folio. That depends on how the file was read; `read_at`
-//!   copies the value in any case.
-//! - Behind these slices there is memory, but nothing is promised of it: it is another folio's, and
-//!   another thread may be storing to it. Code that reads whole vectors must not read past the
-//!   slice, unless it stays within the 4096 bytes of the page: those are there, and after the end
-//!   of the file they have no meaning.
+//!   one piece if both pages are of one folio. That depends on how the file was read, and on who
+//!   else has guards of it; `read_at` copies the value in any case.
+//! - Rust code must not read past these slices, not even by raw pointers made from them. Only code
+//!   that is outside of Rust's rules (assembly, C) may, and only within the 4096 bytes of the page.
+//!   Bytes past the end of the file have no meaning. Past the folio is memory of another folio, to
+//!   which another thread may be storing.
 //!
 //! # Features
 //!
@@ -238,6 +257,7 @@ mod found;
 mod frame;
 mod freeze;
 pub mod futures;
+mod grants;
 mod guarded;
 mod handle;
 mod holders;

@@ -95,12 +95,17 @@ mutants! {
     LoseDirty,
 
     // ---- of counted references and freezing ----
-    /// A counted lookup does not check which folio it got a reference to.
+    /// A counted look-up does not check which folio it got a reference to.
     CountedBlindly,
     /// Freezing or dropping a folio leaves its version even.
     FreezeStaysEven,
     /// Freezing succeeds whatever the count is.
     FreezeAnyCount,
+
+    /// A grant is revoked by a look at the count, without a freeze.
+    RevokeUnfrozen,
+    /// A guard of a large folio is taken whether it is granted or not.
+    AdmitBlindly,
 
     // ---- of borrowing ----
     /// A reader validates the version before it announces.

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use crate::frame::{Order, PAGE_BYTES};
 use crate::readers::Barrier;
 use crate::source::Preference;
+
+/// The largest folio that there can be, in bytes.
+pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
 
 /// Options of a cache. Start from [`Options::new`] and change what matters.
 #[derive(Debug, Clone)]
@@ -11,6 +15,7 @@ pub struct Options {
     pub(crate) budget_bytes: u64,
     pub(crate) short_read_max_bytes: usize,
     pub(crate) readahead_max_bytes: usize,
+    pub(crate) folio_max_bytes: usize,
     pub(crate) reference: Reference,
     pub(crate) barrier: Barrier,
     pub(crate) io_uring: bool,
@@ -32,22 +37,31 @@ pub enum Reference {
 }
 
 impl Options {
+    /// The order of the largest folios; `None` if the option is none of the sizes that there are.
+    pub(crate) fn folio_order_max(&self) -> Option<Order> {
+        Order::all().find(|order| order.bytes() == self.folio_max_bytes)
+    }
+
     /// A cache of `budget_bytes` bytes, from [`BUDGET_MIN_BYTES`](crate::BUDGET_MIN_BYTES) to
     /// [`BUDGET_MAX_BYTES`](crate::BUDGET_MAX_BYTES); [`Cache::new`](crate::Cache::new) refuses
     /// others. Rounded down to whole pages.
     ///
-    /// The budget covers all page memory, including the frame table and the indexes. Its address
-    /// space is reserved at once, and its memory is used as pages are read. It is not compared with
-    /// the machine's memory: a larger one may end in swapping, or with the process killed. Outside
-    /// of the budget are some 1.6 KiB for each file that is open or cached, 4 bytes for each 256
-    /// KiB of its length (256 KiB at most, twice that if it has grown), 128 bytes for each handle,
-    /// 33 KiB of counters for each cache, its threads, and its `io_uring`. Of these,
-    /// [`Stats`](crate::Stats) tells the first two: `files_bytes` and `directories_bytes`.
+    /// The budget covers all pages and their metadata. Its address space is reserved when the cache
+    /// is made; memory is used as pages are read. It is not checked against the machine's memory:
+    /// too large a budget may end in swapping, or with the process killed. Outside of the budget
+    /// are:
+    /// - for each file that is open or cached, about 1.6 KiB
+    ///   ([`Stats::files_bytes`](crate::Stats::files_bytes)), and 4 bytes for each 256 KiB of its
+    ///   length, at most 256 KiB, or 512 KiB if it has grown
+    ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));
+    /// - 128 bytes for each handle;
+    /// - 33 KiB of counters for each cache, its threads, and its `io_uring`.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,
             short_read_max_bytes: 64 << 10,
             readahead_max_bytes: 2 << 20,
+            folio_max_bytes: FOLIO_MAX_BYTES,
             reference: Reference::Add,
             barrier: Barrier::Membarrier,
             io_uring: true,
@@ -60,8 +74,8 @@ impl Options {
     /// The longest read, in bytes, that is first tried without a reference: it copies, checks that
     /// nothing changed meanwhile, and copies again under a reference if something did.
     ///
-    /// 64 KiB by default, 4 GiB - 1 at most; 0 turns such reads off. A read that crosses the end of
-    /// a folio, which has at most 2 MiB, always takes references.
+    /// 64 KiB by default; 0 turns such reads off, and values from 4 GiB on count as 4 GiB - 1. A
+    /// read that crosses the end of a folio, which has at most 2 MiB, always takes references.
     #[must_use]
     pub fn short_read_max_bytes(mut self, bytes: usize) -> Self {
         self.short_read_max_bytes = bytes;
@@ -70,13 +84,26 @@ impl Options {
 
     /// The most bytes that are read ahead of a sequential reader in one piece.
     ///
-    /// 2 MiB by default. At most 2 MiB and a 32nd of the budget: more counts as that. Rounded up to
-    /// whole pages. Pieces begin with 64 KiB, or this if it is less, and double. 0 turns readahead
-    /// off; what [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64
-    /// KiB.
+    /// 2 MiB by default. The limit is 2 MiB or a 32nd of the budget, whichever is less; larger
+    /// values count as that. Rounded up to whole pages. The first piece has 64 KiB, or this if it
+    /// is less, and each further one twice as much. 0 turns readahead off; what
+    /// [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64 KiB.
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {
         self.readahead_max_bytes = bytes;
+        self
+    }
+
+    /// The size of the largest folios: a power of two from 4096 to 2 MiB, which is the default;
+    /// [`Cache::new`](crate::Cache::new) refuses others. No folio is larger than a 64th of the
+    /// budget, whatever this says.
+    ///
+    /// Large folios make scans and hits cheaper. But a borrow keeps its whole folio, and so does a
+    /// pin: a program that keeps many of single pages can choose smaller ones. Counted guards need
+    /// no such choice: see [`File::get`](crate::File::get).
+    #[must_use]
+    pub fn folio_max_bytes(mut self, bytes: usize) -> Self {
+        self.folio_max_bytes = bytes;
         self
     }
 
@@ -90,9 +117,9 @@ impl Options {
         self
     }
 
-    /// Whether readahead may use `io_uring`. True by default; where the kernel has no `io_uring` or
-    /// forbids it, and for files without direct I/O, threads read all the same. Turn it off under
-    /// debuggers and valgrind, which support rings poorly.
+    /// Whether reads ahead, futures and batches may use `io_uring`. True by default. Worker threads
+    /// read instead where the kernel has no `io_uring` or forbids it, and for files without direct
+    /// I/O. Turn it off under debuggers and valgrind, which support rings poorly.
     #[must_use]
     pub fn io_uring(mut self, allowed: bool) -> Self {
         self.io_uring = allowed;

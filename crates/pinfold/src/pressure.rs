@@ -6,10 +6,11 @@
 //!
 //! # Futures that wait for memory
 //!
-//! They queue. Each step of progress wakes the first: waking all would make each try in vain.
-//! Whoever is woken tries, and then wakes the next if there is more, or queues again at the end. A
-//! future that comes while others queue does not try before them. A future that is dropped after it was woken wakes the next instead. As a put of a guard is no
-//! progress that anybody notes, the reclaiming thread wakes one from time to time as long as any
+//! They queue. Each step of progress wakes the first: if it woke all, nearly all would try and find
+//! nothing. A future that is woken tries, and then wakes the next if there is more memory, or
+//! queues again at the end. A future that comes while others queue does not try before them. A
+//! future that is dropped after it was woken wakes the next instead. The end of a guard is not
+//! noted as progress, so the reclaiming thread wakes a future from time to time as long as any
 //! queues (`reclaim/daemon.rs`).
 
 use std::collections::VecDeque;
@@ -71,12 +72,12 @@ pub(crate) struct Pressure {
 }
 
 impl Pressure {
-    /// For a cache of `frames` frames.
-    pub(crate) fn new(frames: u32) -> Self {
+    /// For a cache of `frames` frames with folios of at most that order.
+    pub(crate) fn new(frames: u32, order_max: Order) -> Self {
         // Enough for a burst of readers, little enough to cost few hits.
         let low_frames = (frames / 128).max(8);
         // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
-        let order = (frames / 64).max(1).ilog2().min(u32::from(Order::MAX.get()));
+        let order = (frames / 64).max(1).ilog2().min(u32::from(order_max.get()));
         Pressure {
             low_frames,
             high_frames: low_frames * 2,
@@ -101,10 +102,11 @@ impl Pressure {
         (low_frames, high_frames): (u32, u32),
         direct_pages: u32,
     ) -> Self {
-        Pressure { low_frames, high_frames, order_max, direct_pages, ..Pressure::new(frames) }
+        let base = Pressure::new(frames, Order::MAX);
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
     }
 
-    /// Notes that a fill of a folio of `order` begins, in a file that has so much on its way.
+    /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
     pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
         for level in [&self.on_its_way, of_file] {
             // Relaxed, here and below: a level, compared with a limit.
@@ -155,10 +157,10 @@ impl Pressure {
 
     /// Counts a future that begins to bring `pages` pages, from here until it has handed them over
     /// or is dropped. False if futures have a quarter of the cache already: what they bring is held
-    /// for them until they are polled, and more of them would only search for memory in vain.
+    /// for them until they are polled, and more of them would only search for memory and find none.
     pub(crate) fn claim(&self, pages: u32) -> bool {
-        // Relaxed, both: a level; who finds it too high queues, and sees the next release by
-        // `moved`.
+        // Relaxed, both: a level; a future that finds it too high queues, and sees the next release
+        // by `moved`.
         let claimed = self.claimed.fetch_add(pages, Ordering::Relaxed);
         if claimed == 0 || claimed + pages <= self.on_its_way_max / 2 {
             return true;
@@ -337,7 +339,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::task::{Wake, Waker};
 
-    use super::Pressure;
+    use super::{Order, Pressure};
     use crate::mutant::{self, Mutant};
 
     #[derive(Default)]
@@ -351,7 +353,7 @@ mod tests {
 
     /// A pressure with three futures that queue, and how often each was woken.
     fn three() -> (Pressure, [super::Turn; 3], impl Fn() -> [u32; 3]) {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let woken: [Arc<Woken>; 3] = Default::default();
         let wakers = woken.clone().map(Waker::from);
         let seen = pressure.progress_seen();
@@ -390,7 +392,7 @@ mod tests {
 
     #[test]
     fn who_saw_less_than_there_is_tries_again() {
-        let pressure = Pressure::new(1 << 10);
+        let pressure = Pressure::new(1 << 10, Order::MAX);
         let seen = pressure.progress_seen();
         pressure.progress();
         assert!(pressure.queue(seen, Waker::noop()).is_none());

@@ -46,7 +46,6 @@ impl Residency {
     /// The folio at `head`, of `pages_before` pages, is split: `hand_out` makes the pieces, under
     /// the policy's lock, which must not see a folio that is lighter than it was told. `rest` are
     /// the heads of all pieces but the first.
-    #[cfg(feature = "testing")]
     pub(crate) fn split(
         &self,
         frames: &Frames,

@@ -51,7 +51,7 @@ sizes! {
     /// The most such allocations.
     RECORDS_CHUNKS: usize = 64, loom 1, shuttle 1;
 
-    /// Stripes of wait queues. In the stress's mutants, and for shuttle, there are so many that no
+    /// Stripes of wait queues. In the stress's mutants, and for shuttle, there are enough that no
     /// thread is woken by chance, for another folio.
     WAIT_STRIPES: usize = if cfg!(feature = "mutants") { 1 << 16 } else { 64 }, loom 2, shuttle 64;
 

@@ -17,11 +17,13 @@ pub use crate::counters::READ_SIZE_BUCKETS;
 /// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
 /// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
 ///
-/// Calls for many pages count each of them. Of a call that never waits, a hit counts as above; one
-/// of `try_read_at` that is none counts in `reads` and `fallbacks`.
+/// The futures count as the calls without `async`; a miss of theirs may count in `waits`, too.
+/// Calls for many pages count each read or page. Of the `try_` calls, a hit counts as above. A miss
+/// counts nowhere, but for `try_read_at`, where it counts in `reads` and in `fallbacks` or
+/// `long_reads`.
 ///
-/// So no hit rate of borrows, optimistic reads or pins can be computed from them. Where more than
-/// 64 threads count at a time, some counts may be lost.
+/// So there is no hit rate of borrows, optimistic reads or pins. If more than 64 threads count at a
+/// time, some counts may be lost.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -35,15 +37,15 @@ pub struct Stats {
     /// Calls of `read_at` within the short-read limit that failed without a reference, by reason;
     /// they were repeated under a reference.
     pub fallbacks: Fallbacks,
-    /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` that
-    /// needs a second look counts here, too.
+    /// Folios found up to date to which `read_at` or `get` took a reference. An `optimistic` whose
+    /// first look-up fails counts here, too.
     pub counted_hits: u64,
     /// Folios that a call wanted, and that it began to read: they were neither cached nor on their
     /// way.
     pub misses: u64,
     /// Times a call waited for a folio that was on its way: begun by another thread, ahead of a
-    /// reader, by [`File::prefetch`](crate::File::prefetch), or by the call itself with others of
-    /// its batch.
+    /// reader, by [`File::prefetch`](crate::File::prefetch), by the future itself, or by the call
+    /// itself with others of its batch.
     pub waits: u64,
     /// Folios that the cache began to read ahead of a reader, or for a
     /// [`File::prefetch`](crate::File::prefetch) or [`Hint::WillNeed`](crate::Hint::WillNeed).
@@ -53,7 +55,7 @@ pub struct Stats {
     pub readahead_dropped: u64,
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
-    /// Folios whose fill failed. One call of a source may fill many folios, so this is not the
+    /// Folios whose read failed. One call of a source may read many folios, so this is not the
     /// number of failed calls, which [`sources`](Self::sources) has.
     pub fill_errors: u64,
     /// Folios evicted.
@@ -66,7 +68,7 @@ pub struct Stats {
     pub direct_reclaims: u64,
     /// Folios split.
     pub splits: u64,
-    /// Folios moved to other frames.
+    /// Folios moved to another place in memory.
     pub migrations: u64,
     /// Migrations made so that a folio could be pinned.
     pub pin_migrations: u64,
@@ -80,15 +82,17 @@ pub struct Stats {
     pub dirty_bytes: u64,
     /// Bytes of all pinned pages, each counted once per pin.
     pub pinned_bytes: u64,
-    /// Bytes of the frame table and of the index nodes with their slabs.
+    /// Bytes of the cache's own tables in the budget: what is known of each page, and the indexes
+    /// of the files.
     pub metadata_bytes: u64,
-    /// Bytes of the files' directories, which, like file names, are outside the budget: 4 bytes per
-    /// 256 KiB of a file, at most 256 KiB per file (twice that if the file has grown).
+    /// Bytes of the tables by which readers find the pages of a file quickly. They are outside the
+    /// budget: 4 bytes for each 256 KiB of a file, at most 256 KiB for each file, or 512 KiB if it
+    /// has grown.
     pub directories_bytes: u64,
-    /// Bytes of what else is kept for each file, outside the budget too: names, locks, and above
-    /// all the counters in [`sources`](Self::sources). About 1.6 KiB for each of
-    /// [`files`](Self::files). Computed from the sizes of its parts: what the program's allocator
-    /// adds is not in it, nor are sources that the program implements.
+    /// Bytes of what else is kept for each file, outside the budget too: names, locks, and the
+    /// counters in [`sources`](Self::sources), which are most of it. About 1.6 KiB for each of
+    /// [`files`](Self::files). Computed from the sizes of its parts: it leaves out what the
+    /// program's allocator adds, and sources that the program implements.
     pub files_bytes: u64,
     /// Free bytes.
     pub free_bytes: u64,
@@ -110,11 +114,11 @@ pub struct BorrowStats {
     pub readers: u64,
     /// Borrows that took a reference because all slots of their reader were in use.
     pub counted: u64,
-    /// Times a folio was frozen, found borrowed, and thawed again.
+    /// Times eviction or a move chose a folio, found it borrowed, and left it alone.
     pub put_back: u64,
     /// Folios dropped while borrowed, whose memory could be freed only later.
     pub deferred: u64,
-    /// Of these, folios still waiting, as of the last scan of the slots.
+    /// Of these, folios still waiting, as of the last time the readers were scanned.
     pub deferred_folios: u64,
     /// Bytes of these folios.
     pub deferred_bytes: u64,
@@ -130,7 +134,7 @@ pub struct Fallbacks {
     pub absent: u64,
     /// The folio was being filled or changed.
     pub changing: u64,
-    /// The frame held another folio by then.
+    /// The memory held another folio by then.
     pub identity: u64,
     /// The folio carries the readahead mark: the read had to start the next readahead.
     pub readahead: u64,

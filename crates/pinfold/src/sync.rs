@@ -44,7 +44,7 @@ pub(crate) use loom::sync::atomic::{
 #[inline(always)]
 pub(crate) fn fence_before_racing_stores(without: Mutant) {
     // Release: pairs with the Acquire fence in `Frame::read_retry`. A reader that has loaded
-    // something stored after this fence sees, behind its own fence, the odd version, which happened
+    // something stored after this fence sees, after its own fence, the odd version, which happened
     // before this fence (through the allocator's mutex, a queue's, or a reference).
     if !mutant::on(without) && !mutant::on(Mutant::RefillUnfenced) {
         fence(Ordering::Release);

@@ -1,7 +1,7 @@
 //! Waiting for a change of a folio, without spinning: threads sleep, futures leave a waker.
 //!
-//! Called by `fill` and `futures`: who finds a folio being filled waits here, and its filler wakes
-//! all of them.
+//! Called by `fill` and `futures`: a thread or future that finds a folio being filled waits here,
+//! and its filler wakes all of them.
 
 use std::cell::RefCell;
 use std::task::Waker;

@@ -158,7 +158,7 @@ fn an_empty_file_is_legal_and_may_grow() {
     }
 }
 
-/// Opened by another program at that moment, a file may be written to between two looks at it.
+/// Opened by another program at that moment, a file may be written to between two checks of it.
 #[test]
 fn a_file_that_grows_from_nothing_while_it_is_opened_is_no_made_up_one() {
     let dir = dir();
@@ -374,7 +374,7 @@ fn ranges_that_are_none_are_errors() {
             let text = result.unwrap_err().to_string();
             let std::ops::Range { start, end } = range;
             let expected = if start > end {
-                format!("the range from {start} to {end} of file ends before it begins")
+                format!("the range {start}..{end} of file ends before it begins")
             } else {
                 let bytes = end - start;
                 format!(

@@ -11,7 +11,7 @@ fn length() -> impl Strategy<Value = u64> {
     prop_oneof![prop::sample::select(edges), 0..20_000u64, 0..FILE_MAX_BYTES]
 }
 
-/// Offsets: mostly in the file, some behind it, some where numbers end.
+/// Offsets: mostly in the file, some past it, some where numbers end.
 fn offset() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0..20_000u64,
@@ -70,7 +70,7 @@ proptest! {
 }
 
 /// Found by the stress: a file is truncated inside a page, the cache is invalidated, the file grows
-/// again, and another page is invalidated. The zeros behind the first end must not be read.
+/// again, and another page is invalidated. The zeros past the first end must not be read.
 #[test]
 fn a_page_cut_in_the_middle_is_read_anew_when_the_file_grows() {
     let cut_and_grown = [

@@ -310,7 +310,7 @@ fn a_file_opened_again_has_the_length_it_has_now() {
     let second = cache.open(&path).unwrap();
     assert_eq!((second.len(), first.len()), (12_000, 12_000), "they are one file");
     assert_eq!(second.read_at(&mut buf, 4096).unwrap(), 12_000 - 4096);
-    assert_eq!(buf[5000 - 4096..12_000 - 4096], [2; 7000], "zeros from behind the old end");
+    assert_eq!(buf[5000 - 4096..12_000 - 4096], [2; 7000], "zeros from past the old end");
 
     outside.set_len(100).unwrap();
     let third = cache.open(&path).unwrap();

@@ -157,8 +157,8 @@ fn marks_keep_nothing_from_a_child(marked: &File) {
     }
 }
 
-/// Pages 0 to 7 are cached, page 40 is on its way in the parent, and page 20 is absent. Whoever asks
-/// only for what is cached is told what is.
+/// Pages 0 to 7 are cached, page 40 is on its way in the parent, and page 20 is absent. Whoever
+/// asks only for what is cached is told what is.
 fn batches_and_tries_in_a_child(file: &File, reader: &Reader, pattern: &Pattern) {
     let mut buf = [0; 8];
     pattern.check(4 * PAGE, &file.borrow(4, reader).unwrap()).unwrap();
@@ -281,7 +281,7 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 is_forked(cache.reader());
                 tells_nothing(&cache);
 
-                // All that there is, dropped: by reading it out of where the parent has it.
+                // Drops all that there is, copied bit by bit from where the parent has it.
                 drop(taken(&pinned));
                 drop(taken(&owned));
                 drop(taken(&reader));

@@ -11,11 +11,20 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use pinfold::futures::{Get, GetMany, Read};
 use pinfold::source::{Memory, Request, Source, Start};
 use pinfold::{Cache, Error, File, Hint, Options};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
+
+/// A runtime may poll each future on another thread.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Get<'static>>();
+    is_send::<GetMany<'static>>();
+    is_send::<Read<'static, 'static>>();
+};
 
 fn runtime(threads: usize) -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
@@ -519,7 +528,7 @@ fn ten_thousand_at_once_get_the_right_bytes() {
             task.await.unwrap();
         }
     });
-    // Whoever waits for memory sleeps, and does not search in vain.
+    // A future that waits for memory sleeps, and does not search for it all the time.
     let stats = cache.stats();
     assert!(stats.direct_reclaims < 10_000, "{stats:?}");
     assert_eq!(cache.stats().fills_in_flight, 0);

@@ -42,7 +42,7 @@ fn the_folio_around_a_page_is_told_with_its_place() {
         subject.pattern.check(offset, folio).unwrap_or_else(|wrong| panic!("{wrong}"));
         let at = (page * PAGE as u64 - offset) as usize;
         assert_eq!(&folio[at..at + got.len()], &*got, "page {page} is in its folio");
-        assert!(offset as usize + folio.len() <= BYTES, "nothing behind the end is shown");
+        assert!(offset as usize + folio.len() <= BYTES, "nothing past the end is shown");
         largest = largest.max(folio.len());
     }
     assert!(largest > PAGE, "some folio is large");

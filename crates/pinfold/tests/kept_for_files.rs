@@ -1,5 +1,5 @@
-//! What a cache keeps for each file outside of its budget, by the program's allocator. It counts for
-//! the whole process, hence a file of its own with one test.
+//! What a cache keeps for each file outside of its budget, by the program's allocator. It counts
+//! for the whole process, hence a file of its own with one test.
 
 #![cfg(not(loom))] // the model checker builds without the public types
 

@@ -117,7 +117,7 @@ fn a_frame_reused_for_the_same_page_of_another_file_is_noticed() {
     let until = Instant::now() + LONG;
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        // More threads than cores: one that sleeps between the look-up and the look at the frame
+        // More threads than cores: one that sleeps between the look-up and the check of the frame
         // finds it changed when it wakes.
         let read = |seed| {
             let (files, over) = (&files, &over);
@@ -204,10 +204,10 @@ fn a_truncate_inside_a_folio_is_seen() {
     memory.set_len(5000).unwrap();
     file.invalidate(0..0).unwrap();
     let mut buf = vec![0xcc; 10_000];
-    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 5000, "not what was behind the new end");
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), 5000, "not what was past the new end");
     subject.pattern.check(0, &buf[..5000]).unwrap();
     assert_eq!(file.read_at(&mut buf, 5000).unwrap(), 0);
-    // The file grows again, with other bytes: neither the zeros behind the end nor the old bytes.
+    // The file grows again, with other bytes: neither the zeros past the end nor the old bytes.
     let newer = subject.pattern.at_epoch(1).to_vec(100_000);
     memory.write_at(5000, &newer[5000..]).unwrap();
     file.invalidate(0..0).unwrap();
@@ -235,7 +235,7 @@ fn a_hole_punched_inside_a_folio_is_seen() {
 
 // ---- "the end-of-file check must come after the up-to-date check" ----
 
-/// A file grows and shrinks. Whatever is read has the file's bytes: never the zeros behind an end
+/// A file grows and shrinks. Whatever is read has the file's bytes: never the zeros past an end
 /// that has moved since, nor bytes that are not there yet.
 #[test]
 fn the_end_of_the_file_belongs_to_the_bytes_read() {
@@ -552,7 +552,7 @@ fn one_file_by_many_names_is_cached_once() {
 // ---- "or change size", met by a thread that moves it ----
 
 /// Compaction finds a folio by the frame it lies in, and may come late: the folio may have been
-/// split by then, so that the same page lies in the same frame, but the frames behind it are
+/// split by then, so that the same page lies in the same frame, but the frames after it are
 /// others'.
 #[test]
 fn compaction_beside_splits() {

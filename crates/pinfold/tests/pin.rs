@@ -220,7 +220,7 @@ fn ranges_that_cannot_be_pinned_are_named_with_the_cause() {
         let error = file.pin(range.clone()).unwrap_err();
         assert!(matches!(error, Error::PinRange { cause: told, .. } if told == cause), "{error:?}");
         let Range { start, end } = range;
-        assert_eq!(error.to_string(), format!("cannot pin bytes {start} to {end} of file: {text}"));
+        assert_eq!(error.to_string(), format!("cannot pin bytes {start}..{end} of file: {text}"));
     }
     assert_eq!(pinned_bytes(&cache), 0);
     check(&file.pin(0..10_000).unwrap(), pattern, 0..10_000);
@@ -243,7 +243,7 @@ fn more_than_can_be_pinned_is_refused_with_what_can_be_and_that_works() {
             error.to_string().ends_with(&format!("at most {most_bytes} can be pinned")),
             "{error}"
         );
-        let begin = format!("cannot pin bytes 1 to {budget} of file at once: their pages have");
+        let begin = format!("cannot pin bytes 1..{budget} of file at once: their pages have");
         assert!(error.to_string().starts_with(&begin), "{error}");
         assert!(file.pin(0..most_bytes + 1).is_err());
         let pinned = file.pin(0..most_bytes).unwrap();
@@ -292,7 +292,7 @@ fn parts_that_are_not_there_are_refused_and_nothing_changes() {
     let mut pinned = file.pin(10_000..20_000).unwrap();
     assert_eq!(
         pinned.split_off(9_999).unwrap_err().to_string(),
-        "byte 9999 of file is outside of what is pinned, 10000 to 20000"
+        "byte 9999 of file is outside the pinned range 10000..20000"
     );
     assert!(pinned.split_off(20_001).is_err());
     assert!(pinned.unpin_front(10_001).is_err() && pinned.unpin_front(u64::MAX).is_err());
@@ -302,8 +302,8 @@ fn parts_that_are_not_there_are_refused_and_nothing_changes() {
     }
     pinned.copy_to(&mut [], 20_000).unwrap();
     check(&pinned, pattern, 10_000..20_000);
-    // The range does not keep its file's name: once the file has dropped the pages, nobody knows it,
-    // though another file may have its number by now.
+    // The range does not keep its file's name: once the file has dropped the pages, nobody knows
+    // it, though another file may have its number by now.
     file.invalidate(0..100_000).unwrap();
     drop(file);
     let _other = cache.attach("other", Arc::new(Memory::new(vec![7; 100_000]))).unwrap();
@@ -540,7 +540,8 @@ fn a_forgotten_pin_is_found_at_close_even_without_a_list() {
     let error = cache.clone().close().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "8192 bytes are still pinned (Options::track_pins lets the cache say by whom)"
+        "8192 bytes are still pinned \
+         (make the cache with Options::track_pins to see which calls pinned them)"
     );
     drop(forgotten);
     cache.close().unwrap();

@@ -45,7 +45,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Returns when so many stand at it, or have passed.
+    /// Returns when this many stand at it, or have passed.
     fn wait_for(&self, arrived: usize) {
         let state = self.state.lock().unwrap();
         drop(self.changed.wait_while(state, |state| state.1 < arrived).unwrap());
@@ -61,7 +61,7 @@ impl Drop for OpenAtLast {
     }
 }
 
-/// Sevens, behind a gate.
+/// Sevens, which are read when a gate is opened.
 #[derive(Debug)]
 struct Gated(Arc<Gate>);
 
@@ -262,7 +262,7 @@ impl Source for Unreachable {
     }
 }
 
-/// Neither for a page that the source before was asked for, nor for one behind its queue.
+/// Neither for a page that the source before was asked for, nor for one after its queue.
 #[test]
 fn whoever_attaches_again_does_not_wait_for_the_source_before() {
     in_time(|| {

@@ -32,7 +32,7 @@ fn every_byte_is_right_under_stress() {
     assert_eq!(hardly_done(&report), None, "hardly ever, in {report}");
 }
 
-/// Runs for so many seconds, and for up to 16 times as many until there was enough of it.
+/// Runs for this many seconds, and for up to 16 times as many until there was enough of it.
 fn stress_until(seconds: u64, enough: impl Fn(&Report) -> bool) -> Report {
     for factor in [1, 4, 16] {
         let report = stress(|options| options.time = Duration::from_secs(seconds * factor));

@@ -154,7 +154,7 @@ fn unexpected(row: &Row) -> Option<String> {
 
 const NO_RESULT: &str = "no result";
 
-/// One row for each test, also for those of which the guests have printed no result.
+/// One row for each test, also for those without a printed result.
 fn table(tests: &[Test], plain: &[(String, String)], series: &[(String, String)]) -> Vec<Row> {
     let of = |results: &[(String, String)], test: &str| {
         results.iter().find(|r| r.0 == test).map_or(NO_RESULT, |r| r.1.as_str()).to_string()

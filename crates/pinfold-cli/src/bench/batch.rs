@@ -41,8 +41,8 @@ const IN_FLIGHT_MAX: usize = 1024;
 /// What is measured, for people.
 pub const HELP: &str = "\
 Cases in memory: 64 bytes at random of a file, in batches of --batches (1, 8, 16, 64)
-  memory     the cache has folios of up to 2 MiB, as of a file that is read front to back
-  memory-4K  the cache has folios of one page, as of a file that is read at random
+  memory     the cache has folios of up to 2 MiB, as for a file that is read front to back
+  memory-4K  the cache has folios of one page, as for a file that is read at random
 
 Engines in memory:
   empty            no read at all: the cost of the loop, which all others include

@@ -43,7 +43,7 @@ pub struct ChildArgs {
 pub enum Order {
     /// What the bytes of the batch before say.
     Graph,
-    /// Any, drawn without a look at bytes.
+    /// Any: drawn at random, whatever the bytes say.
     Random,
 }
 
@@ -54,7 +54,7 @@ pub struct Job {
     pub engine: String,
     /// In which order.
     pub order: Order,
-    /// By so many threads.
+    /// By this many threads.
     pub threads: usize,
     /// Of which file.
     pub path: PathBuf,
@@ -427,7 +427,7 @@ mod tests {
         }
     }
 
-    /// The pages that were read in so many steps.
+    /// The pages that were read in this many steps.
     fn walked(order: Order, fault: Fault, looks: Looks, steps: usize) -> Result<Vec<Vec<u64>>> {
         let (mut walk, mut pages) = begun(order, fault);
         (0..steps).try_for_each(|_| walk.step(&mut pages, looks))?;

@@ -80,7 +80,7 @@ impl Held {
         }
     }
 
-    /// Memory that it takes beside the file itself, so many times the file.
+    /// Memory that it takes beside the file itself, in multiples of the file.
     pub fn copies(self) -> u64 {
         u64::from(matches!(self, Held::Copy | Held::Cache(_)))
     }
@@ -452,8 +452,8 @@ impl Visit for Timed<'_> {
     }
 }
 
-/// Draws and reads so many batches. In a function of its own: so that how the loop is compiled does
-/// not depend on its surroundings.
+/// Draws and reads this many batches. In a function of its own: so that how the loop is compiled
+/// does not depend on its surroundings.
 #[inline(never)]
 fn rounds(
     batched: &mut impl Batched,

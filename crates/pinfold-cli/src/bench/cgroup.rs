@@ -90,7 +90,7 @@ impl Group {
         }
     }
 
-    /// Waits, up to a limit, until the memory left by earlier processes is below so much.
+    /// Waits, up to a limit, until the memory left by earlier processes is below this much.
     pub fn settle(&self, below_bytes: u64) {
         let file = match self.version {
             Version::One => "memory.usage_in_bytes",

@@ -18,7 +18,7 @@ pub struct Common {
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub threads: Vec<usize>,
 
-    /// Numbers of processes to measure with instead of threads; they share memory
+    /// Numbers of processes to measure with instead of threads
     #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "threads")]
     pub processes: Vec<usize>,
 
@@ -40,7 +40,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// The crews to measure with, in order; by default so many threads. Every benchmark calls it
+    /// The crews to measure with, in order; by default this many threads. Every benchmark calls it
     /// first, so it also checks the other common options.
     pub fn crews(&self, threads: &[usize]) -> Result<Vec<Crew>> {
         let threads = if self.threads.is_empty() { threads } else { &self.threads };

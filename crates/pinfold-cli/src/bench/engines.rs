@@ -186,7 +186,7 @@ impl Opened {
     }
 }
 
-/// A budget that holds so many bytes of files without evicting anything.
+/// A budget that holds this many bytes of files without evicting anything.
 pub fn resident_budget_bytes(file_bytes: u64) -> u64 {
     file_bytes + file_bytes / 8 + (64 << 20)
 }
@@ -312,7 +312,7 @@ fn batch_of_first<R: Reader, const BYTES: usize>(reader: &R, buf: &mut [u8]) -> 
     Ok(())
 }
 
-/// Reads blocks at random, of so many; gives the generator's next state.
+/// Reads blocks at random, of this many; gives the generator's next state.
 #[inline(never)]
 fn batch_at_random<R: Reader, const BYTES: usize>(
     reader: &R,
@@ -328,7 +328,7 @@ fn batch_at_random<R: Reader, const BYTES: usize>(
     Ok(state)
 }
 
-/// Draws one of so many blocks, below 2^32; moves the generator on.
+/// Draws one of this many blocks, below 2^32; moves the generator on.
 #[inline(always)]
 pub fn draw(state: &mut u64, count: u64) -> u64 {
     // Its upper half is random enough to spread reads. A better generator would cost as much as a

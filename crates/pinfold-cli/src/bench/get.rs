@@ -47,10 +47,11 @@ Cases:
 Engines:
   empty           no page at all: the cost of the loop, which all others include
   memcpy          a bare copy of the same 64 bytes out of private memory: the limit
-  pinfold-borrow  the cache; the page is announced in the worker's own slot, nothing shared is written
+  pinfold-borrow  the cache; the page is announced in the worker's own slot, and nothing shared is
+                  written
   pinfold-borrow-2M
-                  the same from folios of up to 2 MiB, which is what the cache makes of a file that is
-                  read front to back; the others' folios are of one page, like the peers' values
+                  the same from folios of up to 2 MiB, which is what the cache makes of a file that
+                  is read front to back; the others' folios are of one page, like the peers' values
   pinfold-get     the cache; a counted reference for each get
   pinfold-cas     the same, the count by a compare-and-swap loop
   moka, quick_cache, foyer, hyperclock

@@ -51,7 +51,7 @@ pub struct Job {
     pub engine: String,
     /// In which order.
     pub order: Order,
-    /// By so many threads.
+    /// By this many threads.
     pub threads: usize,
     /// Of which file.
     pub path: PathBuf,
@@ -166,7 +166,8 @@ struct Walk<'a> {
     job: &'a Job,
     engine: &'a Engine,
     threads: usize,
-    /// So many workers read one part of a scan together, every so many-th block each.
+    /// This many workers read one part of a scan together: of n workers, each reads every n-th
+    /// block.
     lanes: usize,
     /// Random numbers differ by it.
     phase: u64,

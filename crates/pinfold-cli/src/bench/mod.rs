@@ -65,7 +65,7 @@ pub mod workers;
 #[cfg(feature = "bench")]
 use anyhow::Result;
 #[cfg(feature = "bench")]
-use clap::{Args, Subcommand};
+use clap::{Arg, Args, Subcommand};
 
 pub use publish::publish;
 
@@ -87,19 +87,23 @@ enum Bench {
     #[command(after_help = read::HELP)]
     Read(read::ReadArgs),
     /// Get a cached page in place: the cache beside other caches and a bare copy
-    #[command(after_help = get::HELP)]
+    #[command(after_help = get::HELP, mut_arg("processes", hidden))]
     Get(get::GetArgs),
     /// Read a file that is larger than the memory it may use
-    #[command(after_help = miss::HELP)]
+    #[command(after_help = miss::HELP, mut_arg("processes", hidden))]
     Miss(miss::MissArgs),
     /// Read pages in batches: batched calls beside single ones, in memory and under a limit
-    #[command(after_help = batch::HELP)]
+    #[command(after_help = batch::HELP, mut_arg("processes", hidden))]
     Batch(batch::BatchArgs),
     /// Evict while another thread reads pages in place
-    #[command(after_help = evict::HELP)]
+    #[command(
+        after_help = evict::HELP,
+        mut_arg("processes", hidden),
+        mut_arg("threads", hidden)
+    )]
     Evict(evict::EvictArgs),
-    /// Pin cached pages for long, and unpin them
-    #[command(after_help = pin::HELP)]
+    /// Pin cached pages and unpin them: by folio, page by page, and as a ring's buffers
+    #[command(after_help = pin::HELP, mut_arg("processes", hidden), mut_arg("threads", hidden))]
     Pin(pin::PinArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
@@ -110,6 +114,12 @@ enum Bench {
     /// One sample of `batch` under a limit; started by it
     #[command(hide = true)]
     BatchChild(batch_child::ChildArgs),
+}
+
+/// An option of all benchmarks that this one refuses: its help does not show it.
+#[cfg(feature = "bench")]
+fn hidden(option: Arg) -> Arg {
+    option.hide(true)
 }
 
 /// Runs a benchmark and reports it.

@@ -1,7 +1,7 @@
 //! `pinfold bench pin`: long-term pins of cached pages, measured as the kernel's `gup_test` does.
 //!
 //! Here: the options, the cached file, one pass of each engine. One pass pins all of the file in
-//! calls of so many pages, keeps all of it pinned, and then gives all of it back. `--once` does a
+//! calls of this many pages, keeps all of it pinned, and then gives all of it back. `--once` does a
 //! single pass, for a tool that counts instead of timing: see `cargo xtask pin-counts`.
 
 use std::borrow::Cow;
@@ -40,7 +40,7 @@ Cases:
 
 Engines:
   add                one atomic addition of the number of pages for each folio, and one subtraction,
-                     on words that lie as the frame table's do: the limit
+                     on words as far apart as those of the cache: the limit
   pinfold            file.pin: a look-up and one addition for each folio
   pinfold-per-page   the same by a look-up and an addition for each page
   io_uring-register  the same memory registered as fixed buffers of a ring, one for each piece
@@ -99,7 +99,7 @@ struct Bed {
     bytes: u64,
     call_bytes: u64,
     folio_pages: u64,
-    /// For `add`: an entry for each frame, of which the heads' are used.
+    /// For `add`: an entry for each frame; those of the heads are used.
     words: Vec<Word>,
 }
 
@@ -314,8 +314,8 @@ pub fn run(args: &PinArgs) -> Result<()> {
     common.publish(&table, &Object::new("pin", params, rows.into_iter().flatten().collect()))
 }
 
-/// Takes the ring off the list if this system does not let it register so much, unless it was asked
-/// for by name; returns a line that says so.
+/// Takes the ring off the list if this system does not let it register that much, unless it was
+/// asked for by name; returns a line that says so.
 fn leave_out(common: &Common, engines: &mut Vec<&str>, beds: &[(&str, Bed)]) -> Result<String> {
     const RING: &str = "io_uring-register";
     if !engines.contains(&RING) {

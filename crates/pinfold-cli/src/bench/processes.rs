@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::shared::SharedBoard;
 use super::workers::{Sample, begin, collect, direct};
 
-/// Takes a sample with so many processes, each of which does `job` of the benchmark `bench`.
+/// Takes a sample with `n` processes, each of which does `job` of the benchmark `bench`.
 pub fn sample_processes(
     n: usize,
     bench: &str,

@@ -24,7 +24,7 @@ pub fn check_skew(skew: f64) -> Result<()> {
 }
 
 impl Ranks {
-    /// Of so many blocks; at least one.
+    /// Of this many blocks; at least one.
     pub fn new(blocks: u64, skew: f64) -> Result<Self> {
         check_skew(skew)?;
         Ok(Ranks { zipf: Zipf::new(blocks as f64, skew)?, blocks })

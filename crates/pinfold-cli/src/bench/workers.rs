@@ -16,7 +16,7 @@ const WAIT: u32 = 0;
 const WORK: u32 = 1;
 const STOP: u32 = 2;
 
-/// Operations between two looks at the clock's hand, where one takes nanoseconds.
+/// Operations between two loads of the clock's hand, where one takes nanoseconds.
 pub const BATCH: u64 = 1024;
 
 /// Turns of a worker that waits for the others before it lets them have its CPU.
@@ -25,9 +25,9 @@ const SPINS_MAX: u32 = 1000;
 /// The kind and number of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crew {
-    /// So many threads of this process.
+    /// This many threads of this process.
     Threads(usize),
-    /// So many processes.
+    /// This many processes.
     Processes(usize),
 }
 
@@ -121,7 +121,7 @@ pub struct Sample {
     pub operations: u64,
 }
 
-/// Takes a sample with so many threads.
+/// Takes a sample with `n` threads.
 pub fn sample_threads(
     n: usize,
     work: &dyn Work,

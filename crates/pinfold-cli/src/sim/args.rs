@@ -11,12 +11,13 @@ use super::trace::Format;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Generators:
   zipf       pages drawn from a Zipf distribution
-  zipf-scan  the same over one half of the pages; every now and then a scan of the other half beside it
+  zipf-scan  the same over one half of the pages; now and then a scan of the other half beside it
   loop       all pages in turn, again and again
-  oltp       transactions: hot index pages, Zipf rows, appends to a history, now and then a range scan
+  oltp       transactions: hot index pages, Zipf rows, appends to a history, and some range scans
 
 A file holds one page number a line (blank lines and lines that start with # are skipped), or page
-numbers as 64-bit little-endian words. A file with the name of a generator is reached as ./zipf.")]
+numbers as 64-bit little-endian words. To read a file that has the name of a generator, write
+./zipf.")]
 pub(crate) struct SimArgs {
     /// Files or generators (zipf, zipf-scan, loop, oltp); each gets a table.
     #[arg(required = true, value_name = "TRACE")]

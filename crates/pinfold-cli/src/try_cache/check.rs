@@ -110,7 +110,7 @@ fn random(pair: &mut Pair<'_>, bar: &ProgressBar) -> Result<(u64, u64)> {
 }
 
 impl Pair<'_> {
-    /// Reads so many bytes both ways; gives how many there were.
+    /// Reads `length` bytes both ways; gives how many there were.
     fn compare(&mut self, offset: u64, length: usize) -> Result<usize> {
         let (got, wanted) = (&mut self.got[..length], &mut self.wanted[..length]);
         let got_bytes = self.cached.read_at(got, offset)?;

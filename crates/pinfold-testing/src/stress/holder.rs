@@ -1,6 +1,6 @@
-//! Those who read in place and keep what they read.
+//! Threads that read in place and keep what they read.
 //!
-//! Belongs here: borrows and counted guards of all ways of keeping, and the look, as long as they
+//! Belongs here: borrows and counted guards of all ways of keeping, and the check, as long as they
 //! are kept, whether a byte has changed. Called by `stress`.
 
 use std::ops::Deref;
@@ -84,7 +84,7 @@ impl Holder<'_> {
         Ok(())
     }
 
-    /// Takes guards, looks at each, and at all of them again before they go.
+    /// Takes guards, checks each, and all of them again before they go.
     fn burst(&mut self, subject: &Subject, file: &File, reader: &Reader) -> Checked {
         let borrows = self.rng.bool();
         if self.rng.u32(0..4) == 0 {

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Options {
     /// It ends after so long.
     pub time: Duration,
-    /// Or after so many checked reads, if that is sooner.
+    /// Or after this many checked reads, if that is sooner.
     pub reads: Option<u64>,
     /// Threads that read.
     pub readers: usize,

@@ -1,4 +1,4 @@
-//! Those who pin: ranges are held while all else goes on, looked at again and again, given back in
+//! Threads that pin: ranges are held while all else goes on, checked again and again, given back in
 //! parts, and by another thread than pinned them.
 //!
 //! Belongs here: pinning, the checks while it lasts, what errors are excused. Called by `stress`.
@@ -76,7 +76,7 @@ fn pin(shared: &Shared, desk: &Desk, rng: &mut Rng, pins: u64) -> Checked {
     Ok(())
 }
 
-/// Takes a range that somebody pinned, looks at it, and gives some or all of it back.
+/// Takes a range that a thread pinned, checks it, and gives some or all of it back.
 fn go_on(shared: &Shared, desk: &Desk, rng: &mut Rng) -> Checked {
     let mut held = {
         let mut pins = shared.pins.lock().unwrap();

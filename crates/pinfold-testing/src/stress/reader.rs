@@ -260,7 +260,7 @@ impl Reader<'_> {
             _ => offset,
         };
         let mut cell = [0; 64];
-        // Ends: at most so many times in one phase, and phases last for many attempts.
+        // Ends: at most this many times in one phase, and phases last for many attempts.
         for _ in 0..STALE_ERRORS_MAX {
             if !injected(subject, &error) {
                 return Err(self.unexpected(&error));

@@ -1,7 +1,7 @@
 //! What the threads of a run share.
 //!
 //! Belongs here: the end of a run, its first failure, what must hold when all threads have left,
-//! and what is told of it. Called by all threads of `stress`.
+//! and what is reported of it. Called by all threads of `stress`.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -61,7 +61,7 @@ impl Shared {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the run; the first to fail is told.
+    /// Ends the run; the first failure is reported.
     pub(super) fn fail(&self, failure: Failure) {
         self.failure.lock().unwrap().get_or_insert(failure);
         self.stop();

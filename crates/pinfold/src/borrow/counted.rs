@@ -5,7 +5,7 @@
 //!
 //! # A hit, step by step
 //!
-//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and how much of it
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
 //!    belongs to the file;
 //! 3. add one to the count, which must not be frozen;
 //! 4. load the version again: if it is unchanged, what 2 read is consistent, and stays so.
@@ -25,12 +25,13 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::admit::{Wait, admit};
 use super::view::{self, View};
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
 use crate::error::{Error, Result};
 use crate::fill;
-use crate::found::{AnyPage, Found, Mark};
+use crate::found::{Found, HoldablePage, Mark};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, predicted};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
@@ -102,18 +103,20 @@ impl Handle {
     #[inline(never)]
     fn try_hold(&self, page: u64) -> Result<Option<View>> {
         let view = self.held_now(page, (Mark::Meet, true), |held| {
-            FolioRef::of(self, held, page).map(FolioRef::into_view)
+            let held = admit(self, held, page, Wait::Never).transpose()?;
+            let view = |held| FolioRef::of(self, held, page).map(FolioRef::into_view);
+            held.map(view).transpose()
         });
         if view.is_none() {
             self.check_page(page)?;
         }
-        Ok(view)
+        view.transpose()
     }
 
     /// Steps 1 to 4. `None` if a step fails; otherwise the page, with a reference for the caller.
     #[inline(always)]
     fn hold_at_once(&self, page: u64) -> Option<View> {
-        self.hold_found(self.found(page, AnyPage)?)
+        self.hold_found(self.found(page, HoldablePage)?)
     }
 
     /// Steps 3 and 4, of a page that was found. `None` if a step fails.
@@ -144,7 +147,6 @@ impl Handle {
         self.hold_found(found).map(|view| FolioRef::adopt(self, view))
     }
 
-    /// For models.
     /// The hit alone.
     #[inline(always)]
     pub(crate) fn get_at_once(&self, page: u64) -> Option<FolioRef<'_>> {
@@ -165,9 +167,27 @@ impl Handle {
             page,
             (Mark::Meet, counted),
             || self.get_missing(page),
-            |held| match FolioRef::of(self, held, page) {
-                Some(folio) => Ok(Some(folio.into_view())),
-                None => self.check_page(page).map(|()| None),
+            |held| {
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                match FolioRef::of(self, held, page) {
+                    Some(folio) => Ok(Some(folio.into_view())),
+                    None => self.check_page(page).map(|()| None),
+                }
+            },
+        )
+    }
+
+    /// Reads the page if it is absent, waits for it, and meets a readahead mark.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn bring(&self, page: u64) -> Result<()> {
+        self.held(
+            page,
+            (Mark::Meet, true),
+            || self.get_missing(page),
+            |held| match held.frame().file_bytes() as u64 + held.offset() {
+                end if end > page << PAGE_SHIFT => Ok(Some(())),
+                _ => self.check_page(page).map(|()| None),
             },
         )
     }
@@ -192,8 +212,8 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page` and was up to date. `None` if the
-    /// file ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was admitted.
+    /// `None` if the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
@@ -227,6 +247,14 @@ impl<'a> FolioRef<'a> {
     fn core(&self) -> &Core {
         // SAFETY: the file, whose lifetime the guard has, keeps the core; or `owner` does.
         unsafe { self.core.as_ref() }
+    }
+
+    /// Whether it may keep its folio: the page alone, or a folio that is granted.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn may_keep(&self) -> bool {
+        let frame = self.view.frame();
+        let granted = frame.flags().contains(crate::frame::Flags::GRANTED);
+        granted || frame.order() == crate::frame::Order::MIN
     }
 
     /// The word of a model's page, now.
@@ -266,14 +294,21 @@ impl<'a> FolioRef<'a> {
         self.view.folio_offset()
     }
 
-    /// Whether the file, as the cache knows it, still has these bytes. False for ever once they
-    /// were invalidated or written to, or the file's length changed within the folio.
+    /// Whether the file, as the cache knows it, still has these bytes. False for ever once the
+    /// folio has left the file: after [`File::invalidate`](crate::File::invalidate),
+    /// [`Hint::DontNeed`](crate::Hint::DontNeed) or a write, after a change of the file's length
+    /// within the folio, and after the cache has given up the file (its last handle was dropped, or
+    /// its descriptor was needed). Eviction and moves never make it false: they leave folios with
+    /// guards alone.
+    ///
+    /// It begins with an acquire fence: a thread that has read, by any load, something stored after
+    /// the folio left its file, gets false.
     ///
     /// If it is true, the file has had these bytes ever since the guard was taken. So guards of
     /// several pages that all say so, once the last of them was taken, show the file as of that one
     /// moment. To go down an index tree, take the parent, read the child's number in it, take the
-    /// child, and then ask the parent: if it is current, the child is the right one. Cost: one
-    /// load.
+    /// child, and then ask the parent: if it is current, the child is the right one. Cost: the
+    /// fence and one load.
     pub fn is_current(&self) -> bool {
         self.view.is_current()
     }

@@ -8,15 +8,17 @@
 //!
 //! A counted guard with a share of its file is in `kept.rs`, above `file`.
 //!
-//! `view.rs` has what the guards share: which bytes they show. Misses are `fill`'s. Called by
-//! `file`.
+//! `view.rs` has what the guards share: which bytes they show. `admit.rs` splits large folios of
+//! which a counted guard would keep too much. Misses are `fill`'s. Called by `file`.
 
+mod admit;
 mod counted;
 mod optimistic;
 mod reader;
 mod slot;
 mod view;
 
+pub(crate) use admit::{Wait, admit};
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;
 pub use reader::Reader;

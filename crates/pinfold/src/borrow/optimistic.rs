@@ -66,8 +66,7 @@ impl Handle {
             if let Some(found) = self.stamped(page) {
                 return Ok(found);
             }
-            // Waits for the folio or fills it, and meets a readahead mark.
-            drop(self.get(page)?);
+            self.bring(page)?;
         }
     }
 
@@ -84,7 +83,7 @@ impl Handle {
 
 impl Optimistic<'_> {
     /// The length of the page in bytes: 4096, or fewer at the end of the file.
-    #[allow(clippy::len_without_is_empty, reason = "a page behind the end is none")]
+    #[allow(clippy::len_without_is_empty, reason = "a page past the end is none")]
     pub fn len(&self) -> usize {
         self.view.page_bytes()
     }
@@ -103,14 +102,16 @@ impl Optimistic<'_> {
         unsafe { copy_racing(buf.as_mut_ptr(), source, buf.len()) };
     }
 
-    /// Whether all copies made so far are of one moment, and the file still has these bytes.
+    /// True if all copies made so far are of one moment, at which the file had these bytes, and it
+    /// still has them. May be false although nothing changed: an attempt to evict or move the page
+    /// suffices. Once false, it stays false. Cost: an acquire fence and one load.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate(&self) -> bool {
         !self.frame.read_retry(self.stamp)
     }
 
-    /// Whether all copies made so far of all `pages` are of one moment, and the file still has
-    /// these bytes.
+    /// The same for several pages: true if all copies made so far of all `pages` are of one moment,
+    /// and the file still has these bytes.
     #[must_use = "what was read may be used only if this is true"]
     pub fn validate_all(pages: &[Self]) -> bool {
         pages.iter().all(Self::validate)

@@ -9,7 +9,7 @@
 //!
 //! Each state remembers the page it showed last, and its version. Versions only grow, over all uses
 //! of a frame, so a folio with an unchanged version is unchanged and in the same frames. A thread
-//! that borrows the same page again, to read its records one by one, therefore skips the lookup.
+//! that borrows the same page again, to read its records one by one, therefore skips the look-up.
 
 use std::cell::Cell;
 use std::fmt;
@@ -35,7 +35,7 @@ pub(super) struct State {
     pub(super) shown: Cell<Shown>,
 }
 
-/// A page as a lookup found it: page `page` of the mapping, in the folio at `head`. Valid as long
+/// A page as a look-up found it: page `page` of the mapping, in the folio at `head`. Valid as long
 /// as the folio's version is `stamp`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
@@ -130,14 +130,14 @@ impl Reader {
         (slot.load(Ordering::Relaxed) == 0).then_some((slot, &self.states[0]))
     }
 
-    /// A free slot and its state; by preference one that showed `page` last.
+    /// A free slot and its state; by preference, of the first four, one that showed `page` last.
     pub(super) fn free_slot(&self, page: u64) -> Option<(&AtomicU32, &State)> {
         let slots = self.seat.slots().iter().zip(&self.states);
         // Relaxed: as in `first_slot`.
         let mut free = slots.filter(|(slot, _)| slot.load(Ordering::Relaxed) == 0);
         let first = free.next()?;
         let showed = |(_, state): &(_, &State)| state.shown.get().page == page;
-        if showed(&first) { Some(first) } else { free.find(showed).or(Some(first)) }
+        if showed(&first) { Some(first) } else { free.take(3).find(showed).or(Some(first)) }
     }
 
     /// All free slots and their states, the last ones first: the first slot is that of the quickest

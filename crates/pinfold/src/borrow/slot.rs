@@ -5,7 +5,7 @@
 //!
 //! # A borrow, step by step
 //!
-//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and how much of it
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and how much of it
 //!    belongs to the file;
 //! 3. store the head in a free slot of the reader;
 //! 4. the light fence;
@@ -25,6 +25,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 use super::FolioRef;
+use super::admit::{self, Wait, admit};
 use super::reader::{Reader, Shown, State};
 use super::view::{self, View};
 use crate::core::Held;
@@ -123,13 +124,20 @@ impl Handle {
         reader: &'r Reader,
     ) -> Result<Option<Borrowed<'f, 'r>>> {
         self.check_reader(reader)?;
-        let borrowed = self.borrow_at_once(page, reader).or_else(|| {
-            self.held_now(page, (Mark::Meet, false), |held| self.borrow_held(page, reader, held))
+        if let Some(borrowed) = self.borrow_at_once(page, reader) {
+            return Ok(Some(borrowed));
+        }
+        let borrowed = self.held_now(page, (Mark::Meet, false), |held| {
+            if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                return Some(Ok(borrowed));
+            }
+            let held = admit(self, held, page, Wait::Never).transpose()?;
+            held.map(|held| self.borrow_counted(page, held)).transpose()
         });
         if borrowed.is_none() {
             self.check_page(page)?;
         }
-        Ok(borrowed)
+        borrowed.transpose()
     }
 
     /// Steps 3 to 5 for the `pages` of a block as they were `found`, in free slots of the reader,
@@ -200,32 +208,38 @@ impl Handle {
             page,
             (Mark::Meet, false),
             || self.get_missing(page),
-            |held| match self.borrow_held(page, reader, held) {
-                Some(borrowed) => Ok(Some(borrowed)),
-                None => self.check_page(page).map(|()| None),
+            |held| {
+                if let Some(borrowed) = self.borrow_held(page, reader, &held) {
+                    return Ok(Some(borrowed));
+                }
+                let Some(held) = admit(self, held, page, Wait::Briefly)? else { return Ok(None) };
+                match self.borrow_counted(page, held) {
+                    Some(borrowed) => Ok(Some(borrowed)),
+                    None => self.check_page(page).map(|()| None),
+                }
             },
         )
     }
 
-    /// Announces the page of a folio that is held and was up to date, or keeps the reference if
-    /// that fails. `None` if the file ended before that page.
+    /// Announces the page of a folio that is held and was up to date. `None` if that fails.
     fn borrow_held<'f, 'r>(
         &'f self,
         page: u64,
         reader: &'r Reader,
-        held: Held<'f>,
+        held: &Held<'f>,
     ) -> Option<Borrowed<'f, 'r>> {
-        let head = held.head();
         let free = reader.free_slot(page);
         if free.is_none() {
             self.counters().count(Event::BorrowCounted);
         }
-        if let Some(free) = free
-            && let Some(found) = self.look(head, page << PAGE_SHIFT, AnyPage)
-            && announce_found::<true>(page, found, free, reader)
-        {
-            return Some(Borrowed::of(free.1, self));
-        }
+        let free = free?;
+        let found = self.look(held.head(), page << PAGE_SHIFT, AnyPage)?;
+        announce_found::<true>(page, found, free, reader).then(|| Borrowed::of(free.1, self))
+    }
+
+    /// Keeps the reference instead. `None` if the file ended before that page.
+    fn borrow_counted<'f, 'r>(&'f self, page: u64, held: Held<'f>) -> Option<Borrowed<'f, 'r>> {
+        let head = held.head();
         let folio = FolioRef::of(self, held, page)?;
         Some(Borrowed::counted(folio.into_view(), head, page, self))
     }
@@ -351,7 +365,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// What the guard shows.
     fn view(&self) -> View {
         let Shown { head, bytes, page_bytes, .. } = self.state().shown.get();
-        // SAFETY: as the lookup found it; a state changes only while its slot is free.
+        // SAFETY: as the look-up found it; a state changes only while its slot is free.
         unsafe { View::at(self.handle().core.frames.frame(head), bytes, page_bytes) }
     }
 
@@ -368,9 +382,15 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     }
 
     /// The same page under a counted reference, which can leave the thread. Cost: one atomic add.
+    /// If another thread is just trying to evict or move the folio, it waits for that thread, which
+    /// does no I/O meanwhile.
+    ///
+    /// It keeps the whole folio, however large: a folio that is borrowed cannot be split. For a
+    /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
     ///
     /// # Errors
-    /// [`Error::TooManyReferences`] if the folio has four million references.
+    /// [`Error::TooManyReferences`] if the folio has four million references; [`Error::Forked`] in
+    /// a child that was forked while another thread tried to evict or move it.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
         let count = &self.handle().core.frames.frame(head).count;
@@ -394,6 +414,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
         let page = offset / crate::frame::PAGE_BYTES as u64;
         got.map_err(|_| Error::TooManyReferences { path: path.clone(), page })?;
+        admit::upgraded(&self.handle().core, head);
         Ok(FolioRef::adopt(self.handle(), self.view()))
     }
 
@@ -438,7 +459,7 @@ impl Deref for Borrowed<'_, '_> {
     #[inline(always)]
     fn deref(&self) -> &[u8] {
         let Shown { bytes, page_bytes, .. } = self.state().shown.get();
-        // SAFETY: as the lookup found it, see `view`; and as in `folio`.
+        // SAFETY: as the look-up found it, see `view`; and as in `folio`.
         unsafe { std::slice::from_raw_parts(bytes, page_bytes) }
     }
 }

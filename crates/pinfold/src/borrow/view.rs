@@ -45,7 +45,7 @@ impl View {
     /// The page at the address `bytes`; `page_bytes` of its bytes belong to the file.
     ///
     /// # Safety
-    /// As of [`Self::of`]; and `page_bytes` is right.
+    /// As for [`Self::of`]; and `page_bytes` is right.
     #[inline(always)]
     pub(crate) unsafe fn at(frame: &Frame, bytes: *mut u8, page_bytes: usize) -> Self {
         // SAFETY: the arena is not at address 0.
@@ -103,7 +103,7 @@ impl View {
     /// All of the folio's bytes, up to the end of the file.
     ///
     /// # Safety
-    /// As of [`Self::page`].
+    /// As for [`Self::page`].
     #[inline]
     pub(crate) unsafe fn folio<'a>(&self) -> &'a [u8] {
         let frame = self.frame();
@@ -116,8 +116,8 @@ impl View {
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
-    /// Whether a lookup in the file finds this folio, now or as soon as a thread that has it frozen
-    /// thaws it.
+    /// Whether a look-up in the file finds this folio, now or as soon as a thread that has it
+    /// frozen thaws it.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
         // Acquire: as in `Frame::read_retry`. A thread that has read, by any load, something stored

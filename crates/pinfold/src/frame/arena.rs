@@ -218,10 +218,10 @@ fn map_aligned(bytes: usize, page_bytes: usize) -> Result<NonNull<u8>, OpenError
         .cast::<u8>();
 
     let kept = kept(start.addr(), bytes, page_bytes);
-    let (before, behind) = (0..kept.start - start.addr(), kept.end - start.addr()..asked);
+    let (before, after) = (0..kept.start - start.addr(), kept.end - start.addr()..asked);
     // SAFETY: `kept` lies in the mapping, which is longer by ALIGN_BYTES.
     let base = unsafe { start.add(before.end) };
-    for trim in [before, behind] {
+    for trim in [before, after] {
         if !trim.is_empty() {
             // SAFETY: the range lies in the mapping made above, outside of what is kept, and no
             // address in it is in use yet. It cannot fail for a valid range; if the system is out

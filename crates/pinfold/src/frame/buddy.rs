@@ -119,6 +119,11 @@ impl Buddy {
         Buddy { lists: Mutex::new(lists), runs, free_frames, table_frames }
     }
 
+    /// Frames at the start of the arena that are the table's.
+    pub(super) fn table_frames(&self) -> u32 {
+        self.table_frames
+    }
+
     fn ground<'a>(&'a self, table: &'a Table) -> Ground<'a> {
         Ground { table, runs: &self.runs }
     }

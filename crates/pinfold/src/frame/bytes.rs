@@ -84,7 +84,7 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
 /// As the real one; the checker fails if a store may race with its loads.
 ///
 /// # Safety
-/// As of [`copy_racing`].
+/// As for [`copy_racing`].
 pub(crate) unsafe fn copy_still(to: *mut u8, from: *const u8, bytes: usize) {
     // The load is a point at which the checker may switch threads, as between any two of the real
     // ones.

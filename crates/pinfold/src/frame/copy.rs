@@ -3,7 +3,7 @@
 //! A reader that holds nothing copies first, and checks afterwards (`Frame::read_retry`) whether
 //! the copy is consistent. Its loads race with stores of the kernel that fills the frame, and of
 //! writers. In Rust's memory model a racing plain load is undefined even if its value is discarded,
-//! so the loads here are instructions in inline assembly, of which the compiler only knows that
+//! so the loads here are instructions in inline assembly; the compiler only knows that
 //! they read memory. Relaxed atomics would not do: bytes are stored by words of eight
 //! (`Extent::store`), and atomic accesses of two sizes to one byte are undefined if they race.
 //! Called by `read`, and by migration, whose stores race with such loads.
@@ -22,7 +22,7 @@ macro_rules! moves {
         /// So many bytes can be accessed at both addresses; no other thread accesses those at `to`.
         #[inline(always)]
         pub(super) unsafe fn $name<const AT: usize>(to: *mut u8, from: *const u8) {
-            // SAFETY: one load and one store, of which the caller says that they may be made.
+            // SAFETY: one load and one store, which the caller allows.
             unsafe {
                 asm!(
                     $load, $store,
@@ -39,7 +39,7 @@ mod machine {
     use std::arch::asm;
 
     moves! {
-        /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
+        /// Copies 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
         copy16(lane: xmm_reg) = "movups {lane}, [{from} + {at}]", "movups [{to} + {at}], {lane}";
         /// Copies 8 bytes there.
         copy8(lane: reg) = "mov {lane}, [{from} + {at}]", "mov [{to} + {at}], {lane}";
@@ -53,7 +53,7 @@ mod machine {
     /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
-    /// As of the others, for `bytes`; the two do not overlap.
+    /// As for the others, with `bytes` bytes; the two do not overlap.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: a call as the C ABI has it; the stack is aligned for calls where `nostack` is
@@ -75,7 +75,7 @@ mod machine {
 
     // The offset of a plain `ldr` is a multiple of its size: so are all that are asked for.
     moves! {
-        /// Copies 16 bytes, `AT` bytes behind both addresses: an offset costs no instruction.
+        /// Copies 16 bytes, `AT` bytes past both addresses: an offset costs no instruction.
         copy16(lane: vreg) = "ldr {lane:q}, [{from}, #{at}]", "str {lane:q}, [{to}, #{at}]";
         /// Copies 8 bytes there.
         copy8(lane: reg) = "ldr {lane:x}, [{from}, #{at}]", "str {lane:x}, [{to}, #{at}]";
@@ -88,7 +88,7 @@ mod machine {
     /// Copies many bytes by the system's memcpy, whose loads are hidden from the compiler, too.
     ///
     /// # Safety
-    /// As of the others, for `bytes`; the two do not overlap.
+    /// As for the others, with `bytes` bytes; the two do not overlap.
     #[inline]
     pub(super) unsafe fn many(to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: a call as the C ABI has it.
@@ -173,7 +173,7 @@ pub(crate) unsafe fn copy_racing(to: *mut u8, from: *const u8, bytes: usize) {
 /// Copies `bytes` bytes that do not change meanwhile.
 ///
 /// # Safety
-/// As of [`copy_racing`], and no thread stores to the bytes at `from`.
+/// As for [`copy_racing`], and no thread stores to the bytes at `from`.
 #[inline(always)]
 pub(crate) unsafe fn copy_still(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's promise, whole.

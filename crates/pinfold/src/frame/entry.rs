@@ -90,6 +90,10 @@ bitflags! {
         const READAHEAD = 1;
         /// Its fill failed, and `failures` has the error for the readers that waited.
         const FAILED = 1 << 1;
+        /// Counted guards may keep all of it: it is on the list of `grants`.
+        const GRANTED = 1 << 2;
+        /// They might once, and did not use it when others wanted the same.
+        const REVOKED = 1 << 3;
     }
 }
 
@@ -149,9 +153,12 @@ pub(crate) struct Frame {
     /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file
     /// ends. At 48.
     file_bytes: AtomicU32,
-    /// At 52: three spare words.
+    /// Bytes from the start on that a counted guard may be taken of at once: as `span_bytes`, but
+    /// none of a large folio that is not granted. At 52.
+    guard_bytes: AtomicU32,
+    /// At 56: two spare words.
     #[cfg(not(loom))]
-    _spare_u32: [u32; 3],
+    _spare_u32: [u32; 2],
 }
 
 // The model checker's atomics are larger; it has no cache lines either.
@@ -180,8 +187,9 @@ impl Frame {
             place: AtomicU8::new(0),
             span_bytes: AtomicU32::new(0),
             file_bytes: AtomicU32::new(0),
+            guard_bytes: AtomicU32::new(0),
             #[cfg(not(loom))]
-            _spare_u32: [0; 3],
+            _spare_u32: [0; 2],
         }
     }
 
@@ -213,6 +221,19 @@ impl Frame {
         self.version.load(Ordering::Relaxed) != stamp.0 && !mutant::on(Mutant::NoLastLook)
     }
 
+    /// The stamp of this moment, or of the last one at which the version was even.
+    pub(crate) fn last_stamp(&self) -> Stamp {
+        // Relaxed: the caller has a reference, and so is ordered after the last change but one.
+        Stamp(self.version.load(Ordering::Relaxed) & !1)
+    }
+
+    /// How far the version has moved since `stamp`: 0, 1 while it is odd for the first time, or
+    /// more.
+    pub(crate) fn since(&self, stamp: Stamp) -> u64 {
+        // Acquire: pairs with the Release store in `change_end`, for what is loaded next.
+        self.version.load(Ordering::Acquire) - stamp.0
+    }
+
     /// Begins a change of identity or bytes. One change at a time: the caller has frozen the folio,
     /// or holds its mapping's `change` mutex.
     ///
@@ -225,7 +246,7 @@ impl Frame {
         // through the count or a lock.
         let version = self.version.load(Ordering::Relaxed);
         assert!(version & 1 == 0, "two changes of one folio at once (version {version})");
-        // Relaxed: the fence below keeps what follows behind it.
+        // Relaxed: the fence below orders it before what follows.
         self.version.store(version + 1, Ordering::Relaxed);
         // Release: pairs with the Acquire fence in `read_retry`, see there.
         fence(Ordering::Release);
@@ -280,6 +301,15 @@ impl Frame {
         let mapping = self.mapping.load(Ordering::Relaxed);
         let start = self.start.load(Ordering::Relaxed);
         (mapping, start, self.span_bytes.load(Ordering::Relaxed))
+    }
+
+    /// The same for a reader that wants a counted guard: the bytes that it may have one of at once.
+    #[inline(always)]
+    pub(crate) fn holdable(&self) -> (u32, u64, u32) {
+        // Relaxed, all three: as in `readable`.
+        let mapping = self.mapping.load(Ordering::Relaxed);
+        let start = self.start.load(Ordering::Relaxed);
+        (mapping, start, self.guard_bytes.load(Ordering::Relaxed))
     }
 
     /// Whether it is a folio of that mapping; valid under the same condition as
@@ -391,7 +421,7 @@ impl Frame {
         // sees what was done before the change.
         let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
         if flags.contains(Flags::READAHEAD) {
-            self.settle_span(flags);
+            self.settle_span(old | flags);
         }
         old
     }
@@ -416,6 +446,37 @@ impl Frame {
         // Relaxed, both: the version orders it, or a late value does no harm.
         let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);
+        self.store_guard_bytes(flags);
+    }
+
+    /// Lets counted guards be taken at once, of a folio that the caller has a reference to and that
+    /// has no readahead mark.
+    pub(crate) fn grant(&self) {
+        let flags = self.set_flags(Flags::GRANTED) | Flags::GRANTED;
+        // As in `settle_span`.
+        fence_before_racing_stores(Mutant::SpanUnfenced);
+        self.store_guard_bytes(flags);
+    }
+
+    /// Ends that. The caller has frozen the folio: so there is no guard, and a thread that has read
+    /// the bytes before finds another version when it has its reference.
+    ///
+    /// # Panics
+    ///
+    /// If the version is even: that thread would have a guard.
+    pub(crate) fn revoke(&self) {
+        self.assert_changing("grant revoked");
+        self.set_flags(Flags::REVOKED);
+        let flags = self.clear_flags(Flags::GRANTED) - Flags::GRANTED;
+        self.store_guard_bytes(flags);
+    }
+
+    fn store_guard_bytes(&self, flags: Flags) {
+        let large = self.order.load(Ordering::Relaxed) > 0;
+        let closed = flags.contains(Flags::READAHEAD) || large && !flags.contains(Flags::GRANTED);
+        // Relaxed, all: as in `settle_span`. Too few bytes for a moment cost the slow path.
+        let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
+        self.guard_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its readers

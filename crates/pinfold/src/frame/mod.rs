@@ -3,9 +3,10 @@
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
 //! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
 //! allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
-//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all other modules call (`Frames`, in this file).
-//! What does not: which page of which file a frame holds and how it is found (`index`), where its
-//! bytes come from (`fill`, `source`), and which folio to evict (`reclaim`).
+//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all
+//! other modules call (`Frames`, in this file). What does not: which page of which file a frame
+//! holds and how it is found (`index`), where its bytes come from (`fill`, `source`), and which
+//! folio to evict (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the four ways in, and `reclaim`.
 
@@ -79,7 +80,7 @@ impl Frames {
     /// Reserves an arena of `budget_bytes`, rounded down to whole frames, in which all frames but
     /// the table's are free.
     ///
-    /// Cost: touches the table, 1/64 of the budget; the rest is touched when it is first used.
+    /// Cost: touches the table, little more than 1/64 of the budget; the rest is touched when it is first used.
     ///
     /// # Errors
     ///
@@ -101,6 +102,11 @@ impl Frames {
             bytes: bytes::Bytes::of(arena.base(), frames),
             arena,
         })
+    }
+
+    /// Bytes of the frames that the table takes up.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.buddy.table_frames()) << PAGE_SHIFT
     }
 
     /// Frames in the arena, the table's own included.

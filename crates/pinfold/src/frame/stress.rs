@@ -1,5 +1,5 @@
 //! Frames under threads: owners fill the folios they get, and strays take references to folios they
-//! do not own, as a lookup with a stale number does.
+//! do not own, as a look-up with a stale number does.
 
 #![allow(clippy::cast_ptr_alignment, reason = "a frame starts at a multiple of a page")]
 

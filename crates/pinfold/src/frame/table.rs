@@ -3,24 +3,21 @@
 //! What belongs here: putting the entries there, and finding the one of a frame. What does not:
 //! what an entry says (`entry`). Called by `frame::Frames` and `buddy`.
 //!
-//! The entries take 64 bytes of each 4096, 1.5625 % of the budget, and their frames have entries
-//! too, which say frozen and odd for ever.
-//!
-//! Those of 64 frames, which are a page of the table, do not lie in the frames' order: see
+//! The entries take 64 bytes of each 4096, 1.57 % of the budget, and their frames have entries
+//! too, which say frozen and odd for ever. They lie in the frames' order, with gaps: see
 //! [`entry_at`].
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
 
 use super::entry::Frame;
-use super::units::{FrameNumber, Order, PAGE_BYTES};
+use super::units::{FRAMES_MAX, FrameNumber, Order, PAGE_BYTES};
 
 /// The entries of all frames of an arena.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Points to as many entries as whole pages of the table have, initialised and living as long
-    /// as the table.
+    /// Points to [`entries_for`] `frames` entries, initialised and living as long as the table.
     entries: NonNull<Frame>,
     frames: u32,
 }
@@ -42,8 +39,8 @@ impl Table {
     /// stays mapped for as long as the table lives, and that nothing else uses or has used.
     pub(super) unsafe fn place(base: NonNull<u8>, frames: u32) -> Self {
         let entries = base.cast::<Frame>();
-        for n in 0..frames.next_multiple_of(PAGE_ENTRIES) as usize {
-            // SAFETY: entry `n` lies in the memory of the caller's contract, which is whole pages.
+        for n in 0..entries_for(frames) {
+            // SAFETY: entry `n` lies in the memory of the caller's contract.
             let entry = unsafe { entries.add(n) };
             // SAFETY: as above; a page is aligned to more than an entry needs.
             unsafe { entry.write(Frame::new()) };
@@ -58,62 +55,89 @@ impl Table {
     }
 
     #[inline]
-    fn entries(&self) -> &[Frame] {
-        let entries = self.frames.next_multiple_of(PAGE_ENTRIES) as usize;
-        // SAFETY: `place` initialised that many; entries change through their atomics only.
-        unsafe { std::slice::from_raw_parts(self.entries.as_ptr(), entries) }
+    pub(super) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
+        if frame.0 >= self.frames {
+            return None;
+        }
+        // SAFETY: the table has `entries_for(self.frames)` entries, and this one is among them,
+        // because `entry_at` grows with the frame.
+        let entry = unsafe { self.entries.add(entry_at(frame.0)) };
+        // SAFETY: `place` initialised it; it changes through its atomics only.
+        Some(unsafe { entry.as_ref() })
+    }
+
+    /// Which entry of the table it is, counted from the first.
+    fn index_of(&self, entry: &Frame) -> usize {
+        let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(self.entries.addr().get());
+        bytes / size_of::<Frame>()
     }
 }
 
 /// For the checker, whose atomics don't live in mapped memory: the same entries on the heap.
 #[cfg(loom)]
 #[derive(Debug)]
-pub(super) struct Table(Box<[Frame]>);
+pub(super) struct Table {
+    entries: Box<[Frame]>,
+    frames: u32,
+}
 
 #[cfg(loom)]
 impl Table {
     #[allow(clippy::missing_safety_doc, reason = "as the real one")]
     pub(super) unsafe fn place(_base: std::ptr::NonNull<u8>, frames: u32) -> Self {
-        Table((0..frames).map(|_| Frame::new()).collect())
-    }
-
-    fn entries(&self) -> &[Frame] {
-        &self.0
+        let entries = (0..entries_for(frames)).map(|_| Frame::new()).collect();
+        Table { entries, frames }
     }
 
     /// How many frames the table describes.
     pub(super) fn frames(&self) -> u32 {
-        self.0.len() as u32
+        self.frames
+    }
+
+    pub(super) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
+        (frame.0 < self.frames).then(|| &self.entries[entry_at(frame.0)])
+    }
+
+    fn index_of(&self, entry: &Frame) -> usize {
+        let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(self.entries.as_ptr().addr());
+        bytes / size_of::<Frame>()
     }
 }
 
 /// Entries in a page of the table.
-const PAGE_ENTRIES: u32 = (PAGE_BYTES / 64) as u32;
+const PAGE_ENTRIES: usize = PAGE_BYTES / 64;
 
-/// log2 of the frames after which entries begin elsewhere in their page: those of a folio, but no
-/// fewer than a page describes, where a model has small folios.
-const SPREAD_SHIFT: u32 = {
-    let (folio, page) = (Order::MAX.get() as u32, PAGE_ENTRIES.ilog2());
-    if folio > page { folio } else { page }
-};
+/// log2 of the frames after which the table has an unused entry: those of the largest folio.
+const GAP_SHIFT: u32 = Order::MAX.get() as u32;
 
-const _: () = assert!(1 << SPREAD_SHIFT >= PAGE_ENTRIES, "`entry_at` would not be its own inverse");
+const _: () = assert!(FRAMES_MAX.leading_zeros() > 0, "`entry_at` would overflow");
 
-/// Which entry of the table is that of `frame`; the other way round, the same: it changes the bits
-/// below `PAGE_ENTRIES` only, by those from `SPREAD_SHIFT` on.
+/// Which entry of the table is that of `frame`, which is below [`FRAMES_MAX`].
 ///
 /// Heads of folios of 2 MiB are 512 frames apart, and were their entries 512 entries apart, they
-/// would all compete for one set of the processor's first cache, and for few of its second. So each
-/// 512 entries begin elsewhere in their page.
+/// would all compete for one set of the processor's first cache, and for few of its second. So an
+/// unused entry follows each 512. The order stays that of the frames, which processors fetch ahead.
 #[inline(always)]
-pub(super) const fn entry_at(frame: u32) -> u32 {
-    frame ^ ((frame >> SPREAD_SHIFT) & (PAGE_ENTRIES - 1))
+pub(super) const fn entry_at(frame: u32) -> usize {
+    // In 32 bits: in 64 the compiler multiplies both parts by 64 and adds then.
+    (frame + (frame >> GAP_SHIFT)) as usize
+}
+
+/// The frame of an entry, the other way round; `None` for an unused one.
+const fn frame_at(entry: usize) -> Option<u32> {
+    let stretch = (1 << GAP_SHIFT) + 1;
+    if entry % stretch == stretch - 1 { None } else { Some((entry - entry / stretch) as u32) }
+}
+
+/// How many entries a table of `frames` frames has, the unused ones among them.
+const fn entries_for(frames: u32) -> usize {
+    if frames == 0 { 0 } else { entry_at(frames - 1) + 1 }
 }
 
 impl Table {
     /// Frames that the table of `frames` frames takes up, at the start of the arena.
     pub(super) fn frames_taken(frames: u32) -> u32 {
-        frames.div_ceil(PAGE_ENTRIES)
+        entries_for(frames).div_ceil(PAGE_ENTRIES) as u32
     }
 
     #[inline]
@@ -125,21 +149,11 @@ impl Table {
     }
 
     pub(super) fn number(&self, entry: &Frame) -> FrameNumber {
-        let entries = self.entries();
-        let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(entries.as_ptr().addr());
-        let number = bytes / size_of::<Frame>();
-        assert!(std::ptr::eq(entry, &raw const entries[number]), "an entry of another table");
-        let frame = entry_at(number as u32);
-        assert!(frame < self.frames(), "an entry behind the last frame's");
-        FrameNumber(frame)
-    }
-
-    #[inline]
-    pub(super) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
-        if frame.0 >= self.frames() {
-            return None;
-        }
-        self.entries().get(entry_at(frame.0) as usize)
+        let found = frame_at(self.index_of(entry)).map(FrameNumber);
+        let number = found.filter(|&number| {
+            self.try_frame(number).is_some_and(|there| std::ptr::eq(there, entry))
+        });
+        number.expect("an entry of another table")
     }
 }
 
@@ -148,20 +162,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_takes_a_64th() {
+    fn the_table_takes_little_more_than_a_64th() {
+        assert_eq!(Table::frames_taken(0), 0);
         assert_eq!(Table::frames_taken(64), 1);
         assert_eq!(Table::frames_taken(65), 2);
-        assert_eq!(Table::frames_taken(1 << 30), 1 << 24);
+        assert_eq!(Table::frames_taken(1 << 30), (1 << 24) + (1 << 15));
     }
 
     #[test]
-    fn entries_change_places_in_their_page_and_the_heads_of_large_folios_are_spread() {
-        for frame in (0..3000).chain(u32::MAX - 3000..u32::MAX) {
+    fn entries_follow_each_other_and_those_of_large_folios_are_spread() {
+        let mut last = None;
+        for frame in (0..3000).chain(FRAMES_MAX - 3000..FRAMES_MAX) {
             let entry = entry_at(frame);
-            assert_eq!((entry_at(entry), entry / PAGE_ENTRIES), (frame, frame / PAGE_ENTRIES));
+            assert_eq!(frame_at(entry), Some(frame));
+            assert!(last < Some(entry), "frame {frame}");
+            last = Some(entry);
         }
-        // Which line of its page each of 64 heads has: all of them.
-        let lines = (0..64).map(|run| entry_at(run << SPREAD_SHIFT) % PAGE_ENTRIES);
+        assert_eq!(frame_at(entry_at(512) - 1), None, "the unused entry");
+        // On which of the 64 lines of a page the heads of as many folios are: on all of them.
+        let lines = (0..64).map(|folio| entry_at(folio << GAP_SHIFT) % PAGE_ENTRIES);
         assert_eq!(lines.collect::<std::collections::BTreeSet<_>>().len(), 64);
     }
 }

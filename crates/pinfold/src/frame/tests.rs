@@ -53,7 +53,7 @@ fn blocks_of(free: &BTreeSet<u32>) -> [u32; Order::COUNT] {
 fn a_fresh_arena_is_free_but_for_its_table() {
     for total in [FRAMES_MIN, 65, 511, 512, 513, TEST_FRAMES, 1 << 15] {
         let frames = open(total);
-        let table = total.div_ceil(64);
+        let table = Table::frames_taken(total);
         let stats = frames.stats();
         assert_eq!(stats.total_frames, total);
         assert_eq!((stats.table_frames, stats.free_frames), (table, total - table));

@@ -45,9 +45,9 @@ impl Window {
         if frame.0 >= self.frames {
             return None;
         }
-        // SAFETY: the table has an entry for each frame of the arena, in its page of entries, and
-        // is the first thing in it.
-        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0) as usize) };
+        // SAFETY: the table has an entry for each frame of the arena, and is the first thing in
+        // it.
+        let entry = unsafe { self.base.cast::<Frame>().add(entry_at(frame.0)) };
         // SAFETY: as above, and it lives as long as the window is used.
         let entry = unsafe { entry.as_ref() };
         Some((entry, self.base.as_ptr().wrapping_add((frame.0 as usize) << PAGE_SHIFT)))

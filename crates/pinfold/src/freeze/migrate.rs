@@ -6,9 +6,9 @@
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
 //! 2. copy the bytes, and the use count;
 //! 3. give the new folio the old one's identity; its version is still odd;
-//! 4. store the new head to the old one's index slots: a racing lookup finds either. One that finds
-//!    the old head fails on its version, which does not become even again in this use of the frame;
-//!    so a migration moves the version although the page is not deleted;
+//! 4. store the new head to the old one's index slots: a racing look-up finds either. One that
+//!    finds the old head fails on its version, which does not become even again in this use of the
+//!    frame; so a migration moves the version although the page is not deleted;
 //! 5. tell the policy;
 //! 6. make the new folio's version even; its count of 1 is the index's;
 //! 7. forget the old folio's identity, and free it.

@@ -12,14 +12,15 @@
 //! | `batch.rs` | freezing many folios with one fence and one scan |
 //! | `drop.rs` | dropping the folios of a range, held or not |
 //! | `migrate.rs` | moving a folio's bytes to other frames |
-//! | `split.rs` | making small folios of a large one; only tests do so yet (feature `testing`) |
+//! | `split.rs` | making small folios of a large one |
+//! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for |
 //!
 //! Nothing here allocates or evicts. Called by `reclaim` and everything above it.
 
 mod batch;
 mod drop;
 mod migrate;
-#[cfg(feature = "testing")]
+mod revoke;
 mod split;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -30,7 +31,7 @@ pub(crate) use batch::{Batch, Candidate, Frozen};
 pub(crate) use drop::discard;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use migrate::{migrate, move_frozen};
-#[cfg(feature = "testing")]
+pub(crate) use revoke::revoke;
 pub(crate) use split::split;
 pub(crate) use users::{InUse, collect};
 #[cfg(all(test, loom))]

@@ -6,8 +6,8 @@
 //! 3. hand out each piece in its own frames (count 1, the index's), with its identity. The tails'
 //!    versions were odd before; the head becomes a smaller folio in the same frame;
 //! 4. tell the policy, under the same hold of its lock as step 3;
-//! 5. store the pieces to the folio's index slots: a racing lookup finds the old head or the piece;
-//!    the old head's identity refuses it if its page is no longer there;
+//! 5. store the pieces to the folio's index slots: a racing look-up finds the old head or the
+//!    piece; the old head's identity refuses it if its page is no longer there;
 //! 6. make the versions even: from here on the pieces can be read.
 
 use super::users::{InUse, freeze_alone};

@@ -15,7 +15,7 @@
 
 use crate::core::Core;
 use crate::counters::Event;
-use crate::frame::{Frame, FrameNumber};
+use crate::frame::{Flags, Frame, FrameNumber};
 use crate::mutant::{self, Mutant};
 use crate::readers::Announced;
 
@@ -77,6 +77,14 @@ pub(crate) fn freeze_blindly(frame: &Frame) -> Result<(), InUse> {
 /// Thaws a folio whose bytes and identity have not changed: existing announcements stay valid.
 pub(super) fn thaw(core: &Core, frame: &Frame) {
     core.counters.count(Event::Announced);
+    reopen(frame);
+}
+
+/// The same for any reason. Revokes the folio's grant: the list of grants goes by the version.
+pub(super) fn reopen(frame: &Frame) {
+    if frame.flags().contains(Flags::GRANTED) {
+        frame.revoke();
+    }
     frame.change_end();
     frame.count.unfreeze(1);
 }

@@ -18,12 +18,11 @@
 //! # Growth
 //!
 //! The array lives on the heap, 4 bytes for each 256 KiB of the file as long as it was when it was
-//! opened. The first page that is inserted behind that end allocates a second array, of the largest
+//! opened. The first page that is inserted past that end allocates a second array, of the largest
 //! size (256 KiB; the system gives memory to the parts that are used): once in a file's life, under
 //! the file's mutex, as the first array must not change while it is copied. The first one stays as
 //! long as the index, and the writer updates both: readers that only know the first may go on using
-//! it. A handle that looks behind its end finds the second. Behind the end of the second, readers
-//! walk the tree.
+//! it. A look-up past its end finds the second. Past the end of the second, readers walk the tree.
 
 use std::sync::OnceLock;
 
@@ -37,7 +36,7 @@ use crate::sync::{AtomicU32, Ordering};
 pub(super) struct Directory {
     /// Of the file as long as it was when the index was made.
     first: Box<[AtomicU32]>,
-    /// Of [`DIRECTORY_BLOCKS_MAX`] blocks, since a page was put behind the end of `first`.
+    /// Of [`DIRECTORY_BLOCKS_MAX`] blocks, since a page was put past the end of `first`.
     whole: OnceLock<Box<[AtomicU32]>>,
 }
 
@@ -61,10 +60,10 @@ impl Directory {
         Some(Entry(self.words().get(block as usize)?.load(Ordering::Relaxed)))
     }
 
-    /// For the writer, who is alone.
+    /// For the writer, which is alone.
     pub(super) fn set(&self, block: u64, entry: Entry) {
-        let behind = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
-        if behind && entry != Entry::EMPTY {
+        let past = block >= self.words().len() as u64 && block < DIRECTORY_BLOCKS_MAX;
+        if past && entry != Entry::EMPTY {
             self.grow();
         }
         let (old, whole) = (Some(&self.first), self.whole.get());
@@ -79,7 +78,7 @@ impl Directory {
         }
     }
 
-    /// Makes the second array. Nothing was put behind the end of the first one so far: what is
+    /// Makes the second array. Nothing was put past the end of the first one so far: what is
     /// there is empty.
     #[cold]
     fn grow(&self) {

@@ -35,7 +35,7 @@ pub(crate) use crate::frame::FrameNumber;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(pub(super) u32);
 
-/// What an entry is; for writers and walks. The lookup never builds one.
+/// What an entry is; for writers and walks. The look-up never builds one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Empty,
@@ -100,7 +100,7 @@ impl Entry {
 ///
 /// `bits` is the log2 of the pages covered. Under a node it is (level + 1) times the bits of a
 /// level; a folio or shadow may sit in the root itself (then `bits` is its order), so a file of
-/// one folio needs no node and its lookup is one load.
+/// one folio needs no node and its look-up is one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     pub(super) entry: Entry,

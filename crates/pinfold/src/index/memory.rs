@@ -2,12 +2,12 @@
 //!
 //! Here: the address arithmetic, and the only `unsafe` of this folder. Not here: which nodes are
 //! free (`pool.rs`), what the words mean (`entry.rs`, `node.rs`). Called by `node.rs` and the
-//! lookup.
+//! look-up.
 //!
 //! # Layout
 //!
 //! A slab is a folio of the arena, of one size for the whole pool, naturally aligned. It holds as
-//! many nodes as fit, slots first, headers behind them:
+//! many nodes as fit, slots first, then headers:
 //!
 //! ```text
 //! slab: | slots 0 | slots 1 | ... | slots n-1 | header 0 | ... | header n-1 | spare |
@@ -16,7 +16,7 @@
 //!
 //! Slots and headers are apart for two reasons. Slots start on a 256-byte boundary, so a node's
 //! number counts 256 bytes and 30 bits of it reach 256 GiB (with the header beside the slots it
-//! would count 32 bytes and reach 32 GiB). And marks and counts are on lines that no lookup ever
+//! would count 32 bytes and reach 32 GiB). And marks and counts are on lines that no look-up ever
 //! reads, so setting a mark takes no line away from readers.
 //!
 //! Nodes are counted *down* from the anchor, the end of the arena's reachable part: node k lies k *
@@ -25,11 +25,12 @@
 //!
 //! # Why slabs are never given back
 //!
-//! A lookup holds nothing. It may have loaded a node's number, been put to sleep, and wake when the
-//! node has been freed and reused. It then loads one word of that node. For this to be harmless the
-//! word must be an index word, written by atomic stores only: were the slab given back and filled
-//! with file bytes, the load would race with plain stores and its result would be an arbitrary
-//! number. With slabs that stay slabs, whatever a stale walk reads is a valid entry of *some* file.
+//! A look-up holds nothing. It may have loaded a node's number, been put to sleep, and wake when
+//! the node has been freed and reused. It then loads one word of that node. For this to be harmless
+//! the word must be an index word, written by atomic stores only: were the slab given back and
+//! filled with file bytes, the load would race with plain stores and its result would be an
+//! arbitrary number. With slabs that stay slabs, whatever a stale walk reads is a valid entry of
+//! *some* file.
 
 use super::entry::Entry;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -53,7 +54,7 @@ mod real {
     use super::{AtomicU32, AtomicU64, Entry, HEADER_WORDS, node_bytes};
     use std::ptr::NonNull;
 
-    /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a lookup
+    /// Where the nodes of one pool are. Sixteen bytes, copied into each index so that a look-up
     /// needs no second line to find them.
     #[derive(Clone, Copy, Debug)]
     pub(in super::super) struct NodeMemory<const BITS: u32> {
@@ -179,7 +180,7 @@ mod real {
             #[expect(clippy::cast_ptr_alignment, reason = "slabs and nodes are aligned to 8")]
             let first = self.anchor().wrapping_offset(header as isize).cast::<AtomicU64>();
             let word = first.wrapping_add(i);
-            // SAFETY: the header of the nth node of a slab lies behind the slots of all, inside the
+            // SAFETY: the header of the nth node of a slab lies past the slots of all, inside the
             // slab: nodes_per_slab * node_bytes <= slab_bytes. A header has HEADER_WORDS words,
             // aligned to 8, as slabs and nodes are, and written by atomic stores only, for ever.
             unsafe { &*word }

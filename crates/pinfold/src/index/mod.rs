@@ -8,7 +8,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod.rs` | the lookup, and what a racing lookup may return |
+//! | `mod.rs` | the look-up, and what a racing look-up may return |
 //! | `entry.rs` | the words of a slot and of the root |
 //! | `memory.rs` | from a node's number to its address |
 //! | `node.rs` | a node's slots and header; the orderings of a writer |
@@ -21,14 +21,14 @@
 //! | `walk.rs` | the next folio, marked folio or hole in a range |
 //! | `trim.rs` | giving up shadows, and the nodes that hold nothing else |
 //!
-//! # What a racing lookup may return
+//! # What a racing look-up may return
 //!
-//! One writer at a time; any number of lookups of page p meanwhile. A lookup is a load of the root
-//! and one load per level, each a whole word, so no word is ever torn; every word it can meet is a
-//! valid entry (`memory.rs` says why), so no address is ever outside the arena; and it makes at
-//! most as many steps as the root it read has levels, so it ends whatever writers do.
+//! One writer at a time; any number of look-ups of page p meanwhile. A look-up is a load of the
+//! root and one load per level, each a whole word, so no word is ever torn; every word it can meet
+//! is a valid entry (`memory.rs` says why), so no address is ever outside the arena; and it makes
+//! at most as many steps as the root it read has levels, so it ends whatever writers do.
 //!
-//! | writer | order of its stores | a racing lookup of p may return |
+//! | writer | order of its stores | a racing look-up of p may return |
 //! |---|---|---|
 //! | insert | slots in rising order, each by one release store | nothing (or the shadow), or the new head. Of a large folio some pages may be found before others |
 //! | tree grows | new node filled, then root or slot, release | what was there before: growth hides no page |
@@ -58,10 +58,10 @@
 //!
 //! A folio of order n fills 2^(n % 6) slots at level n / 6, and *every* one of them holds the head.
 //! Linux puts the head in one slot and "sibling" entries, that point at it, in the others: there
-//! the lookup must, for a sibling, load a second slot and retry under races. Here any page is found
-//! by the same loads as a page of a small folio; no state "sibling of a head that is gone" exists.
-//! The writer pays for it: replacing stores up to 32 words instead of one, and a folio's order is
-//! found by comparing neighbours, five loads at most.
+//! the look-up must, for a sibling, load a second slot and retry under races. Here any page is
+//! found by the same loads as a page of a small folio; no state "sibling of a head that is gone"
+//! exists. The writer pays for it: replacing stores up to 32 words instead of one, and a folio's
+//! order is found by comparing neighbours, five loads at most.
 
 mod directory;
 mod entry;
@@ -71,7 +71,6 @@ mod memory;
 mod node;
 mod pool;
 mod shape;
-#[cfg(feature = "testing")]
 mod split;
 mod tree;
 mod trim;
@@ -88,7 +87,6 @@ pub(crate) use self::{
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "testing")]
 pub(crate) use self::pool::NoNodes;
 pub(crate) use self::{
     lookup::Lookup,

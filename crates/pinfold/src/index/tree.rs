@@ -9,7 +9,7 @@ use super::memory::NodeMemory;
 use super::types::Slot;
 use crate::sync::{AtomicU64, Ordering};
 
-/// One file's index, for readers. 72 bytes; lookups load from it and never store.
+/// One file's index, for readers. 72 bytes; look-ups load from it and never store.
 #[derive(Debug)]
 pub(crate) struct Index<const BITS: u32 = { super::types::BITS }> {
     pub(super) root: AtomicU64,
@@ -65,7 +65,7 @@ impl<const BITS: u32> Index<BITS> {
         self.walk(page).frame()
     }
 
-    /// As `lookup`, and faster, for somebody who checks what comes out of it: of a page that is not
+    /// As `lookup`, and faster, for callers that check what comes out of it: of a page that is not
     /// in the index, or that is being put there, it may be any head, or a number that no arena has.
     #[inline(always)]
     pub(crate) fn lookup_hint(&self, page: u64) -> FrameNumber {

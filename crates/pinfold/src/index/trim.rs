@@ -11,7 +11,7 @@ use super::node::Node;
 use super::types::Mark;
 use super::writer::{IndexWriter, slot_of};
 
-/// Most nodes, or slots of upper levels, that one call looks at.
+/// Most nodes, or slots of upper levels, that one call visits.
 const STEPS_MAX: u32 = 1024;
 
 /// Which shadows to give up.
@@ -72,7 +72,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     }
 
     /// The lowest node over `page`, and where the hand goes from there: to the next slot if the
-    /// node is above the leaves, else behind the leaf.
+    /// node is above the leaves, else past the leaf.
     fn node_at(&self, page: u64) -> (Node<'a, BITS>, u64) {
         let root = self.root();
         let mut node = self.node(root.entry);

@@ -38,7 +38,7 @@ pub(crate) struct FolioAt {
 }
 
 impl FolioAt {
-    /// Page offset of the first page behind the folio.
+    /// Page offset of the first page after the folio.
     pub(crate) fn end(self) -> u64 {
         self.page + (1 << self.order)
     }

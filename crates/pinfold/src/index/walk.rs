@@ -1,7 +1,7 @@
 //! Finding the next folio, marked folio, or hole in a range of pages.
 //!
 //! Called, with the file's mutex held, by writeback (marked folios), invalidate and truncate (all
-//! folios), and readahead (the first hole). A lookup of one page is `Index::lookup` and needs no
+//! folios), and readahead (the first hole). A look-up of one page is `Index::lookup` and needs no
 //! mutex.
 //!
 //! Nothing is kept between two calls, so the caller may change the index, or release the mutex,
@@ -90,7 +90,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
         None
     }
 
-    /// Goes down from the root's node. `Err` is the first page behind a node that holds nothing
+    /// Goes down from the root's node. `Err` is the first page after a node that holds nothing
     /// (from `page` on).
     fn seek_down(&self, mut page: u64, end: u64, what: Seek) -> Result<u64, u64> {
         let root = self.root();

@@ -142,7 +142,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     }
 
     /// Takes from the pool what the next insert of this order at `page` can need. After that, and
-    /// before any other change, such an insert does not fail for want of nodes.
+    /// before any other change, such an insert does not fail for lack of nodes.
     ///
     /// # Errors
     /// [`NoNodes`]; nothing was taken.

@@ -22,7 +22,7 @@ use std::num::NonZero;
 
 use crate::borrow::{Borrowed, FolioRef, Reader};
 use crate::counters::Event;
-use crate::found::{AnyPage, Found, Want};
+use crate::found::{AnyPage, Found, HoldablePage, Want};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::handle::Handle;
 use crate::read::Bytes;
@@ -75,7 +75,8 @@ impl Handle {
         mut left: impl FnMut(usize),
     ) {
         let mut found = [None; BLOCK];
-        self.begin::<false, _>(pages.iter().map(|&page| Some((page, AnyPage))), &mut found);
+        let wanted = pages.iter().map(|&page| Some((page, HoldablePage)));
+        self.begin::<false, _>(wanted, &mut found);
         for (at, found) in found.iter().take(pages.len()).enumerate() {
             match found.and_then(|found| self.get_found(found)) {
                 Some(guard) => guards.push(guard),

@@ -5,12 +5,12 @@
 //!
 //! # Step by step
 //!
-//! 1. ask for each page whether its folio is there, cached or on its way, by a look that takes no
-//!    lock and may be wrong; sort what is absent, and make *groups* of adjacent pages. A group has
-//!    one read of at most a window;
+//! 1. ask for each page whether its folio is there, cached or on its way, by a look-up that takes
+//!    no lock and may be wrong; sort what is absent, and make *groups* of adjacent pages. A group
+//!    has one read of at most a window;
 //! 2. if a thread waits for them: prepare the first group, as a single miss does (`fill::prepare`).
 //!    Only here may the thread wait for memory: none of its folios is on its way yet;
-//! 3. memory for all other groups, as far as it is to be had at once;
+//! 3. memory for all other groups, as far as it can be had without waiting;
 //! 4. put all of these folios into the index under one hold of the file's mutex. Where another
 //!    thread was faster, its folio stays, and this one is given back;
 //! 5. give one request for each group to the source's engine, all in one call;
@@ -92,8 +92,8 @@ impl<'a> Absent<'a> {
     /// or could not be begun.
     ///
     /// # Errors
-    /// As of [`fill::prepare`] of the first group, and [`Error::Forked`](crate::Error::Forked): it
-    /// concerns all that was added.
+    /// As for [`fill::prepare`] of the first group, and [`Error::Forked`](crate::Error::Forked): an
+    /// error concerns all that was added.
     pub(super) fn read(self) -> Result<()> {
         if self.pages.is_empty() {
             return Ok(());

@@ -26,7 +26,7 @@ const ENTRY_PAGES: u64 = 512;
 pub struct ReadAt<'b> {
     /// The offset in the file, in bytes.
     pub offset: u64,
-    /// Where the bytes go. Behind those that were read, and after an error, its contents are
+    /// Where the bytes go. Past those that were read, and after an error, its contents are
     /// unspecified.
     pub buf: &'b mut [u8],
     /// Set by `read_many`, whatever was there before: what [`File::read_at`](crate::File::read_at)

@@ -1,4 +1,4 @@
-//! The counted lookup: a thread that gets a reference has the page it asked for, and keeps it.
+//! The counted look-up: a thread that gets a reference has the page it asked for, and keeps it.
 
 use super::{Model, holds_and_catches, race};
 use crate::mutant::Mutant;

@@ -235,7 +235,7 @@ fn mutant_that_stores_the_span_without_a_fence() {
     mutant::with(Some(Mutant::SpanUnfenced), || a_frame_changes_hands(Stored::Span, true));
 }
 
-// ---- a counted lookup with a stale number, against the next use of the frame ----
+// ---- a counted look-up with a stale number, against the next use of the frame ----
 
 /// The two steps that begin a frame's next use, shipped or broken.
 struct Birth {
@@ -279,7 +279,7 @@ fn a_stale_lookup_finds_nothing(birth: &'static Birth, wanted: Identity, before:
 
 const PAGE_7: Identity = Identity { mapping: 1, index: 7, order: Order::MIN };
 const PAGE_0: Identity = Identity { mapping: 1, index: 0, order: Order::MIN };
-/// A page of another file whose index is what a lookup for [`PAGE_0`] wants.
+/// A page of another file whose index is what a look-up for [`PAGE_0`] wants.
 const OTHER_0: Identity = Identity { mapping: 2, index: 0, order: Order::MIN };
 
 #[test]

@@ -1,4 +1,4 @@
-//! The lookup against each change of the index, in every interleaving that loom distinguishes.
+//! The look-up against each change of the index, in every interleaving that loom distinguishes.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p pinfold --release index`. The code is the shipped one with
 //! small nodes: the fan-out is a parameter, and two or four slots make the same steps as 64. Each
@@ -213,7 +213,7 @@ fn larger_directory() {
     let (other, shared) = (file.clone(), lookup.clone());
     let reader = loom::thread::spawn(move || look(&other, &shared));
     assert_eq!(look(&file, &lookup), FrameNumber(10));
-    assert_eq!(lookup.hint(0, 0), Some(FrameNumber(10)), "it looked behind the end twice");
+    assert_eq!(lookup.hint(0, 0), Some(FrameNumber(10)), "it looked past the end twice");
     assert_eq!(reader.join().unwrap(), FrameNumber(10));
 }
 

@@ -39,7 +39,7 @@ fn cut() {
     let read = |model: &Model| {
         let (seen, mut buf) = (seen(model), [0; 8]);
         if model.short(0, &mut buf, 0) {
-            assert_eq!(word(&buf) >> 32, 1000, "bytes behind the end");
+            assert_eq!(word(&buf) >> 32, 1000, "bytes past the end");
             assert_ne!(seen, 4, "more than there is");
         }
     };
@@ -49,7 +49,7 @@ fn cut() {
 #[test]
 fn a_short_read_of_a_file_that_is_cut() {
     let mutants = [
-        (Mutant::LandUnclipped, "bytes behind the end"),
+        (Mutant::LandUnclipped, "bytes past the end"),
         (Mutant::LengthFirst, "more than there is"),
     ];
     holds_and_catches(cut, &mutants);
@@ -75,7 +75,7 @@ fn grown_short() {
     let read = |model: &Model| {
         let mut buf = [0; 8];
         if model.short(0, &mut buf, PAGE) {
-            assert_eq!(word(&buf) >> 32, 1101, "bytes behind the old end");
+            assert_eq!(word(&buf) >> 32, 1101, "bytes past the old end");
         }
     };
     race(&ending(), grow, read);
@@ -87,7 +87,7 @@ fn grown_counted() {
     let read = |model: &Model| {
         let (seen, mut buf) = (seen(model), [0; 8]);
         if model.files[0].long(&mut buf, PAGE, true).expect("no failure") == 8 {
-            assert_eq!(word(&buf) >> 32, 1101, "bytes behind the old end");
+            assert_eq!(word(&buf) >> 32, 1101, "bytes past the old end");
         } else {
             assert_eq!(seen, PAGE + 4, "less than there is");
         }
@@ -97,13 +97,13 @@ fn grown_counted() {
 
 #[test]
 fn a_short_read_of_a_file_that_grows() {
-    holds_and_catches(grown_short, &[(Mutant::LandUnclipped, "bytes behind the old end")]);
+    holds_and_catches(grown_short, &[(Mutant::LandUnclipped, "bytes past the old end")]);
 }
 
 #[test]
 fn a_counted_read_of_a_file_that_grows() {
     let mutants = [
-        (Mutant::LandUnclipped, "bytes behind the old end"),
+        (Mutant::LandUnclipped, "bytes past the old end"),
         (Mutant::LengthFirst, "less than there is"),
     ];
     holds_and_catches(grown_counted, &mutants);

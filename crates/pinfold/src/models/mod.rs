@@ -11,6 +11,7 @@
 mod borrowed;
 mod counted;
 mod fillers;
+mod granted;
 mod length;
 mod many;
 mod moved;
@@ -220,7 +221,7 @@ impl Model {
         }
     }
 
-    /// A lookup under a reference of a page of the first file; it may fail.
+    /// A look-up under a reference of a page of the first file; it may fail.
     fn check_counted(&self, page: u64) {
         let file = &self.files[0];
         let Some(held) = self.core.hold(&file.mapping, page) else { return };

@@ -11,7 +11,7 @@ use crate::reclaim;
 pub(super) const SHORT_MUTANTS: &[(Mutant, &str)] =
     &[(Mutant::NoLastLook, "wrong bytes"), (Mutant::FreezeStaysEven, "wrong bytes")];
 
-/// The mutants that a lookup under a reference catches.
+/// The mutants that a look-up under a reference catches.
 pub(super) const COUNTED_MUTANTS: &[(Mutant, &str)] = &[
     (Mutant::CountedBlindly, "the page is not in the folio"),
     (Mutant::FreezeAnyCount, "Concurrent atomic store and `unsync_load`"),
@@ -27,7 +27,7 @@ fn read_second(model: &Model) {
 
 /// A folio of two pages, as the only thing in a cache of two frames.
 pub(super) fn pair() -> Arc<Model> {
-    // The frame behind the table is not aligned to two.
+    // The frame after the table is not aligned to two.
     let model = Model::new(3, 1);
     let alone = model.core.frames.alloc(crate::frame::Order::MIN).expect("a frame");
     model.check(0, 0, 2);

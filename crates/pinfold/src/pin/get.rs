@@ -2,7 +2,7 @@
 //!
 //! # The fast path, for a cached folio that may stay where it is
 //!
-//! 1. and 2. the optimistic lookup (`found.rs`): the page's folio, up to date, and which of its
+//! 1. and 2. the optimistic look-up (`found.rs`): the page's folio, up to date, and which of its
 //!    pages are wanted;
 //! 3. check that the folio may stay where it is; load the file's length, after the folio was seen
 //!    up to date;
@@ -49,7 +49,7 @@ use super::{PinnedRange, too_many};
 /// How long a pin waits for the holders of a folio that has to move.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How many pages one lookup pins.
+/// How many pages one look-up pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// All wanted pages of a folio.
@@ -188,7 +188,7 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
 }
 
 /// The most pages that can be pinned if nothing else is: all but the frame table, the index nodes
-/// for so many pages, and a small reserve.
+/// for that many pages, and a small reserve.
 #[inline]
 pub(crate) fn pages_max(core: &Core) -> u64 {
     let frames = u64::from(core.frames.frames());
@@ -198,7 +198,7 @@ pub(crate) fn pages_max(core: &Core) -> u64 {
 /// Pins folios of a single page as long as they follow the run. Returns the first that does not;
 /// `None` at the end, or at anything else. `page` advances with it.
 ///
-/// A loop of its own, for files without large folios: the next page is always the next lookup, so
+/// A loop of its own, for files without large folios: the next page is always the next look-up, so
 /// the processor does not wait for the entry of this one.
 #[inline(never)]
 fn lengthen_by_singles(mut seek: Seek<'_>, run: &mut Run, page: &mut u64) -> Option<Pinned> {
@@ -275,8 +275,8 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
     core.check_owner()?;
     let since = Instant::now();
     let inside = || {
-        let behind = range.end > handle.mapping.len_bytes();
-        if behind { Err(no_range(&handle.mapping, &range.range())) } else { Ok(()) }
+        let past = range.end > handle.mapping.len_bytes();
+        if past { Err(no_range(&handle.mapping, &range.range())) } else { Ok(()) }
     };
     let missing = || {
         inside()?;
@@ -440,7 +440,7 @@ mod tests {
         assert!((500..5_000).contains(&waited_ms), "{waited_ms} ms");
         let text = error.to_string();
         assert!(text.starts_with("cannot pin file at 8192: the folio of 4096 bytes there has to"));
-        assert!(text.ends_with("by 2 references and 0 pins at last"), "{text}");
+        assert!(text.ends_with("by 2 references and 0 pins at the end"), "{text}");
         assert_eq!(cache.stats().pinned_bytes, 0);
         drop(held);
         let pinned = file.pin(9_000..9_001).unwrap();
@@ -459,7 +459,7 @@ mod tests {
         let page = file.borrow(2, &reader).unwrap();
         let error = file.pin(9_000..9_001).unwrap_err();
         let text = error.to_string();
-        assert!(text.ends_with(" ms, by a borrow at last"), "{text}");
+        assert!(text.ends_with(" ms, by a borrow at the end"), "{text}");
         let Error::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error else {
             panic!("{error:?}")
         };

@@ -5,7 +5,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the public type: its addresses, unpinning it, whole and in parts |
-//! | `get.rs` | finding and pinning folios, after a fill or a move if need be |
+//! | `get.rs` | finding and pinning folios, after a fill or a move if one is needed |
 //! | `run.rs` | the list of pinned frames; unpinning them |
 //!
 //! Memory for small unmovable folios is `reclaim::alloc_unmovable`'s, moving a folio is
@@ -55,10 +55,11 @@ use run::Runs;
 ///
 /// - The memory stays mapped, and is the program's ordinary memory: the kernel and devices may read
 ///   it. Only the cache may write to it.
-/// - Each folio's bytes are the file's as of one moment of the pin. A write through the cache to a
-///   pinned page changes it in place. A write that another program makes to the file does not.
-///   After [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes; later reads
-///   and pins get the new ones.
+/// - Each folio's bytes are the file's as of one moment of the pin. The cache does not write yet;
+///   once it does, a write through it will change a pinned page in place. A write that another
+///   program makes to the file does not change it. After
+///   [`File::invalidate`](crate::File::invalidate) the pin keeps the old bytes; later reads and
+///   pins get the new ones.
 /// - Safe code therefore gets no `&[u8]`: [`copy_to`](Self::copy_to) copies by racing loads, and
 ///   [`PinnedExtent::bytes`] states what a slice requires.
 #[must_use = "dropped at once, it pins nothing"]
@@ -189,7 +190,7 @@ impl PinnedRange {
         Ok(())
     }
 
-    /// Unpins the first `bytes` bytes, as after a write(2) that took so many. A page that is only
+    /// Unpins the first `bytes` bytes, as after a write(2) that took that many. A page that is only
     /// partly given back stays pinned.
     ///
     /// # Errors

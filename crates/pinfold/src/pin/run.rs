@@ -35,11 +35,11 @@ impl Run {
     /// Adds the pages from the frame `next` on and returns true, if they follow the run.
     #[inline]
     pub(super) fn lengthen(&mut self, next: FrameNumber, pages: u32) -> bool {
-        let behind = self.pages > 0 && self.first().after(self.pages) == next;
-        if behind {
+        let follows = self.pages > 0 && self.first().after(self.pages) == next;
+        if follows {
             self.pages += pages;
         }
-        behind
+        follows
     }
 
     /// Its first frame.
@@ -139,14 +139,14 @@ impl Runs {
     pub(super) fn folios(&self, core: &Core) -> u64 {
         let mut folios = 0;
         for run in self.iter() {
-            let mut behind = *run;
-            while behind.pages > 0 {
-                let rest = core.frames.frame(behind.head).order().frames() - behind.skip;
+            let mut left = *run;
+            while left.pages > 0 {
+                let rest = core.frames.frame(left.head).order().frames() - left.skip;
                 folios += 1;
-                if rest >= behind.pages {
+                if rest >= left.pages {
                     break;
                 }
-                behind = cut(core, behind, rest);
+                left = cut(core, left, rest);
             }
         }
         folios

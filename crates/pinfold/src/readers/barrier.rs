@@ -18,7 +18,7 @@ use crate::sync::{Ordering, fence};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Barrier {
-    /// By membarrier(2) on the freezer's side: a borrow has no fence.
+    /// By membarrier(2), called by the thread that evicts: a borrow has no fence.
     #[default]
     Membarrier,
     /// By a full fence in each borrow: the fallback where the system refuses membarrier(2).

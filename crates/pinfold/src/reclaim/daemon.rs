@@ -44,7 +44,7 @@ fn wake_the_queued(core: &Core, listener: &Listener, naps: &mut Naps) -> bool {
     // Ends: futures give up after a while, as threads do.
     while core.pressure.is_queued_for() && !mutant::on(Mutant::QueueForgotten) {
         let (nap, since) = (naps.next(core), Instant::now());
-        // Whoever finds no memory rings, a future that was just woken as well: that must not cut
+        // All that find no memory ring, a future that was just woken as well: that must not cut
         // the nap short, or the two would keep each other awake.
         while let left = nap.saturating_sub(since.elapsed())
             && !left.is_zero()

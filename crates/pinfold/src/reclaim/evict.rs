@@ -6,7 +6,7 @@
 //!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
 //!    ones: here their write-out will be started;
 //! 3. tell the policy of each, which returns the shadow entry;
-//! 4. store the shadow to the folio's index slots: no lookup finds it any more; forget the
+//! 4. store the shadow to the folio's index slots: no look-up finds it any more; forget the
 //!    identity;
 //! 5. without the mutexes, free the frames. They stay frozen and odd until they are handed out;
 //! 6. limit the index's shadows, and remove files that have no pages left;

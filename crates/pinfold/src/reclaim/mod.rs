@@ -43,11 +43,11 @@ use evict::EFFORT_MAX;
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 pub(crate) use evict::evict;
-pub(crate) use unmovable::alloc_unmovable;
+pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
-/// How long it sleeps at a time for want of anything to evict: at first, and at most. Whoever lets
-/// go of a folio wakes nobody (a look at who waits would be part of every put), so it looks again
-/// by itself, after about as long again as it has waited so far.
+/// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
+/// of a guard wakes nobody (every put would have to check who waits), so the thread tries again by
+/// itself, after about as long again as it has waited so far.
 const NAP_MIN: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(20);
 
@@ -175,7 +175,7 @@ pub(crate) fn shortage(core: &Core, wish: Order) -> Shortage {
 
 /// Bytes of the frame table and of the slabs of index nodes.
 pub(crate) fn metadata_bytes(core: &Core) -> u64 {
-    u64::from(core.frames.frames()) * 64 + core.nodes.stats().slab_bytes
+    core.frames.table_bytes() + core.nodes.stats().slab_bytes
 }
 
 /// More index nodes, at least `wanted`; false if there is no memory for them. With `needed`, as in

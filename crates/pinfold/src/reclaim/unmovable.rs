@@ -7,7 +7,8 @@
 //!    later, as in 2;
 //! 4. the same again after evicting some pages.
 //!
-//! Its users are `pin` and `refill_nodes`. No lock may be held.
+//! Its users are `pin`, `refill_nodes`, and counted guards, for a page of a folio that they split.
+//! No lock may be held.
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};
@@ -22,16 +23,16 @@ const LOOKED_AT_MAX: u32 = 4 * Order::MAX.frames();
 /// A folio of `order` in an unmovable run, counted as [`alloc`](crate::frame::Frames::alloc) does.
 /// `None` if there is no such memory; then the caller may claim the run that its folio is in.
 pub(crate) fn alloc_unmovable(core: &Core, order: Order) -> Option<FrameNumber> {
-    let got = without_evicting(core, order);
+    let got = alloc_unmovable_now(core, order);
     if got.is_some() {
         return got;
     }
     evict(core, order.frames().max(core.pressure.direct_pages), EFFORT_MAX);
-    without_evicting(core, order)
+    alloc_unmovable_now(core, order)
 }
 
-/// Steps 1 to 3.
-fn without_evicting(core: &Core, order: Order) -> Option<FrameNumber> {
+/// Steps 1 to 3: the same without evicting.
+pub(crate) fn alloc_unmovable_now(core: &Core, order: Order) -> Option<FrameNumber> {
     let alloc = || core.frames.alloc_of(order, Mobility::Unmovable);
     alloc().or_else(|| make_room(core, order).then(alloc)?).or_else(|| {
         let run = core.frames.claim_run(order)?;
@@ -46,10 +47,10 @@ fn make_room(core: &Core, order: Order) -> bool {
     // Relaxed, here and below: a hint.
     let hand = core.pressure.unmovable_hand.load(Ordering::Relaxed);
     let first = FrameNumber(hand).align_down(Order::MAX);
-    let behind = core.frames.unmovable_runs().filter(|run| *run >= first);
+    let after = core.frames.unmovable_runs().filter(|run| *run >= first);
     let before = core.frames.unmovable_runs().filter(|run| *run < first);
     let mut left = LOOKED_AT_MAX;
-    for run in behind.chain(before) {
+    for run in after.chain(before) {
         let mut at = if run == first { hand - first.0 } else { 0 };
         let free = core.frames.free_in(run);
         // Ends: each turn advances by at least a block of `order`.

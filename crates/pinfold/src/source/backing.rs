@@ -39,7 +39,7 @@ pub(crate) struct Backing {
 struct Current {
     /// `None` once it was let go of.
     source: Option<SharedSource>,
-    /// The source's own: nothing waits behind the requests of the one before.
+    /// The source's own: nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
 }
 

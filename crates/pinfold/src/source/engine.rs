@@ -33,7 +33,8 @@ impl Default for EngineOptions {
     }
 }
 
-/// A cache's ring and workers. Dropping it waits for every read in flight.
+/// A cache's ring and workers. Dropping it waits for every read in flight; the cache drops it when
+/// there are none, as each read keeps the cache.
 #[derive(Debug)]
 pub(crate) struct Engine {
     ring: Result<Arc<Ring>, String>,
@@ -76,7 +77,7 @@ impl Engine {
     }
 
     /// Starts requests of `batch` in order, as many as it can; the rest stays in it. A request
-    /// queued for the workers waits behind other requests of `lane` only.
+    /// queued for the workers waits for other requests of `lane` only.
     pub(super) fn start(
         &self,
         lane: &Lane,

@@ -6,7 +6,7 @@
 //! ever exist. An `Extent` is an address and a length; bytes move by relaxed atomic stores and
 //! loads here, or by the kernel. The kernel's stores are outside of the language's model; they
 //! follow the system call, and so the lock through which its caller came to the frame, on every
-//! machine that Pinfold runs on (x86-64 and `AArch64` order a store behind an acquire load).
+//! machine that Pinfold runs on (x86-64 and `AArch64` order a store after an acquire load).
 //!
 //! Belongs here: making extents (the one unsafe contract) and moving bytes. Called by every source.
 
@@ -88,7 +88,7 @@ impl<'a> Extent<'a> {
         Extent { address: self.at(at, bytes), bytes, memory: PhantomData }
     }
 
-    /// Copies `from` to byte `at` on, with relaxed atomic stores behind a release fence.
+    /// Copies `from` to byte `at` on, with relaxed atomic stores after a release fence.
     ///
     /// # Panics
     /// If it does not fit.
@@ -101,7 +101,7 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks::<WORD_BYTES>();
         store_bytes(to, head);
         for (n, word) in words.iter().enumerate() {
-            // SAFETY: `at` checked that all of `from` fits behind `to`.
+            // SAFETY: `at` checked that all of `from` fits at `to`.
             let place = unsafe { to.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
             // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
             let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
@@ -125,7 +125,7 @@ impl<'a> Extent<'a> {
         let (words, tail) = rest.as_chunks_mut::<WORD_BYTES>();
         load_bytes(from, head);
         for (n, word) in words.iter_mut().enumerate() {
-            // SAFETY: `at` checked that all of `to` is there behind `from`.
+            // SAFETY: `at` checked that as many bytes as `to` has are there at `from`.
             let place = unsafe { from.add(head.len() + n * WORD_BYTES) }.cast::<u64>();
             // SAFETY: valid by `new`'s contract, aligned since the head ends at a boundary.
             let place = unsafe { AtomicU64::from_ptr(place.as_ptr()) };
@@ -173,7 +173,7 @@ fn store_bytes(to: NonNull<u8>, from: &[u8]) {
 
 fn load_bytes(from: NonNull<u8>, to: &mut [u8]) {
     for (n, byte) in to.iter_mut().enumerate() {
-        // SAFETY: the callers checked that so many bytes are there.
+        // SAFETY: the callers checked that this many bytes are there.
         let place = unsafe { from.add(n) };
         // SAFETY: valid by the contract of `Extent::new`.
         let place = unsafe { AtomicU8::from_ptr(place.as_ptr()) };

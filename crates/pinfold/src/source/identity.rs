@@ -8,7 +8,7 @@
 pub struct SourceIdentity {
     /// Names the object among all that are attached to one cache: a URL, for example.
     pub key: String,
-    /// Another one for other bytes: an `ETag`, or a number that grows with each change.
+    /// Differs whenever the bytes differ: an `ETag`, or a number that grows with each change.
     pub version: String,
 }
 

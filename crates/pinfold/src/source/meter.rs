@@ -61,9 +61,11 @@ pub struct SourceStats {
     /// The kind of source: [`Source::kind`](super::Source::kind). `"none: the file is closed"` for
     /// pages that are cached while no handle, and so no source, of their file is left.
     pub kind: String,
-    /// Synchronous reads: a caller waited for them.
+    /// Reads that a thread or a future waited for. The time of a request is from its submission to
+    /// its completion.
     pub read: LaneStats,
-    /// Asynchronous reads; their time is from submission to completion.
+    /// Reads ahead and prefetches: nobody waited when they were submitted. Their time is from
+    /// submission to completion.
     pub read_ahead: LaneStats,
     /// Writes; their time is from submission to completion.
     pub write: LaneStats,

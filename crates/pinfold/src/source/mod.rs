@@ -9,9 +9,9 @@
 //! |---|---|
 //! | [`Source::read_extents_at`] | bytes go straight to the cache's memory, without a copy |
 //! | [`Source::identity`] | attaches of one object share its pages, which outlive its handles |
-//! | [`Source::deadline`] | a read ahead that takes too long is asked to stop |
+//! | [`Source::deadline`] | a request that takes too long is asked to stop: a read ahead, one for a future, one of a batch |
 //! | [`Source::carry_out`] | it can stop in the middle of a transfer |
-//! | [`Source::start`] | reads ahead need no threads: for clients with a queue of their own |
+//! | [`Source::start`] | requests need no threads: for clients with a queue of their own |
 //! | [`Source::advise`] | the source learns how the program will use a range |
 //! | [`Source::alignment`] | offsets, lengths and addresses suit a device |
 //!
@@ -92,7 +92,7 @@ const BOUNCE_BYTES: usize = 256 * 1024;
 pub enum Hint {
     /// It will be read from front to back.
     Sequential,
-    /// It will be read in no order; reading ahead is waste.
+    /// It will be read in random order, so do not read ahead.
     Random,
     /// It will be read soon.
     WillNeed,
@@ -105,8 +105,8 @@ pub enum Hint {
 pub enum Start {
     /// The batch is empty: every request was taken.
     Started,
-    /// The source cannot take the rest of the batch now. The cache decides whether to wait or to do
-    /// without.
+    /// The source cannot take the rest of the batch now. The cache has worker threads read what
+    /// somebody waits for, and does without the rest.
     Full,
     /// This source has no queue of its own, or none that works. The cache's worker threads run the
     /// rest of the batch through [`Source::carry_out`].
@@ -160,11 +160,19 @@ pub enum Start {
 ///   once as threads that wait for different pages.
 ///   A thread that wants many pages at once ([`File::read_many`](crate::File::read_many)) makes one
 ///   such call, and requests for the rest.
-/// - **Reading ahead** makes requests of at most a window, which for
-///   [`Hint::WillNeed`] is `readahead_max_bytes`, or 64 KiB if that is 0. [`start`](Self::start) is asked first. What it
-///   calls unsupported, the cache's worker threads carry out ([`carry_out`](Self::carry_out)): at
-///   most 16 for each cache and 8 for each source. A source has at most 128 requests there, queued
-///   or running. What exceeds these limits is not read ahead, and each folio of it counts in
+/// - **A future** ([`File::get_async`](crate::File::get_async)) makes a request for what a thread
+///   would have read. [`start`](Self::start) is asked first. What it does not take, the cache's
+///   worker threads carry out ([`carry_out`](Self::carry_out)): at most 16 for each cache, and 8 at
+///   a time for each source. Requests that a future or a batch waits for go before reads ahead, and
+///   any number of them may be queued. If all workers are busy with other sources, a batch reads in
+///   its own thread. A future tries again whenever a read ends. It fails with
+///   [`Error::Read`](crate::Error::Read) of kind [`io::ErrorKind::TimedOut`] after two seconds in
+///   which none ended, or after thirty if reads are under way.
+/// - **Reading ahead**, which includes prefetches, makes requests of at most a window; for
+///   [`Hint::WillNeed`] that is `readahead_max_bytes`, or 64 KiB if that is 0.
+///   [`start`](Self::start) is asked first. What it calls unsupported, the worker threads carry
+///   out, as long as the source has fewer than 128 requests there, queued or running. What exceeds
+///   these limits is not read ahead, and each folio of it counts in
 ///   [`Stats::readahead_dropped`](crate::Stats::readahead_dropped).
 /// - A call or request has at most 64 extents. Each is the memory of one folio: 4 KiB to 2 MiB.
 /// - **A failure of a read ahead is counted, and not reported**: each folio in
@@ -177,7 +185,7 @@ pub enum Start {
 /// # What the cache relies on
 ///
 /// - Calls come from many threads at once, and may block. During a call the cache holds no lock
-///   that another read needs. No read waits behind a read of another source: a source that hangs
+///   that another read needs. No read waits for a read of another source: a source that hangs
 ///   blocks its own readers and at most half of the worker threads.
 /// - The cache never has a read and a write, or two writes, of the same bytes in flight at once.
 /// - Offsets, lengths and memory addresses are multiples of [`alignment`](Self::alignment). The
@@ -187,8 +195,9 @@ pub enum Start {
 ///   that moment, and the cache can tell the end of a file from a file that was truncated.
 /// - A wrong count cannot harm memory: a count above the number of bytes asked for becomes an error
 ///   of kind [`io::ErrorKind::InvalidData`].
-/// - The cache drops a source with the last handle of its file, or after the last request that is
-///   under way then. Pages that stay cached need no source, and the next attach brings one.
+/// - The cache drops a source when the last handle of its file is dropped, or when the requests
+///   that are then under way have ended. Pages that stay cached need none: the next attach brings a
+///   source with it.
 /// - A panic of a source becomes an error of the read or request that called it. The panic hook
 ///   prints it first. A panic in the source's `Drop` is caught as well, where the cache drops it.
 ///

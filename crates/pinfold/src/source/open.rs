@@ -1,4 +1,4 @@
-//! From a path to a source: what may be opened, and whether past the kernel's cache or not.
+//! From a path to a source: what may be opened, and whether by direct I/O or not.
 //!
 //! Belongs here: opening, refusing what is not a file, detecting direct I/O. Does not: the I/O
 //! itself. Called by `Cache::open`.
@@ -11,11 +11,11 @@
 //! its block size, and for a file 512 and 4096 are tried. (4) `O_DIRECT` is switched on and one
 //! block read as a probe, since some file systems accept the flag and refuse the read.
 //!
-//! # How a length that is none is detected
+//! # How a wrong length is detected
 //! A cache believes the length that the file system reports. Some make up a file's content when it
 //! is read, and report 0 bytes (procfs) or a page (sysfs) whatever it is. Such a file would look
 //! empty or cut short, so it is refused. (1) A file of 0 bytes on a file system that has only such
-//! files is refused without a look: to read some of them waits (`/proc/kmsg`) or takes away what is
+//! files is refused without a read: reading some of them waits (`/proc/kmsg`) or takes away what is
 //! read (`trace_pipe`). (2) Any other file of 0 bytes must have no first byte. (3) One of sysfs
 //! must have a last byte. All other files are believed.
 
@@ -59,15 +59,17 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Whether a file is read past the kernel's page cache.
+/// Whether a file is read by direct I/O or through the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preference {
-    /// Past it where the file system can, else through it. `stats` says which.
+    /// By direct I/O where the file system supports it, else through the kernel's page cache.
+    /// [`Stats::sources`](crate::Stats::sources) says which.
     #[default]
     Auto,
-    /// Past it, or not at all. So a file that is open already and read through it is an error.
+    /// By direct I/O, or not at all. So it is an error if the file is open already and read through
+    /// the kernel's page cache.
     Direct,
-    /// Through it.
+    /// Through the kernel's page cache.
     Buffered,
 }
 
@@ -91,8 +93,8 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
-    /// Its content is made when it is read, and has another length than is reported: a file of
-    /// `/proc` or `/sys`, for example. `std::fs::read` reads it, and
+    /// Its content is made when it is read, and its reported length is not that of its content: a
+    /// file of `/proc` or `/sys`, for example. `std::fs::read` reads it, and
     /// [`Memory`](super::Memory) takes a copy into a cache.
     #[error(
         "cannot open {}: its file system makes its content when it is read, and does not know the \
@@ -123,7 +125,7 @@ impl OpenError {
     }
 }
 
-/// How many descriptors the process may have at once, as of now.
+/// How many descriptors the process may have at once. The limit may change.
 pub(crate) fn descriptors_max() -> usize {
     let mut limit = libc::rlimit { rlim_cur: DESCRIPTORS_MAX, rlim_max: DESCRIPTORS_MAX };
     // If the system does not say, the limit that most processes have.

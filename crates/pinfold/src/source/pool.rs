@@ -3,7 +3,7 @@
 //! Belongs here: the queues, their bounds, and the threads' life. The threads are started when
 //! first needed and live as long as the cache. Called by `engine.rs`.
 //!
-//! # No read waits behind another source
+//! # No read waits for another source
 //! Each file's source has a [`Lane`]: a queue of its own, and the workers that serve it at the
 //! moment. A request is accepted in two cases only:
 //!
@@ -189,7 +189,7 @@ impl Drop for Pool {
 }
 
 impl Served {
-    /// Behind those that somebody waits for, if somebody waits for it; else at the end.
+    /// After those that somebody waits for, if somebody waits for it; else at the end.
     fn queue_up(&mut self, job: Job) {
         let at = if job.1.is_awaited() {
             self.queue.partition_point(|job| job.1.is_awaited())

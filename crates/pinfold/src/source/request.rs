@@ -290,15 +290,15 @@ impl Request {
         Self { direction, offset, bytes, extents, completion, awaited, metered, deadline, control }
     }
 
-    /// Says that somebody waits for it: it goes before those that nobody waits for, and the limit
-    /// on how many of these are in flight is not its own.
+    /// Says that somebody waits for it: it goes before those that nobody waits for, and their limit
+    /// does not apply to it.
     #[must_use]
     pub(crate) fn awaited(mut self) -> Self {
         self.awaited = true;
         self
     }
 
-    /// Whether somebody waits for it. Otherwise it is read ahead or written behind, and should not
+    /// Whether somebody waits for it. Otherwise it is read ahead or written back, and should not
     /// keep others waiting.
     pub fn is_awaited(&self) -> bool {
         self.awaited

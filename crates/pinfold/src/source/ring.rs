@@ -405,7 +405,7 @@ impl Driver {
                     end => break end,
                 }
             };
-            assert!(matches!(end, Ok(0)), "a pipe's end was not to be had: {end:?}");
+            assert!(matches!(end, Ok(0)), "the pipe did not end: {end:?}");
         }
         drop((guard_in_hand, guard));
         drop(wake_count);
@@ -612,7 +612,7 @@ impl From<Box<Flight>> for Left {
 }
 
 /// Carries out the remaining requests from their first byte, on a thread for each file, so that
-/// none waits behind another file's. If a thread cannot be started, dropping the requests ends them
+/// none waits for another file's. If a thread cannot be started, dropping the requests ends them
 /// with an error.
 fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
     let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();

@@ -1,7 +1,7 @@
 //! A share in a source, as the cache has it.
 //!
-//! Belongs here: dropping one, and what a share takes. Made by `backing.rs`; the workers have others
-//! meanwhile.
+//! Belongs here: dropping one, and what a share takes. Made by `backing.rs`; the workers have
+//! others meanwhile.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What sources are at: how many requests and calls of a cache's sources have begun and ended, and
 //! whether the calling thread is in one of them.
 //!
-//! Belongs here: the answers, for whoever waits for memory and asks whether there is any to come.
+//! Belongs here: the answers, for threads that wait for memory: whether any may come.
 //! Called by `backing.rs`, `request.rs` and `pool.rs`; asked by `reclaim`.
 
 use std::cell::Cell;
@@ -43,7 +43,8 @@ impl UnderWay {
     }
 
     pub(super) fn reads(&self) -> Reads {
-        // Relaxed: loads of one word are in order, so the second `ended` is no older than the first.
+        // Relaxed: loads of one word are in order, so the second `ended` is no older than the
+        // first.
         let under_way =
             self.0.begun.load(Ordering::Relaxed) != self.0.ended.load(Ordering::Relaxed);
         Reads { under_way, ended: self.0.ended.load(Ordering::Relaxed) }
@@ -114,7 +115,7 @@ mod tests {
 mod models {
     use super::*;
 
-    /// A look at the numbers while a read ends.
+    /// Loads the numbers while a read ends.
     fn look(reads: fn(&UnderWay) -> Reads) {
         loom::model(move || {
             let numbers = UnderWay::default();

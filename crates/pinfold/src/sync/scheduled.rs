@@ -305,7 +305,7 @@ pub(super) fn wait_timeout<'a, T>(
 
 /// Threads, whose stores all have seen when they end.
 pub(crate) mod thread {
-    pub(crate) use shuttle::thread::{JoinHandle, current};
+    pub(crate) use shuttle::thread::{JoinHandle, current, yield_now};
 
     /// As std's.
     #[derive(Debug)]

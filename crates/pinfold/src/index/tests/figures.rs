@@ -1,4 +1,4 @@
-//! Figures: what a lookup costs, and what the nodes cost per resident page.
+//! Figures: what a look-up costs, and what the nodes cost per resident page.
 //!
 //! `cargo test --release -p pinfold index::tests::figures -- --ignored --nocapture`
 
@@ -158,11 +158,11 @@ fn churn(times: u64, resident: u64, keep_shadows: bool) {
     let held = held.len() as f64;
     let bytes = writer.nodes() as f64 * 288.0 / held;
     println!(
-        "file {times:3} x resident, shadows {keep_shadows:5}: {:6} nodes, {:6} shadows, {bytes:6.1} bytes/page = {:.3} % (+ 1.5625 % table = {:.3} %)",
+        "file {times:3} x resident, shadows {keep_shadows:5}: {:6} nodes, {:6} shadows, {bytes:6.1} bytes/page = {:.3} % (+ 1.57 % table = {:.3} %)",
         writer.nodes(),
         writer.shadow_slots(),
         bytes / 40.96,
-        bytes / 40.96 + 1.5625,
+        bytes / 40.96 + 1.57,
     );
 }
 

@@ -12,6 +12,7 @@
 mod borrowed;
 mod filling;
 mod futures;
+mod granted;
 mod many;
 mod memory;
 mod moving;

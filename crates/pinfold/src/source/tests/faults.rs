@@ -1,4 +1,4 @@
-//! What a source does wrong reaches who asked, and is counted.
+//! What a source does wrong reaches the thread that asked, and is counted.
 
 use std::time::Duration;
 

@@ -259,7 +259,8 @@ fn a_source_that_leaves_its_requests_to_the_workers_is_told() {
     assert_eq!(ended(&told).1.unwrap(), PAGE);
 }
 
-/// The same of the ring, and of the order: whoever passed a request on hears before it ends.
+/// The same for the ring, and the order: each layer that passed a request on is told of the stop
+/// before the request ends.
 #[test]
 fn all_who_ask_are_told_in_their_order() {
     let engine = ring_engine();

@@ -113,7 +113,9 @@ impl Waiters {
         }
         let woken = take(stripe.futures.lock(), key);
         stripe.wake.notify_all();
-        woken.into_iter().for_each(|left| wake(left.waker));
+        for left in woken {
+            wake(left.waker);
+        }
     }
 }
 

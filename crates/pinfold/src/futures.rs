@@ -13,6 +13,8 @@
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
 //! hold. It then fails with [`Error::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
+//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with an
+//! event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -42,6 +44,10 @@
 // From its first attempt to read until it returns, a future also has a claim to the pages that it
 // brings; all claims together are limited (`Pressure::claim`).
 //
+// `GetMany` is a future for each of its pages that was not cached. Those that are absent it begins
+// together before their first poll (`many/misses.rs`); each then finds its page on its way, or does
+// what a single one does.
+//
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in any
 // state takes its waker and its claim back, and gives up its reference; a fill that it began goes on.
 
@@ -56,6 +62,8 @@ use crate::error::{Error, Result};
 use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
+use crate::many::Absent;
+use crate::mutant::{self, Mutant};
 use crate::pressure::Turn;
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
@@ -168,6 +176,14 @@ impl<'f> Bring<'f> {
         self.claimed > 0
     }
 
+    /// Adds the page to what is begun as one submission, if it is absent and may begin now.
+    fn join(&mut self, absent: &mut Absent<'_>) {
+        if self.claim() && absent.add(self.page..self.page.saturating_add(1)) {
+            // What its batch has read is no hit.
+            self.missed = true;
+        }
+    }
+
     fn release(&mut self) {
         let claimed = std::mem::take(&mut self.claimed);
         if claimed > 0 {
@@ -216,7 +232,9 @@ impl Drop for Bring<'_> {
             Wait::Arrival(held, ticket) => core.waiters.leave(held.head().0, *ticket),
             Wait::Memory(turn) => core.pressure.leave(*turn),
         }
-        self.release();
+        if !mutant::on(Mutant::DropKeepsClaim) {
+            self.release();
+        }
     }
 }
 
@@ -243,6 +261,26 @@ impl<'f> Get<'f> {
         Get(Bring::new(handle, page, PAGE_BYTES))
     }
 
+    #[inline]
+    fn poll_with(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        if matches!(self.0.wait, Wait::Look)
+            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
+        {
+            return Poll::Ready(Ok(folio));
+        }
+        self.poll_slowly(waker)
+    }
+
+    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is woken
+    /// when the page is there. When it is its turn to get memory, `waker` is woken all the same.
+    fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        let polled = self.poll_with(Waker::noop());
+        if polled.is_pending() && matches!(self.0.wait, Wait::Memory(_)) {
+            return self.poll_with(waker);
+        }
+        polled
+    }
+
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
@@ -266,12 +304,7 @@ impl<'f> Future for Get<'f> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if matches!(self.0.wait, Wait::Look)
-            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
-        {
-            return Poll::Ready(Ok(folio));
-        }
-        self.poll_slowly(context.waker())
+        self.poll_with(context.waker())
     }
 }
 
@@ -350,26 +383,80 @@ impl std::fmt::Debug for Read<'_, '_> {
     }
 }
 
-/// The future of [`File::get_many_async`](crate::File::get_many_async).
+/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has returned,
+/// it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct GetMany<'f> {
-    pages: Vec<Page<'f>>,
+    handle: &'f Handle,
+    pages: Vec<u64>,
+    /// Of each page, once some had to be brought.
+    parts: Vec<Part<'f>>,
     /// Those before this one are there.
     there: usize,
-    polled: bool,
 }
 
 #[derive(Debug)]
-enum Page<'f> {
+enum Part<'f> {
     Waits(Get<'f>),
     There(FolioRef<'f>),
 }
 
 impl<'f> GetMany<'f> {
     pub(crate) fn new(handle: &'f Handle, pages: &[u64]) -> Self {
-        let pages = pages.iter().map(|&page| Page::Waits(Get::new(handle, page))).collect();
-        GetMany { pages, there: 0, polled: false }
+        GetMany { handle, pages: pages.to_vec(), parts: Vec::new(), there: 0 }
+    }
+
+    /// All that was not got `quick`, which is `left`, begins at once.
+    fn begin(&mut self, quick: Vec<FolioRef<'f>>, left: &[usize]) -> Result<()> {
+        let mut absent = Absent::new(self.handle);
+        let (mut quick, mut left) = (quick.into_iter(), left.iter().peekable());
+        self.parts = Vec::with_capacity(self.pages.len());
+        for (at, &page) in self.pages.iter().enumerate() {
+            let part = if left.next_if_eq(&&at).is_some() {
+                let mut get = Get::new(self.handle, page);
+                get.0.join(&mut absent);
+                Part::Waits(get)
+            } else {
+                Part::There(quick.next().expect("it is in one of the parts"))
+            };
+            self.parts.push(part);
+        }
+        absent.begin()
+    }
+
+    /// The first time it looks at all parts, later at the first that is missing. That one has the
+    /// waker: to be woken for each page would be in vain, as all are wanted. Those that queue for
+    /// memory have it, too, and are looked at each time: others queue behind them.
+    fn poll_parts(&mut self, waker: &Waker, first: bool) -> Poll<Result<Vec<FolioRef<'f>>>> {
+        let mut all = true;
+        for part in &mut self.parts[self.there..] {
+            if let Part::Waits(get) = part {
+                let polled = if all || matches!(get.0.wait, Wait::Memory(_)) {
+                    get.poll_with(waker)
+                } else if first {
+                    get.poll_unwoken(waker)
+                } else {
+                    continue;
+                };
+                match polled? {
+                    Poll::Ready(folio) => *part = Part::There(folio),
+                    Poll::Pending => all = false,
+                }
+            }
+            self.there += usize::from(all);
+        }
+        if !all {
+            return Poll::Pending;
+        }
+        self.there = 0;
+        let folios = std::mem::take(&mut self.parts).into_iter();
+        Poll::Ready(Ok(folios
+            .map(|part| match part {
+                Part::There(folio) => folio,
+                Part::Waits(_) => unreachable!("all are there"),
+            })
+            .collect()))
     }
 }
 
@@ -377,35 +464,60 @@ impl<'f> Future for GetMany<'f> {
     type Output = Result<Vec<FolioRef<'f>>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let GetMany { pages, there, polled } = &mut *self;
-        // The first poll begins to read all of them. Later ones look at the first that is missing.
-        let begins = !std::mem::replace(polled, true);
-        let mut all = true;
-        for page in &mut pages[*there..] {
-            if let Page::Waits(get) = page {
-                match Pin::new(get).poll(context) {
-                    Poll::Ready(Ok(folio)) => *page = Page::There(folio),
-                    Poll::Ready(Err(error)) => {
-                        pages.clear(); // nothing stays held
-                        *there = 0;
-                        return Poll::Ready(Err(error));
-                    }
-                    Poll::Pending if begins => all = false,
-                    Poll::Pending => return Poll::Pending,
-                }
+        let this = &mut *self;
+        let first = this.parts.is_empty();
+        let polled = if first {
+            let (quick, left) = this.handle.get_quickly(&this.pages);
+            if left.is_empty() {
+                return Poll::Ready(Ok(quick));
             }
-            *there += usize::from(all);
+            match this.begin(quick, &left) {
+                Ok(()) => this.poll_parts(context.waker(), first),
+                Err(error) => Poll::Ready(Err(error)),
+            }
+        } else {
+            this.poll_parts(context.waker(), first)
+        };
+        if let Poll::Ready(Err(_)) = polled {
+            this.parts.clear(); // nothing stays held
+            this.there = 0;
         }
-        if !all {
-            return Poll::Pending;
+        polled
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use crate::mutant::{self, Mutant};
+    use crate::source::Memory;
+    use crate::{Cache, Hint, Options};
+
+    /// Whether no claim is left when futures were dropped in the middle.
+    fn dropped_futures_give_their_claims_back() -> bool {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        for page in 0..8 {
+            // On its way, unless a thread of the cache's has read it already.
+            let _ = pin!(file.get_async(page)).poll(&mut Context::from_waker(Waker::noop()));
+            let many = [20 + page, 40 + page];
+            let _ = pin!(file.get_many_async(&many)).poll(&mut Context::from_waker(Waker::noop()));
         }
-        *there = 0;
-        let folios = std::mem::take(pages).into_iter();
-        Poll::Ready(Ok(folios
-            .map(|page| match page {
-                Page::There(folio) => folio,
-                Page::Waits(_) => unreachable!("all are there"),
-            })
-            .collect()))
+        // More than there may be, unless there is none.
+        file.handle().core.pressure.claim(1 << 20)
+    }
+
+    #[test]
+    fn a_dropped_future_gives_its_claim_back() {
+        assert!(dropped_futures_give_their_claims_back());
+        let caught = mutant::with(Some(Mutant::DropKeepsClaim), || {
+            // One of them at least was on its way.
+            (0..100).any(|_| !dropped_futures_give_their_claims_back())
+        });
+        assert!(caught, "the mutant does nothing");
     }
 }

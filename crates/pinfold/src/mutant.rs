@@ -64,6 +64,12 @@ mutants! {
     QueueForgotten,
     /// A future that is dropped after it was woken does not wake the next.
     DropKeepsTurn,
+    /// A future that is dropped keeps its claim to the pages that it was to bring.
+    DropKeepsClaim,
+    /// Futures that are to be woken together are not woken.
+    LaterForgotten,
+    /// The eventfd of completions is not written.
+    EventUnwritten,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

@@ -21,10 +21,10 @@ use std::time::Duration;
 use std::sync::atomic::AtomicU32;
 
 use crate::frame::Order;
-use crate::guarded::quietly;
 use crate::mutant::{self, Mutant};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex, Ordering};
+use crate::wait;
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -238,8 +238,7 @@ impl Pressure {
 
 fn wake(first: Option<(Turn, Waker)>) {
     if let Some((_, waker)) = first {
-        // The thread has more to do.
-        quietly("a waker", || waker.wake());
+        wait::wake(waker);
     }
 }
 

@@ -23,6 +23,9 @@
 //! A prefetch therefore costs about what its share of a single miss costs without the read: one
 //! allocation and one insert for each folio, and for all together one mutex and one submission.
 //! Pages that are there cost a look-up.
+//!
+//! Futures begin as threads do, but wait for no memory, read nothing themselves, and leave requests
+//! that the engine did not take to each future's own attempt.
 
 use std::ops::Range;
 
@@ -35,6 +38,8 @@ use crate::handle::Handle;
 use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
+use crate::source::Request;
+use crate::stream::Plan;
 
 /// The most groups of one submission.
 const GROUPS_MAX: usize = 64;
@@ -47,7 +52,7 @@ const PAGES_MAX: u64 = 4096;
 const WINDOW: u64 = Order::MAX.frames() as u64;
 
 /// Pages that are absent, and the groups that they make.
-pub(super) struct Absent<'a> {
+pub(crate) struct Absent<'a> {
     handle: &'a Handle,
     pages: Vec<u64>,
     /// Pages that the file has.
@@ -56,13 +61,13 @@ pub(super) struct Absent<'a> {
 
 impl<'a> Absent<'a> {
     /// None so far, of the file of `handle`.
-    pub(super) fn new(handle: &'a Handle) -> Self {
+    pub(crate) fn new(handle: &'a Handle) -> Self {
         let end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
         Absent { handle, pages: Vec::new(), end }
     }
 
     /// Step 1: adds what is absent of `pages`; true if any of it is.
-    pub(super) fn add(&mut self, pages: Range<u64>) -> bool {
+    pub(crate) fn add(&mut self, pages: Range<u64>) -> bool {
         let (before, end) = (self.pages.len(), pages.end.min(self.end));
         let mut page = pages.start;
         // Ends: each turn advances `page`.
@@ -97,27 +102,10 @@ impl<'a> Absent<'a> {
         }
         let handle = self.handle;
         handle.core.check_owner()?;
-        let mut groups = self.groups(WINDOW);
-        let mut first = None;
-        let mut begun = 0;
-        // Ends: each turn is of another group.
-        while first.is_none() && begun < groups.len() {
-            let Range { start, end } = groups[begun].clone();
-            let bytes = (end - start) as usize * PAGE_BYTES;
-            let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
-            let batch = fill::prepare(handle, start, plan.now_end, For::Thread)?;
-            // Another thread was faster with its first page, or it has more than one read.
-            groups[begun].start = batch.end().unwrap_or(start + 1).min(end);
-            begun += usize::from(groups[begun].is_empty());
-            first = batch.end().map(|after| (batch, plan, after));
-        }
-        let (others, _) = prepare(handle, submission(&groups[begun..]));
-        let folios = others.iter().map(Batch::folios).sum::<usize>();
-        handle.core.counters.add(Event::Miss, folios as u64);
-        let first = first.map(|(batch, plan, after)| {
-            // What a single miss would count: of a window, the rest was read ahead.
-            let wanted = if plan.mark { 1 } else { batch.folios() as u64 };
-            handle.core.counters.add(Event::Miss, wanted);
+        let groups = self.groups(WINDOW);
+        let (first, groups) = First::of(handle, groups, For::Thread)?;
+        let others = begin(handle, submission(&groups));
+        let first = first.map(|First { batch, plan, after }| {
             if plan.ahead_end > after {
                 fill::start_ahead(handle, after, plan);
             }
@@ -127,8 +115,7 @@ impl<'a> Absent<'a> {
             Ok(()) => return Ok(()),
             Err(left) => left,
         };
-        let request = |batch| fill::request(handle, batch).awaited();
-        let mut requests = others.into_iter().map(request).collect();
+        let mut requests = requests(handle, others);
         handle.mapping.backing.submit(&mut requests);
         if let Some(batch) = first {
             batch.read(false);
@@ -139,6 +126,98 @@ impl<'a> Absent<'a> {
         }
         Ok(())
     }
+
+    /// The same for futures, of which each then waits for its page. Nothing waits here: what could
+    /// not be begun at once is left to them.
+    ///
+    /// # Errors
+    /// [`Error::Forked`](crate::Error::Forked).
+    pub(crate) fn begin(self) -> Result<()> {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let handle = self.handle;
+        handle.core.check_owner()?;
+        let groups = self.groups(WINDOW);
+        let (first, groups) = First::of(handle, groups, For::Future)?;
+        let mut requests = Vec::new();
+        let mut ahead = None;
+        if let Some(First { batch, plan, after }) = first {
+            requests.push(fill::request(handle, batch).awaited());
+            ahead = Some((after, plan)).filter(|_| plan.ahead_end > after);
+        }
+        let mut left = &groups[..];
+        // Ends: each turn is the last, or of the groups after some others.
+        loop {
+            let (now, later) = left.split_at(submission(left).len());
+            requests.extend(self::requests(handle, begin(handle, now)));
+            handle.mapping.backing.submit(&mut requests);
+            let taken = requests.is_empty();
+            fill::give_up(std::mem::take(&mut requests));
+            left = later;
+            if left.is_empty() || !taken {
+                break;
+            }
+        }
+        if let Some((after, plan)) = ahead {
+            fill::start_ahead(handle, after, plan);
+        }
+        Ok(())
+    }
+}
+
+/// What is on its way of the first group, and what to read ahead behind it.
+struct First<'a> {
+    batch: Borrowed<'a>,
+    plan: Plan,
+    /// The page behind the batch.
+    after: u64,
+}
+
+impl<'a> First<'a> {
+    /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
+    /// if there is no memory at once.
+    fn of(
+        handle: &'a Handle,
+        mut groups: Vec<Range<u64>>,
+        wanted: For,
+    ) -> Result<(Option<Self>, Vec<Range<u64>>)> {
+        let mut begun = 0;
+        // Ends: each turn makes the groups shorter, or is the last.
+        while let Some(Range { start, end }) = groups.get(begun).cloned() {
+            let bytes = (end - start) as usize * PAGE_BYTES;
+            let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
+            let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
+            let after = batch.end();
+            if after.is_none() && handle.mapping.index.lookup(start).is_none() {
+                break; // no memory
+            }
+            // Another thread was faster with its first page, or it has more than one read.
+            groups[begun].start = after.unwrap_or(start + 1).min(end);
+            begun += usize::from(groups[begun].is_empty());
+            let Some(after) = after else { continue };
+            // What a single miss would count: of a window, the rest was read ahead.
+            let missed = if plan.mark { 1 } else { batch.folios() as u64 };
+            handle.core.counters.add(Event::Miss, missed);
+            groups.drain(..begun);
+            return Ok((Some(First { batch, plan, after }), groups));
+        }
+        groups.drain(..begun);
+        Ok((None, groups))
+    }
+}
+
+/// Steps 3 and 4 for pages that somebody waits for.
+fn begin<'a>(handle: &'a Handle, groups: &[Range<u64>]) -> Vec<Borrowed<'a>> {
+    let (batches, _) = prepare(handle, groups);
+    let folios = batches.iter().map(Batch::folios).sum::<usize>();
+    handle.core.counters.add(Event::Miss, folios as u64);
+    batches
+}
+
+/// Their requests.
+fn requests(handle: &Handle, batches: Vec<Borrowed<'_>>) -> Vec<Request> {
+    batches.into_iter().map(|batch| fill::request(handle, batch).awaited()).collect()
 }
 
 type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;

@@ -39,7 +39,7 @@ pub(crate) type Reading<'a> = (u64, Vec<Extent<'a>>);
 /// The ring of one thread.
 enum Own {
     NotYet,
-    Has(OfThread),
+    Has(Box<OfThread>),
     /// It is in use further out, or there is none to be had.
     Without,
 }
@@ -87,7 +87,7 @@ pub(super) fn read_all(file: &Descriptor, reads: &[Reading<'_>]) -> Option<Vec<i
     let own = OWN.try_with(|own| own.replace(Own::Without)).ok()?;
     let mut own = match own {
         Own::Has(own) if own.birth.is_here() => own,
-        Own::NotYet | Own::Has(_) => OfThread::new()?,
+        Own::NotYet | Own::Has(_) => Box::new(OfThread::new()?),
         Own::Without => return None,
     };
     let mut flights = Vec::with_capacity(reads.len());
@@ -97,7 +97,7 @@ pub(super) fn read_all(file: &Descriptor, reads: &[Reading<'_>]) -> Option<Vec<i
             // Else the thread ends, and the ring with it.
             let _ = OWN.try_with(|place| place.replace(Own::Has(own)));
         }
-        Err(_) => do_without(own),
+        Err(_) => do_without(*own),
     }
     let result = |(flight, (offset, extents)): (Flight, &Reading<'_>)| {
         flight.result.unwrap_or_else(|| file.read(*offset, extents))

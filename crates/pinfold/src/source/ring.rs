@@ -13,8 +13,8 @@
 //! # Bounds
 //! The kernel has at most `depth` requests; more wait, those that somebody waits for first. Of
 //! these `start` takes any number: their memory bounds them. It takes others as long as `taken`,
-//! which counts requests between `start` and `finish`, is below `depth`, and gives the rest back
-//! (`Start::Full`). The submission queue holds `depth` requests, a cancellation of each, and the
+//! which counts requests between `start` and `finish`, is below `ahead`, and gives the rest back
+//! (`Start::Full`): what somebody waits for finds the device less busy. The submission queue holds `depth` requests, a cancellation of each, and the
 //! wake-up; the completion queue twice as many. So neither can be full.
 //!
 //! # States of the driver (under the mutex)
@@ -48,6 +48,7 @@ use rustix::event::EventfdFlags;
 use super::descriptor::{Descriptor, Iovecs};
 use super::request::{Direction, Request};
 use super::{Start, pool};
+use crate::wait;
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
 const WAKE: u64 = u64::MAX;
@@ -69,6 +70,7 @@ struct Shared {
     state: Mutex<State>,
     wake: OwnedFd,
     depth: usize,
+    ahead: usize,
 }
 
 #[derive(Debug)]
@@ -121,12 +123,13 @@ impl Waiting {
 }
 
 impl Ring {
-    /// Sets up a ring for at most `depth` requests at a time, and its thread.
+    /// Sets up a ring for at most `depth` requests at a time, of which at most `ahead` are taken for
+    /// nobody, and its thread.
     ///
     /// # Errors
     /// The kernel's error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over
     /// a limit (`ENOMEM`, `EMFILE`).
-    pub(super) fn open(depth: usize) -> io::Result<Self> {
+    pub(super) fn open(depth: usize, ahead: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let state = State {
@@ -137,7 +140,8 @@ impl Ring {
             stops: false,
             refused: None,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth });
+        let ahead = ahead.min(depth);
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth, ahead });
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let of_driver = Arc::clone(&shared);
@@ -162,14 +166,14 @@ impl Ring {
         self.shared.state.lock().refused.clone()
     }
 
-    /// Takes requests off the front of `batch`: those that somebody waits for, and others up to the
-    /// depth.
+    /// Takes requests off the front of `batch`: those that somebody waits for, and others while few
+    /// are in hand.
     pub(super) fn start(&self, file: &Arc<Descriptor>, batch: &mut Vec<Request>) -> Start {
         let mut state = self.shared.state.lock();
         if state.refused.is_some() {
             return Start::Unsupported;
         }
-        let mut room = self.shared.depth.saturating_sub(state.taken);
+        let mut room = self.shared.ahead.saturating_sub(state.taken);
         let mut fits = |request: &Request| {
             let fits = request.is_awaited() || room > 0;
             room = room.saturating_sub(1);
@@ -414,13 +418,11 @@ impl Driver {
         let waiting = state.waiting.take(self.free.len(), stops);
         state.asleep = true;
         drop(state);
-        let mut next = Turn::Wait;
+        let mut refused = Vec::new();
         for (file, request) in waiting {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
-                self.finish(request, Err(cause));
-                // It may have been the last, and `close` may have sent its wake-up already.
-                next = Turn::LookAgain;
+                refused.push((request, Err(cause)));
                 continue;
             }
             let flight = Flight {
@@ -437,7 +439,12 @@ impl Driver {
         if stops {
             self.cancel_stopped();
         }
-        next
+        if refused.is_empty() {
+            return Turn::Wait;
+        }
+        self.finish(refused);
+        // They may have been the last, and `close` may have sent its wake-up already.
+        Turn::LookAgain
     }
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
@@ -511,20 +518,24 @@ impl Driver {
         // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
         let seen: Vec<_> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        let mut again = Vec::new();
+        let (mut again, mut landed) = (Vec::new(), Vec::new());
         for (user_data, result) in seen {
             if user_data == WAKE {
                 self.wake_armed = false;
             } else if user_data != CANCEL {
                 let slot = usize::try_from(user_data).expect("a slot number");
-                again.extend(self.landed(slot, result).map(|flight| (slot, flight)));
+                match self.landed(slot, result) {
+                    Ok(finished) => landed.push(finished),
+                    Err(flight) => again.push((slot, flight)),
+                }
             }
         }
+        self.finish(landed);
         again
     }
 
-    /// Finishes the flight, unless it has to go on.
-    fn landed(&mut self, slot: usize, result: i32) -> Option<Box<Flight>> {
+    /// Frees the flight's slot and returns what came of it, or the flight if it has to go on.
+    fn landed(&mut self, slot: usize, result: i32) -> Result<Finished, Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
         let stopped = flight.request.stop();
         let (again, result) = if let Ok(got) = usize::try_from(result) {
@@ -547,17 +558,22 @@ impl Driver {
             (again, Err(io::Error::from_raw_os_error(-result)))
         };
         if again {
-            return Some(flight);
+            return Err(flight);
         }
         self.free.push(slot);
-        self.finish(flight.request, result);
-        None
+        Ok((flight.request, result))
     }
 
-    /// Frees the slot before it calls the completion, which may start the next read.
-    fn finish(&mut self, request: Request, result: io::Result<usize>) {
-        self.shared.state.lock().taken -= 1;
-        request.finish(result);
+    /// Makes room for as many before it calls the completions, which may start the next reads.
+    fn finish(&self, requests: Vec<Finished>) {
+        if !requests.is_empty() {
+            self.shared.state.lock().taken -= requests.len();
+        }
+        wait::together(|| {
+            for (request, result) in requests {
+                request.finish(result);
+            }
+        });
     }
 }
 
@@ -612,6 +628,9 @@ pub(super) fn wait_for_release(mut gone: PipeReader) {
     };
     assert!(matches!(end, Ok(0)), "the pipe did not end: {end:?}");
 }
+
+/// A request that the kernel has carried out, and what came of it.
+type Finished = (Request, io::Result<usize>);
 
 /// A request that the kernel does not have.
 type Left = (Arc<Descriptor>, Request);

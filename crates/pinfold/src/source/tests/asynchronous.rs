@@ -136,7 +136,8 @@ fn what_finds_no_room_comes_back_untouched_and_in_order() {
     let path = file_of(directory.path(), LEN);
     for ring_depth in [4, 0] {
         // Without a ring: a worker at work or about to be, and three that wait.
-        let options = EngineOptions { ring_depth, workers_max: 2, lane_max: 4 };
+        let options =
+            EngineOptions { ring_depth, workers_max: 2, lane_max: 4, ..EngineOptions::default() };
         let engine = Arc::new(Engine::new(options));
         let Some(backing) = direct(&path, &engine) else { return };
         let (tell, told) = channel();
@@ -301,7 +302,11 @@ fn is_served(engine: &Arc<Engine>) {
 }
 
 fn one_worker() -> Arc<Engine> {
-    Arc::new(Engine::new(EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 128 }))
+    Arc::new(Engine::new(EngineOptions {
+        ring_depth: 0,
+        workers_max: 1,
+        ..EngineOptions::default()
+    }))
 }
 
 #[test]

@@ -235,6 +235,7 @@ fn bench_get_refuses_what_makes_no_sense() {
     let refused = |args: &[&str], why: &'static str| {
         pinfold(&["bench", "get"]).args(args).assert().failure().stderr(contains(why));
     };
+    refused(&["--in-flight", "0"], "--in-flight 0: must be from 1 to 1024");
     refused(&["--file-bytes", "5000"], "--file-bytes 4.9 KiB: must be a multiple of 4 KiB");
     refused(&["--file-bytes", "512G"], "--file-bytes 512 GiB: at most 256 GiB");
     refused(&["--file-bytes", "200G"], "choose a smaller --file-bytes, or engines with --only");
@@ -324,19 +325,21 @@ fn bench_miss_refuses_what_makes_no_sense() {
     );
 }
 
-const BATCH_IN_MEMORY: [&str; 10] = [
+const BATCH_IN_MEMORY: [&str; 12] = [
     "empty",
     "memcpy",
     "memcpy-prefetch",
     "mmap",
     "pinfold-read",
     "pinfold-read-many",
+    "pinfold-read-async",
     "pinfold-get",
     "pinfold-get-many",
+    "pinfold-get-async",
     "pinfold-borrow",
     "pinfold-borrow-many",
 ];
-const BATCH_LIMITED: [&str; 7] = [
+const BATCH_LIMITED: [&str; 8] = [
     "ring-direct",
     "mmap",
     "pread",
@@ -344,6 +347,7 @@ const BATCH_LIMITED: [&str; 7] = [
     "pinfold-get",
     "pinfold-prefetch",
     "pinfold-many",
+    "pinfold-async",
 ];
 
 /// What a row is of, its metric apart.
@@ -369,9 +373,12 @@ fn batch_cells(cases: [&str; 2], engines: &[&str]) -> BTreeSet<(String, String, 
 #[test]
 fn bench_batch_gives_a_row_for_everything() {
     let quick = ["--threads", "1,3", "--seconds", "0.02", "--warm-up", "0.05", "--runs", "1"];
-    let small = ["--batches", "1,8", "--file-bytes", "32M", "--budget", "4M", "--dir", on_disk()];
-    let result = json(&[&["bench", "batch", "--json", "-"], &quick[..], &small[..]].concat());
+    let small = ["--file-bytes", "32M", "--budget", "4M", "--dir", on_disk()];
+    let asked = ["--batches", "1,8", "--in-flight", "40"];
+    let arguments = [&["bench", "batch", "--json", "-"], &quick[..], &small[..], &asked[..]];
+    let mut result = json(&arguments.concat());
     assert_eq!(result["bench"], "batch");
+    let in_flight = in_flight_of(&mut result);
     let rows = result["rows"].as_array().unwrap();
     let ring = rows.iter().any(|row| row["engine"] == "ring-direct");
     // Some systems do not let it have a ring.
@@ -383,7 +390,7 @@ fn bench_batch_gives_a_row_for_everything() {
         let rows: Vec<_> =
             rows.filter(|row| (row["engine"] == "limit") == with_limit).map(cell_of).collect();
         let cells: BTreeSet<_> = rows.iter().cloned().collect();
-        assert_eq!(rows.len(), cells.len() * if with_limit { 3 } else { 1 }, "{metric}");
+        assert_eq!(rows.len(), cells.len() * if with_limit { 4 } else { 1 }, "{metric}");
         cells
     };
     assert_eq!(cells("ops_per_s", false), in_memory.union(&limited).cloned().collect());
@@ -411,12 +418,45 @@ fn bench_batch_gives_a_row_for_everything() {
     }
     let known = ["cgroup v1", "cgroup v2", "not limited"];
     assert!(known.contains(&result["params"]["limited"]["limit"].as_str().unwrap()));
+    let mut expected = vec![];
+    for threads in [1, 3] {
+        let mut of = |engine: &str, metrics: &[&str]| {
+            expected.extend(
+                metrics.iter().map(|metric| (threads, engine.to_owned(), (*metric).to_owned())),
+            );
+        };
+        of("pinfold-async", &["ops_per_s", "p99_ns", "hit_ratio"]);
+        if ring {
+            of("ring-direct", &["ops_per_s", "p99_ns"]);
+            of("limit", &["ops_per_s"]);
+        }
+    }
+    expected.sort();
+    let mut cells: Vec<_> = in_flight
+        .iter()
+        .map(|row| {
+            assert_eq!((&row["case"], &row["in_flight"]), (&"random".into(), &40.into()));
+            let text = |key: &str| row[key].as_str().unwrap().to_owned();
+            (row["threads"].as_u64().unwrap(), text("engine"), text("metric"))
+        })
+        .collect();
+    cells.sort();
+    assert_eq!(cells, expected);
+}
+
+/// Takes out the rows of single pages in flight.
+fn in_flight_of(result: &mut Value) -> Vec<Value> {
+    let rows = result["rows"].as_array_mut().unwrap();
+    let (in_flight, rest) =
+        std::mem::take(rows).into_iter().partition(|row| row["in_flight"].is_u64());
+    *rows = rest;
+    in_flight
 }
 
 #[test]
 fn bench_batch_fits_a_terminal_and_says_what_is_beside_what() {
     let shown = pinfold(&["bench", "batch", "--seconds", "0.005", "--warm-up", "0", "--runs", "1"])
-        .args(["--file-bytes", "8M", "--budget", "2M", "--cases", "memory,graph", "--dir"])
+        .args(["--file-bytes", "8M", "--budget", "2M", "--cases", "memory,graph,random", "--dir"])
         .arg(on_disk())
         .assert()
         .success();
@@ -434,11 +474,15 @@ fn bench_batch_fits_a_terminal_and_says_what_is_beside_what() {
         "graph: batches of 8 pages of 4 KiB, pages per second",
         "graph: what 99 of 100 batches of 8 take at most, ns",
         " many/pread-fadvise ",
+        "random: single pages of 4 KiB, 256 in flight, pages per second",
+        "random: what 99 of 100 pages, 256 in flight, take at most, ns",
         "hits pinfold-many ",
     ] {
         assert!(shown.contains(part), "no {part:?} in:\n{shown}");
     }
-    assert_eq!(shown.contains(" many/limit "), !shown.contains("ring-direct is left out"));
+    for ratio in [" many/limit ", " async/limit "] {
+        assert_eq!(shown.contains(ratio), !shown.contains("ring-direct is left out"));
+    }
 }
 
 #[test]

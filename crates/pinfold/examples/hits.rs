@@ -12,8 +12,10 @@
 //! `empty-read-many`) is of a batch, and a 16th of it of a hit.
 
 use std::hint::black_box;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use pinfold::source::Memory;
 use pinfold::{Cache, File, FolioOf, Hint, Options, ReadAt, Reader};
@@ -67,6 +69,13 @@ impl Ways {
                 let page = self.file.try_borrow(page, &self.reader)?.expect("it is cached");
                 block.copy_from_slice(&page[..BLOCK_BYTES]);
             }
+            Way::ReadAsync => {
+                let got = at_once(self.file.read_at_async(block, page * PAGE_BYTES))?;
+                assert_eq!(got, BLOCK_BYTES);
+            }
+            Way::GetAsync => {
+                block.copy_from_slice(&at_once(self.file.get_async(page))?[..BLOCK_BYTES]);
+            }
             Way::EmptyMany => {
                 black_box(black_box([page; BATCH]));
             }
@@ -104,6 +113,15 @@ impl Ways {
     }
 }
 
+/// What a future comes to that is ready at its first poll.
+#[inline(always)]
+fn at_once<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it is cached"),
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Way {
     Empty,
@@ -120,6 +138,9 @@ enum Way {
     TryRead,
     TryGet,
     TryBorrow,
+    /// Futures that are ready at once.
+    ReadAsync,
+    GetAsync,
     EmptyMany,
     /// The array of the reads, and no reads.
     EmptyReadMany,
@@ -183,6 +204,8 @@ fn main() {
         "try-read" => Way::TryRead,
         "try-get" => Way::TryGet,
         "try-borrow" => Way::TryBorrow,
+        "read-async" => Way::ReadAsync,
+        "get-async" => Way::GetAsync,
         "empty-many" => Way::EmptyMany,
         "empty-read-many" => Way::EmptyReadMany,
         "read-many" => Way::ReadMany,

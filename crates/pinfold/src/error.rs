@@ -54,6 +54,12 @@ pub enum Error {
         /// The system's error.
         cause: Arc<io::Error>,
     },
+    /// The system did not make the eventfd of [`Completions`](crate::Completions).
+    #[error("cannot make an eventfd: {cause}")]
+    Eventfd {
+        /// Why.
+        cause: Arc<io::Error>,
+    },
     /// The system did not start a thread.
     #[error("cannot start the thread {name}: {cause}")]
     Thread {
@@ -353,6 +359,7 @@ impl Error {
             Error::FolioSize { .. } => "folio-size",
             Error::Reserve { .. } => "reserve",
             Error::ForkHandler { .. } => "fork-handler",
+            Error::Eventfd { .. } => "eventfd",
             Error::Thread { .. } => "thread",
             Error::Open(_) => "open",
             Error::TooManyFiles { .. } => "too-many-files",
@@ -477,6 +484,8 @@ mod tests {
         Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
         Error::ForkHandler { .. } =
             Error::ForkHandler { cause: cause() } => "fork-handler", Cache;
+        Error::Eventfd { .. } =
+            Error::Eventfd { cause: cause() } => "eventfd", Cache;
         Error::Thread { .. } =
             Error::Thread { name: "thread", cause: cause() } => "thread", Cache;
         Error::Open(_) = Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))

@@ -50,6 +50,8 @@ pub(crate) enum For {
     Thread,
     /// A future that waits for the first folio. It does not wait here for memory.
     Future,
+    /// A batch of a thread or a future that waits for all folios, and for no memory here.
+    Batch,
     /// Nobody: it is read ahead.
     Nobody,
 }
@@ -85,8 +87,8 @@ pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
-    /// If somebody waits for it, an error is left for all waiters. Otherwise an error only removes
-    /// the folios, and those that waited read for themselves.
+    /// If somebody waits for its first folio, an error is left for all waiters. Otherwise an error
+    /// only removes the folios, and those that waited read for themselves.
     wanted: For,
 }
 
@@ -181,10 +183,10 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
 }
 
 impl<'a> Batch<&'a Core, &'a Mapping> {
-    /// A batch of one folio so far, for which no reader waits in particular.
-    pub(crate) fn of(reader: &'a Handle, filling: Filling) -> Self {
+    /// A batch of one folio so far.
+    pub(crate) fn of(reader: &'a Handle, filling: Filling, wanted: For) -> Self {
         let (core, mapping) = (&*reader.core, &*reader.mapping);
-        Batch { core, mapping, folios: VecDeque::from([filling]), wanted: For::Nobody }
+        Batch { core, mapping, folios: VecDeque::from([filling]), wanted }
     }
 
     /// The same batch with owned handles, which outlives the call.
@@ -423,7 +425,7 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
     give_up(requests);
 }
 
-/// Ends requests of reads ahead that the engine did not take, like failed fills.
+/// Ends requests that the engine did not take, like failed fills.
 pub(crate) fn give_up(requests: Vec<Request>) {
     if mutant::on(Mutant::ForgetUnsubmitted) {
         return std::mem::forget(requests);
@@ -556,7 +558,11 @@ pub(crate) fn insert_all(
             inserted(reader, filling);
         } else {
             not_inserted(core, head);
-            core.put(head);
+            if nodes {
+                core.put(head);
+            } else {
+                core.give_back(head);
+            }
         }
     }
     all
@@ -656,9 +662,9 @@ fn land(
                 _ if !refused => core.counters.count(Event::FillError),
                 For::Nobody => core.counters.count(Event::ReadaheadDropped),
                 // It tries again, and has counted nothing yet.
-                For::Thread | For::Future => {}
+                For::Thread | For::Future | For::Batch => {}
             }
-            if wanted_by != For::Nobody && !refused {
+            if matches!(wanted_by, For::Thread | For::Future) && !refused {
                 core.failures.remember(filling.head, frame, error);
             }
             let removed = changing.writer(&core.nodes).remove(filling.page);

@@ -16,6 +16,8 @@
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
 //! hold. It then fails with [`Error::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
+//! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
+//! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
 //!
 //! ```
 //! # use pinfold::{Cache, Options, source::Memory};
@@ -46,6 +48,10 @@
 // brings; the claims of a file's futures are limited (`Pressure::claim`). A future that is refused
 // keeps its turn until it gets what it wants.
 //
+// `GetMany` is a future for each of its pages that was not cached. Those that are absent and may
+// begin it begins together before their first poll (`many/misses.rs`). Each then follows its page,
+// or, if that was not begun, gives its claim back and does what a single one does, in its turn.
+//
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in any
 // state takes its waker, its turn and its claim back, and gives up its reference; a fill that it
 // began goes on. Its result ends it in the same way, whether it is dropped then or not.
@@ -63,6 +69,8 @@ use crate::error::{Error, Result};
 use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
+use crate::many::Absent;
+use crate::mutant::{self, Mutant};
 use crate::pressure::{Refused, Turn};
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
@@ -201,6 +209,34 @@ impl<'f> Bring<'f> {
         (claimed, seen)
     }
 
+    /// Adds the page to what is begun as one submission; true if it is absent, and not on its way.
+    /// Called before the first poll, by the process that has the cache.
+    ///
+    /// # Errors
+    /// It may not begin.
+    fn join(&mut self, absent: &mut Absent<'_>) -> std::result::Result<bool, Refused> {
+        if !absent.add(self.page..self.page.saturating_add(1)) {
+            return Ok(false);
+        }
+        let (claimed, _) = self.claim();
+        if claimed.is_err() {
+            absent.take_back();
+        }
+        claimed.map(|()| true)
+    }
+
+    /// After the submission that it joined: follows its page, if that is there or on its way now.
+    /// If not, the claim was of no use, and it is as if it had not joined.
+    fn has_joined(&mut self) {
+        let Handle { core, mapping, .. } = self.handle;
+        // What its batch has read is no hit.
+        self.missed = true;
+        match core.hold(mapping, self.page) {
+            Some(held) => self.wait_for(held),
+            None => core.pressure.unclaim(mapping.id, std::mem::take(&mut self.claimed)),
+        }
+    }
+
     fn release(&mut self) {
         let claimed = std::mem::take(&mut self.claimed);
         if claimed > 0 {
@@ -250,6 +286,9 @@ impl<'f> Bring<'f> {
 
 impl Drop for Bring<'_> {
     fn drop(&mut self) {
+        if mutant::on(Mutant::DropKeepsClaim) {
+            self.claimed = 0;
+        }
         self.end();
     }
 }
@@ -275,6 +314,28 @@ impl<'f> Get<'f> {
     #[inline]
     pub(crate) fn new(handle: &'f Handle, page: u64) -> Self {
         Get(Bring::new(handle, page, PAGE_BYTES))
+    }
+
+    #[inline]
+    fn poll_with(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        if matches!(self.0.wait, Wait::Look)
+            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
+        {
+            return Poll::Ready(Ok(folio));
+        }
+        self.poll_slowly(waker)
+    }
+
+    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is woken
+    /// when the page is there. When its turn comes, `waker` is woken all the same.
+    fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        if !matches!(self.0.wait, Wait::Turn) {
+            let polled = self.poll_with(Waker::noop());
+            if !matches!(self.0.wait, Wait::Turn) {
+                return polled;
+            }
+        }
+        self.poll_with(waker)
     }
 
     #[cold]
@@ -303,12 +364,7 @@ impl<'f> Future for Get<'f> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if matches!(self.0.wait, Wait::Look)
-            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
-        {
-            return Poll::Ready(Ok(folio));
-        }
-        self.poll_slowly(context.waker())
+        self.poll_with(context.waker())
     }
 }
 
@@ -388,27 +444,106 @@ impl std::fmt::Debug for Read<'_, '_> {
     }
 }
 
-/// The future of [`File::get_many_async`](crate::File::get_many_async).
+/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has returned,
+/// it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct GetMany<'f> {
-    pages: Vec<Page<'f>>,
+    handle: &'f Handle,
+    pages: Vec<u64>,
+    /// Of each page, once some had to be brought.
+    parts: Vec<Part<'f>>,
     /// Those before this one are there.
     there: usize,
-    /// Those before this one are there, or on their way. One at most has a turn in the queue.
+    /// Those before this one are there, or on their way. Of the others one at most has a turn in the
+    /// queue.
     begun: usize,
 }
 
 #[derive(Debug)]
-enum Page<'f> {
+enum Part<'f> {
     Waits(Get<'f>),
     There(FolioRef<'f>),
 }
 
 impl<'f> GetMany<'f> {
     pub(crate) fn new(handle: &'f Handle, pages: &[u64]) -> Self {
-        let pages = pages.iter().map(|&page| Page::Waits(Get::new(handle, page))).collect();
-        GetMany { pages, there: 0, begun: 0 }
+        GetMany { handle, pages: pages.to_vec(), parts: Vec::new(), there: 0, begun: 0 }
+    }
+
+    /// Begins what was not got `quick`, which is `left`: all at once, as far as it may.
+    fn begin(&mut self, quick: Vec<FolioRef<'f>>, left: &[usize]) -> Result<()> {
+        let (mut quick, mut left) = (quick.into_iter(), left.iter().peekable());
+        let part = |(at, &page)| match left.next_if_eq(&&at) {
+            Some(_) => Part::Waits(Get::new(self.handle, page)),
+            None => Part::There(quick.next().expect("it is in one of the parts")),
+        };
+        self.parts = self.pages.iter().enumerate().map(part).collect();
+        if !self.handle.core.owner.is_here() {
+            return Ok(()); // each says by itself whether it is cached
+        }
+        let mut absent = Absent::new(self.handle);
+        let mut joined = Vec::new();
+        for (at, part) in self.parts.iter_mut().enumerate() {
+            let Part::Waits(get) = part else { continue };
+            match get.0.join(&mut absent) {
+                Ok(true) => joined.push(at),
+                Ok(false) => {}
+                Err(_) => break, // it queues by itself, and those after it wait for that
+            }
+        }
+        absent.begin()?;
+        for at in joined {
+            if let Part::Waits(get) = &mut self.parts[at] {
+                get.0.has_joined();
+            }
+        }
+        let looks = |part: &Part<'_>| match part {
+            Part::Waits(get) => matches!(get.0.wait, Wait::Look),
+            Part::There(_) => false,
+        };
+        self.begun = self.parts.iter().position(looks).unwrap_or(self.parts.len());
+        Ok(())
+    }
+
+    /// Looks at the first part that is missing. That one has the waker: to be woken for each page
+    /// would be in vain, as all are wanted. Then begins those that have not begun, until one queues.
+    /// That one has the waker, too, and is looked at each time: others queue behind it.
+    fn poll_parts(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
+        let (mut all, mut at) = (true, self.there);
+        // Ends: each turn looks at a later part.
+        while at < self.parts.len() {
+            let mut next = at + 1;
+            if let Part::Waits(get) = &mut self.parts[at] {
+                let polled = if all { get.poll_with(waker) } else { get.poll_unwoken(waker) };
+                match polled? {
+                    Poll::Ready(folio) => self.parts[at] = Part::There(folio),
+                    Poll::Pending if at >= self.begun && matches!(get.0.wait, Wait::Turn) => {
+                        return Poll::Pending;
+                    }
+                    Poll::Pending => {
+                        all = false;
+                        next = next.max(self.begun);
+                    }
+                }
+            }
+            self.begun = self.begun.max(at + 1);
+            at = next;
+            if all {
+                self.there = at;
+            }
+        }
+        if !all {
+            return Poll::Pending;
+        }
+        (self.there, self.begun) = (0, 0);
+        let folios = std::mem::take(&mut self.parts).into_iter();
+        Poll::Ready(Ok(folios
+            .map(|part| match part {
+                Part::There(folio) => folio,
+                Part::Waits(_) => unreachable!("all are there"),
+            })
+            .collect()))
     }
 }
 
@@ -416,45 +551,60 @@ impl<'f> Future for GetMany<'f> {
     type Output = Result<Vec<FolioRef<'f>>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let GetMany { pages, there, begun } = &mut *self;
-        let (mut all, mut at) = (true, *there);
-        // Ends: each turn looks at a later page. It begins to read as many as it can; of those that
-        // have begun, it looks at the first that is missing.
-        while at < pages.len() {
-            let mut next = at + 1;
-            if let Page::Waits(get) = &mut pages[at] {
-                match Pin::new(&mut *get).poll(context) {
-                    Poll::Ready(Ok(folio)) => pages[at] = Page::There(folio),
-                    Poll::Ready(Err(error)) => {
-                        pages.clear(); // nothing stays held
-                        (*there, *begun) = (0, 0);
-                        return Poll::Ready(Err(error));
-                    }
-                    Poll::Pending if at >= *begun && matches!(get.0.wait, Wait::Turn) => {
-                        return Poll::Pending;
-                    }
-                    Poll::Pending => {
-                        all = false;
-                        next = next.max(*begun);
-                    }
-                }
+        let this = &mut *self;
+        let mut begun = Ok(());
+        if this.parts.is_empty() {
+            let (quick, left) = this.handle.get_quickly(&this.pages);
+            if left.is_empty() {
+                return Poll::Ready(Ok(quick));
             }
-            *begun = (*begun).max(at + 1);
-            at = next;
-            if all {
-                *there = at;
-            }
+            begun = this.begin(quick, &left);
         }
-        if !all {
-            return Poll::Pending;
+        let polled = match begun {
+            Ok(()) => this.poll_parts(context.waker()),
+            Err(error) => Poll::Ready(Err(error)),
+        };
+        if let Poll::Ready(Err(_)) = polled {
+            this.parts.clear(); // nothing stays held
+            (this.there, this.begun) = (0, 0);
         }
-        (*there, *begun) = (0, 0);
-        let folios = std::mem::take(pages).into_iter();
-        Poll::Ready(Ok(folios
-            .map(|page| match page {
-                Page::There(folio) => folio,
-                Page::Waits(_) => unreachable!("all are there"),
-            })
-            .collect()))
+        polled
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use crate::mutant::{self, Mutant};
+    use crate::source::Memory;
+    use crate::{Cache, Hint, Options};
+
+    /// Whether no claim is left when futures were dropped in the middle.
+    fn dropped_futures_give_their_claims_back() -> bool {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        for page in 0..8 {
+            // On its way, unless a thread of the cache's has read it already.
+            let _ = pin!(file.get_async(page)).poll(&mut Context::from_waker(Waker::noop()));
+            let many = [20 + page, 40 + page];
+            let _ = pin!(file.get_many_async(&many)).poll(&mut Context::from_waker(Waker::noop()));
+        }
+        // More than there may be, unless there is none.
+        let handle = file.handle();
+        handle.core.pressure.claim(handle.mapping.id, 1 << 20, false).0.is_ok()
+    }
+
+    #[test]
+    fn a_dropped_future_gives_its_claim_back() {
+        assert!(dropped_futures_give_their_claims_back());
+        let caught = mutant::with(Some(Mutant::DropKeepsClaim), || {
+            // One of them at least was on its way.
+            (0..100).any(|_| !dropped_futures_give_their_claims_back())
+        });
+        assert!(caught, "the mutant does nothing");
     }
 }

@@ -107,6 +107,16 @@ impl<F: SharedFile> FolioOf<F> {
         Ok(FolioOf { view, file: file.clone() })
     }
 
+    /// The same without blocking the thread that polls the future, as [`File::get_async`]. The
+    /// future owns its share of the file, so a task of its own can have it.
+    ///
+    /// # Errors
+    /// As [`File::get`].
+    pub async fn get_async(file: F, page: u64) -> Result<Self> {
+        let view = file.get_async(page).await?.into_view();
+        Ok(FolioOf { view, file })
+    }
+
     /// The file.
     pub fn file(&self) -> &F {
         &self.file

@@ -41,6 +41,7 @@
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio; an addition and subtraction for the call | all folios of the range |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same for each page, but the processor's cache misses overlap | the same for each page |
 //! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | the same as without `async`, once it is ready |
+//! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
 //! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | the same as without `try` |
 //!
 //! Reads take an offset in bytes; `pin`, `advise` and `invalidate` take a range of bytes; the
@@ -186,6 +187,7 @@
 //! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`Error::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
 //! | `read_at_async`, `get_async`, `get_many_async` | a poll waits for what `prefetch` waits for; for reads and memory the future waits, and no thread ([`futures`]) |
+//! | `Completions` | the same; the program waits, by its event loop |
 //! | `try_read_at`, `try_get`, `try_borrow` | nothing. A hit that starts the next readahead waits for what `prefetch` waits for |
 //! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
@@ -241,6 +243,8 @@ struct Readme;
 mod borrow;
 #[cfg(not(loom))]
 mod cache;
+#[cfg(not(loom))]
+mod completions;
 mod core;
 mod counters;
 mod error;
@@ -288,6 +292,8 @@ mod wait;
 pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
+#[cfg(not(loom))]
+pub use completions::{Completion, Completions, Outcome};
 pub use error::{Error, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;

@@ -68,6 +68,12 @@ mutants! {
     RefusedLast,
     /// A future that comes while others queue tries before them.
     NewcomerFirst,
+    /// A future that is dropped keeps its claim to the pages that it was to bring.
+    DropKeepsClaim,
+    /// Futures that are to be woken together are not woken.
+    LaterForgotten,
+    /// The eventfd of completions is not written.
+    EventUnwritten,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

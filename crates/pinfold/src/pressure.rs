@@ -36,10 +36,10 @@ use std::time::{Duration, Instant};
 use std::sync::atomic::AtomicU32;
 
 use crate::frame::Order;
-use crate::guarded::quietly;
 use crate::mutant::{self, Mutant};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
+use crate::wait;
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -313,6 +313,12 @@ impl Pressure {
         self.moved.step(file, pages);
     }
 
+    /// The end of a claim with which nothing was begun. It is no progress: whoever was refused
+    /// meanwhile is woken by the next step, or by the reclaiming thread.
+    pub(crate) fn unclaim(&self, file: u32, pages: u32) {
+        self.moved.lock().give_up(file, pages);
+    }
+
     /// Whether a future waits to be woken.
     pub(crate) fn is_queued_for(&self) -> bool {
         let moved = self.moved.lock();
@@ -457,8 +463,7 @@ impl Line {
 
 fn wake(next: Option<Waker>) {
     if let Some(waker) = next {
-        // The thread has more to do.
-        quietly("a waker", || waker.wake());
+        wait::wake(waker);
     }
 }
 

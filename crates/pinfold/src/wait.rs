@@ -3,6 +3,7 @@
 //! Called by `fill` and `futures`: a thread or future that finds a folio being filled waits here,
 //! and its filler wakes all of them.
 
+use std::cell::RefCell;
 use std::task::Waker;
 
 use crate::guarded::quietly;
@@ -84,6 +85,7 @@ impl Waiters {
         // A waker is the program's: cloned before the mutex is taken, and the one before it is
         // dropped after it was released.
         let mut waker = waker.clone();
+        mutant::pause();
         let mut futures = self.stripe(key).futures.lock();
         if !mutant::on(Mutant::LeaveUnlocked) && done() {
             drop(futures);
@@ -128,8 +130,8 @@ impl Waiters {
     }
 }
 
-/// Futures that are woken when this is dropped. Wakers are the program's, and may enter the cache:
-/// no lock may be held then.
+/// Futures that are woken when this is dropped, or at the end of [`together`]. Wakers are the
+/// program's, and may enter the cache: no lock may be held then.
 #[derive(Debug, Default)]
 #[must_use = "dropped at once, it wakes under the caller's locks"]
 pub(crate) struct Woken(Vec<Left>);
@@ -144,10 +146,50 @@ impl Woken {
 impl Drop for Woken {
     fn drop(&mut self) {
         for left in self.0.drain(..) {
-            // The thread has more to wake.
-            quietly("a waker", || left.waker.wake());
+            wake(left.waker);
         }
     }
+}
+
+std::thread_local! {
+    /// Of futures, for the end of the call of [`together`] that this thread is in.
+    static LATER: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+}
+
+/// Wakes a future, at once or at the end of [`together`]. The caller holds no lock.
+pub(crate) fn wake(waker: Waker) {
+    let mut now = Some(waker);
+    // A thread that ends may have no list any more.
+    let _ = LATER.try_with(|later| {
+        if let Some(later) = &mut *later.borrow_mut() {
+            later.extend(now.take());
+        }
+    });
+    if let Some(waker) = now {
+        // The thread has more to wake.
+        quietly("a waker", || waker.wake());
+    }
+}
+
+/// Ends several reads by `land`, and only then wakes the futures that waited for them. A thread that
+/// is woken by the first would contend for the locks that landing the others takes, and poll for one
+/// page at a time. The caller holds no lock.
+pub(crate) fn together(land: impl FnOnce()) {
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            let woken = LATER.take().unwrap_or_default();
+            if !mutant::on(Mutant::LaterForgotten) {
+                woken.into_iter().for_each(wake);
+            }
+        }
+    }
+    if LATER.with_borrow(Option::is_some) {
+        return land();
+    }
+    LATER.set(Some(Vec::new()));
+    let _end = End;
+    land();
 }
 
 /// Takes out what waits for `key`.
@@ -163,4 +205,52 @@ fn take(mut futures: MutexGuard<'_, Vec<Left>>, key: u32) -> Vec<Left> {
         }
     }
     woken
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::{Wake, Waker};
+
+    use super::{Ticket, Waiters, together};
+    use crate::mutant::{self, Mutant};
+
+    #[derive(Default)]
+    struct Woken(AtomicU32);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// How many of two futures were woken before the end of what landed them, and after it.
+    fn landed(panics: bool) -> (u32, u32) {
+        let (waiters, woken) = (Waiters::new(), Arc::new(Woken::default()));
+        let waker = Waker::from(woken.clone());
+        for key in [1, 2] {
+            assert!(!waiters.poll(key, Ticket::new(), &waker, || false));
+        }
+        let before = AtomicU32::new(0);
+        let land = || {
+            together(|| {
+                waiters.wake(1);
+                waiters.wake(2);
+                before.store(woken.0.load(Ordering::SeqCst), Ordering::SeqCst);
+                assert!(!panics, "as the test wants it");
+            });
+        };
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(land)).is_err();
+        assert_eq!(unwound, panics);
+        (before.into_inner(), woken.0.load(Ordering::SeqCst))
+    }
+
+    #[test]
+    fn those_who_wait_for_several_reads_are_woken_when_all_have_landed() {
+        assert_eq!(landed(false), (0, 2));
+        assert_eq!(landed(true), (0, 2), "a panic keeps nothing from them");
+        let forgotten = mutant::with(Some(Mutant::LaterForgotten), || landed(false));
+        assert_eq!(forgotten, (0, 0), "the mutant does nothing");
+    }
 }

@@ -364,6 +364,145 @@ fn what_a_source_does_not_take_the_caches_own_threads_read() {
     });
 }
 
+/// A source that keeps what is submitted to it until it is let go.
+#[derive(Debug)]
+struct Queue {
+    bytes: Memory,
+    /// Offset and length of each request of each call.
+    starts: Mutex<Vec<Vec<(u64, usize)>>>,
+    kept: Mutex<Vec<Request>>,
+}
+
+impl Queue {
+    fn let_go(&self) {
+        for request in std::mem::take(&mut *self.kept.lock().unwrap()) {
+            let read = self.bytes.read_extents_at(request.offset(), request.extents());
+            request.finish(read);
+        }
+    }
+
+    /// What was submitted, each submission in the order of the file.
+    fn started(&self) -> Vec<Vec<(u64, usize)>> {
+        let mut starts = std::mem::take(&mut *self.starts.lock().unwrap());
+        starts.iter_mut().for_each(|start| start.sort_unstable());
+        starts
+    }
+}
+
+#[derive(Debug)]
+struct Queued(Arc<Queue>);
+
+impl Source for Queued {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.bytes.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.0.bytes.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "queued".into()
+    }
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
+        let asked = batch.iter().map(|request| (request.offset(), request.bytes())).collect();
+        self.0.starts.lock().unwrap().push(asked);
+        self.0.kept.lock().unwrap().append(batch);
+        Start::Started
+    }
+}
+
+/// 512 pages in a queue.
+fn queued(budget_bytes: u64) -> (Cache, File, Arc<Queue>, Pattern) {
+    let pattern = Pattern::new(6, 0);
+    let cache = Cache::new(Options::new(budget_bytes)).unwrap();
+    let bytes = Memory::new(pattern.to_vec((512 * PAGE) as usize));
+    let queue = Queue { bytes, starts: Mutex::default(), kept: Mutex::default() };
+    let queue = Arc::new(queue);
+    let file = cache.attach("queued", Arc::new(Queued(queue.clone()))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    (cache, file, queue, pattern)
+}
+
+#[test]
+fn what_is_absent_of_many_is_one_submission() {
+    let (cache, file, queue, pattern) = queued(8 << 20);
+    file.get(30).unwrap();
+    // Twice the same page, two neighbours, one that is there, and one that is on its way.
+    assert!(poll(pin!(file.get_async(50)), Waker::noop()).is_pending());
+    assert_eq!(queue.started(), [[(50 * PAGE, 4096)]]);
+    let before = cache.stats();
+    let pages = [40, 9, 30, 8, 20, 40, 50, 60];
+    let (woken, waker) = Counted::waker();
+    let mut many = pin!(file.get_many_async(&pages));
+    assert!(poll(many.as_mut(), &waker).is_pending());
+    let expected = [(8, 2), (20, 1), (40, 1), (60, 1)];
+    let expected = expected.map(|(page, pages)| (page * PAGE, pages * PAGE as usize));
+    assert_eq!(queue.started(), [expected]);
+    queue.let_go();
+    woken.wait_for(1);
+    let Poll::Ready(Ok(folios)) = poll(many.as_mut(), &waker) else { panic!() };
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "not for each page");
+    for (&page, folio) in pages.iter().zip(&folios) {
+        pattern.check(page * PAGE, folio).unwrap();
+    }
+    assert!(queue.started().is_empty());
+    // Each folio that was read is a miss, and none of what was read a hit.
+    let after = cache.stats();
+    let misses = after.misses - before.misses;
+    assert!((4..=5).contains(&misses), "the two neighbours may be one folio: {misses}");
+    let hits = |stats: &pinfold::Stats| stats.counted_hits;
+    assert_eq!(hits(&after) - hits(&before), 1, "of the page that was there");
+}
+
+/// A batch that waits for a page that never comes is woken all the same when there is memory for its
+/// next: others queue behind it.
+#[test]
+fn a_batch_takes_its_turn_for_memory_whatever_else_it_waits_for() {
+    let (cache, file, queue, _) = queued(1 << 20);
+    let other = cache.attach("other", Arc::new(Memory::new(vec![9; 1 << 20]))).unwrap();
+    other.advise(0..1, Hint::Random).unwrap();
+    // All memory is held, but for a page of what is about to come.
+    let mut held = Vec::new();
+    // Ends: there is no memory at last.
+    while let Ok(folio) = other.get(held.len() as u64) {
+        held.push(folio);
+    }
+    held.pop();
+    assert!(poll(pin!(file.get_async(7)), Waker::noop()).is_pending());
+    assert_eq!(cache.stats().fills_in_flight, 1);
+    let (woken, waker) = Counted::waker();
+    let mut many = pin!(file.get_many_async(&[7, 8]));
+    assert!(poll(many.as_mut(), &waker).is_pending());
+    drop(held);
+    woken.wait_for(1);
+    assert!(poll(many.as_mut(), &waker).is_pending(), "page 7 is still missing");
+    assert_eq!(cache.stats().fills_in_flight, 2, "and page 8 is on its way");
+    queue.let_go();
+}
+
+#[test]
+fn more_of_many_than_may_be_on_their_way_come_in_turns() {
+    let (_cache, file, queue, pattern) = queued(1 << 20);
+    let pages: Vec<u64> = (0..120).map(|n| n * 4).collect();
+    let (woken, waker) = Counted::waker();
+    let mut many = pin!(file.get_many_async(&pages));
+    let mut turns = 0;
+    // Ends: what was submitted comes, and makes room for more.
+    let folios = loop {
+        let seen = woken.0.load(Ordering::SeqCst);
+        if let Poll::Ready(folios) = poll(many.as_mut(), &waker) {
+            break folios.unwrap();
+        }
+        turns += 1;
+        queue.let_go();
+        woken.wait_for(seen + 1);
+    };
+    for (&page, folio) in pages.iter().zip(&folios) {
+        pattern.check(page * PAGE, folio).unwrap();
+    }
+    let first = queue.started()[0].len();
+    assert!(turns > 1 && (8..=65).contains(&first), "{turns} turns, {first} in the first");
+}
+
 /// Thousands at once, from two threads, of a file eight times as large as the budget.
 #[test]
 fn ten_thousand_at_once_get_the_right_bytes() {

@@ -2,7 +2,8 @@
 //!
 //! Here: the options, the cells, the two measurements. Not here: the engines and the loop in memory
 //! (`batch_memory.rs`); a sample under a limit, which a process of its own takes
-//! (`batch_child.rs`), with the engines of `batch_nodes.rs`; the tables (`batch_tables.rs`).
+//! (`batch_child.rs`), with the engines of `batch_nodes.rs` and `batch_flow.rs`; the tables
+//! (`batch_tables.rs`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use super::batch_child::{CONTENTS, Job, Order, Outcome};
+use super::batch_flow;
 use super::batch_memory::{self, Folios, Held, Plan};
 use super::batch_nodes::{self, PAGE_BYTES, RING};
 use super::batch_tables::{self, Cell};
@@ -30,8 +32,11 @@ const BATCHES: [usize; 4] = [1, 8, 16, 64];
 const BATCHES_LIMITED: [usize; 1] = [8];
 const THREADS: [usize; 1] = [1];
 const THREADS_LIMITED: [usize; 4] = [1, 2, 8, 32];
+/// Of single pages in flight.
+const THREADS_IN_FLIGHT: [usize; 1] = [1];
 /// Much longer ones would not fit beside the budget.
 const BATCH_MAX: usize = 256;
+const IN_FLIGHT_MAX: usize = 1024;
 
 /// What is measured, for people.
 pub const HELP: &str = "\
@@ -50,12 +55,15 @@ Engines in memory:
                    read_at, get, borrow: one by one
   pinfold-read-many, pinfold-get-many, pinfold-borrow-many
                    read_many, get_many, borrow_many: one call for the batch
+  pinfold-read-async, pinfold-get-async
+                   read_at_async, get_async: one by one, each polled once
 
 Cases under a limit: pages of 4 KiB of a file that is larger than the memory it may use, in batches
 of --batches (8)
   graph   the bytes of a batch say which pages the next one has, as in the walk of a vector index
           through its graph; a walk has 64 steps
-  random  the pages of a batch are drawn
+  random  the pages of a batch are drawn; also single pages, of which each thread has --in-flight
+          (256) on their way: as one comes, the next is asked for
 
 Engines under a limit:
   ring-direct       O_DIRECT by a bare io_uring, all reads of a batch at once, nothing cached: what
@@ -66,6 +74,8 @@ Engines under a limit:
   pinfold-get       get, page by page
   pinfold-prefetch  the same, after prefetch of the batch
   pinfold-many      get_many
+  pinfold-async     get_many_async; of single pages in flight get_async, each a future
+Of single pages in flight there are ring-direct and pinfold-async, the others block.
 
 Rates are reads (in memory) or pages (under a limit) a second, of all threads. A ratio is the median
 of the ratios of neighbouring samples; its label leaves out `pinfold-`. `/limit` compares an engine
@@ -93,6 +103,10 @@ pub struct BatchArgs {
     /// Reads of a batch [default: 1,8,16,64 in memory, 8 under a limit]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     batches: Vec<usize>,
+
+    /// Single pages that a thread has on their way in the case `random`
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    in_flight: usize,
 
     /// Length of the files; a multiple of 4 KiB
     #[arg(long, value_name = "SIZE", default_value = "1G")]
@@ -137,6 +151,11 @@ impl BatchArgs {
                 "--batches {batch}: must be from 1 to {BATCH_MAX}"
             );
         }
+        ensure!(
+            (1..=IN_FLIGHT_MAX).contains(&self.in_flight),
+            "--in-flight {}: must be from 1 to {IN_FLIGHT_MAX}",
+            self.in_flight
+        );
         let lasts = |seconds: f64| (0.0..=3600.0).contains(&seconds);
         ensure!(lasts(self.warm_up), "--warm-up {}: must be from 0 to 3600", self.warm_up);
         self.common.threads_only()
@@ -159,7 +178,21 @@ impl BatchArgs {
                 for &batch in batches {
                     let here = names.iter().filter(|engine| engines.contains(engine));
                     let threads = crew.workers();
-                    cells.extend(here.map(|&engine| Cell { case, batch, threads, engine }));
+                    let cell = |&engine| Cell { case, batch, in_flight: None, threads, engine };
+                    cells.extend(here.map(cell));
+                }
+            }
+            if case == "random" {
+                for crew in self.common.crews(&THREADS_IN_FLIGHT)? {
+                    let here = batch_flow::NAMES.iter().filter(|name| engines.contains(name));
+                    let (in_flight, threads) = (Some(self.in_flight), crew.workers());
+                    cells.extend(here.map(|&engine| Cell {
+                        case,
+                        batch: 1,
+                        in_flight,
+                        threads,
+                        engine,
+                    }));
                 }
             }
         }
@@ -167,19 +200,20 @@ impl BatchArgs {
         Ok(cells.into_iter().partition(|cell| in_memory(cell.case)))
     }
 
-    fn job(&self, cell: Cell, limited: &Limited) -> Job {
+    fn job(&self, cell: Cell, path: PathBuf, group: Option<PathBuf>) -> Job {
         Job {
             engine: cell.engine.to_owned(),
             order: if cell.case == "graph" { Order::Graph } else { Order::Random },
             threads: cell.threads,
-            path: limited.path(),
+            path,
             file_bytes: self.file_bytes.0,
             batch: cell.batch,
+            in_flight: cell.in_flight,
             budget_bytes: self.budget.0,
             seconds: self.common.seconds,
             // Nothing to warm where nothing is kept.
             warm_up_seconds: if cell.engine == RING { 0.0 } else { self.warm_up },
-            group: limited.group_dir(),
+            group,
         }
     }
 }
@@ -300,7 +334,7 @@ fn measure_limited(args: &BatchArgs, cells: &[Cell], limited: &Limited) -> Resul
     let file_bytes = args.file_bytes;
     let outcomes: Vec<Vec<Outcome>> = args.common.interleave(cells, |&cell| {
         limited
-            .sample("batch-child", &args.job(cell, limited))
+            .sample("batch-child", &args.job(cell, limited.path(), limited.group_dir()))
             .with_context(|| format!("{}, {}, {} threads", cell.engine, cell.case, cell.threads))
     })?;
     let rows = batch_tables::rows_under_a_limit(cells, &outcomes, file_bytes);
@@ -322,4 +356,41 @@ fn measure_limited(args: &BatchArgs, cells: &[Cell], limited: &Limited) -> Resul
             "source": figures.map(|figures| figures.source),
         }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: BatchArgs,
+    }
+
+    fn args(text: &str) -> BatchArgs {
+        Command::parse_from(["batch"].into_iter().chain(text.split_whitespace())).args
+    }
+
+    #[test]
+    fn each_sample_is_of_its_own_cell() {
+        let args = args("--runs 3 --cases graph,random --batches 4,8 --threads 1,2 --in-flight 40");
+        let (in_memory, limited) = args.cells().unwrap();
+        assert!(in_memory.is_empty());
+        let engines = batch_nodes::NAMES.len();
+        assert_eq!(limited.len(), 2 * 2 * 2 * engines + 2 * batch_flow::NAMES.len());
+        let jobs = args.common.interleave(&limited, |&cell| Ok(args.job(cell, "f".into(), None)));
+        for (cell, jobs) in limited.iter().zip(jobs.unwrap()) {
+            assert_eq!(jobs.len(), 3);
+            for job in jobs {
+                assert_eq!((job.engine.as_str(), job.threads), (cell.engine, cell.threads));
+                assert_eq!((job.batch, job.in_flight), (cell.batch, cell.in_flight));
+                let order = if cell.case == "graph" { Order::Graph } else { Order::Random };
+                assert_eq!(job.order, order);
+                assert_eq!((job.file_bytes, job.budget_bytes), (1 << 30, 128 << 20));
+            }
+        }
+    }
 }

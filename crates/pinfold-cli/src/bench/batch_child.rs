@@ -16,6 +16,7 @@ use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
+use super::batch_flow::{self, Flow};
 use super::batch_nodes::{Engine, Nodes, PAGE_BYTES, Visit};
 use super::limited::{self, CacheFigures, WARM_UP_WORKERS, numbers};
 use super::shared::{Board, SharedBoard};
@@ -61,6 +62,8 @@ pub struct Job {
     pub file_bytes: u64,
     /// Pages of a batch.
     pub batch: usize,
+    /// Or so many single pages on their way: as one comes, the next is asked for.
+    pub in_flight: Option<usize>,
     /// For the cache.
     pub budget_bytes: u64,
     /// How long to measure.
@@ -76,7 +79,7 @@ pub struct Job {
 pub struct Outcome {
     /// Pages a second, of all workers.
     pub ops_per_s: f64,
-    /// What 99 of 100 batches took at most.
+    /// What 99 of 100 batches took at most, or 99 of 100 single pages.
     pub p99_ns: u64,
     /// How many pages were in memory, where that is known.
     pub hit_ratio: Option<f64>,
@@ -96,27 +99,33 @@ fn outcome(job: &Job) -> Result<Outcome> {
     let engine = Engine::open(&job.engine, &job.path, job.budget_bytes)?;
     let shared = SharedBoard::new()?;
     let sample = |looks: Looks, workers: usize, seconds: f64| -> Result<_> {
-        let walk = Walk { job, engine: &engine, looks, times: Mutex::new(Times::new()) };
+        let walk = Walk { job, engine: &engine, looks, all: Mutex::new(Tally::new()) };
         let length = Duration::from_secs_f64(seconds);
         let taken = workers::sample_threads(workers, &walk, shared.board(), length)?;
-        Ok((taken, walk.times.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        Ok((taken, walk.all.into_inner().unwrap_or_else(PoisonError::into_inner)))
     };
     let warm_up_workers = match engine {
+        // Enough are on their way already.
+        _ if job.in_flight.is_some() => job.threads,
         Engine::Ring => job.threads,
         _ => WARM_UP_WORKERS,
     };
     sample(Looks::Everywhere, warm_up_workers, job.warm_up_seconds)?;
     let before = engine.storage_bytes()?;
-    let (taken, times) = sample(Looks::AtOneCell, job.threads, job.seconds)?;
+    let (taken, tally) = sample(Looks::AtOneCell, job.threads, job.seconds)?;
     let after = engine.storage_bytes()?;
-    let asked = taken.operations as f64 * PAGE_BYTES as f64;
-    let missed = before.zip(after).map(|(before, after)| after - before);
+    let missed_bytes = before.zip(after).map(|(before, after)| after - before);
     Ok(Outcome {
         ops_per_s: taken.ops_per_s,
-        p99_ns: times.at_most_ns(0.99).context("no batch was read")?,
-        hit_ratio: missed.map(|missed| (1.0 - missed as f64 / asked).clamp(0.0, 1.0)),
+        p99_ns: tally.times.at_most_ns(0.99).context("no batch was read")?,
+        hit_ratio: missed_bytes.map(|bytes| hit_ratio(bytes, tally.pages)),
         cache: engine.cache_figures(),
     })
+}
+
+/// The part of so many pages that was not read from storage, where so many bytes were.
+fn hit_ratio(missed_bytes: u64, pages: u64) -> f64 {
+    (1.0 - missed_bytes as f64 / (pages as f64 * PAGE_BYTES as f64)).clamp(0.0, 1.0)
 }
 
 /// Which bytes of a page are compared with what they should be.
@@ -128,18 +137,40 @@ enum Looks {
     AtOneCell,
 }
 
+/// What came of one worker's reads, or of all.
+struct Tally {
+    /// Of batches, or of single pages.
+    times: Times,
+    /// All that came, those that were waited for after the sample's end among them.
+    pages: u64,
+}
+
+impl Tally {
+    fn new() -> Self {
+        Tally { times: Times::new(), pages: 0 }
+    }
+
+    fn merge(&mut self, other: &Tally) {
+        self.times.merge(&other.times);
+        self.pages += other.pages;
+    }
+}
+
 /// What the workers do.
 struct Walk<'a> {
     job: &'a Job,
     engine: &'a Engine,
     looks: Looks,
-    times: Mutex<Times>,
+    all: Mutex<Tally>,
 }
 
 impl Work for Walk<'_> {
     fn run(&self, board: &Board, worker: usize) -> Result<()> {
         let visit = OfWorker { walk: self, board, worker };
-        self.engine.with_nodes(&self.job.path, self.job.batch, &visit)
+        match self.job.in_flight {
+            None => self.engine.with_nodes(&self.job.path, self.job.batch, &visit),
+            Some(in_flight) => self.engine.with_flow(&self.job.path, in_flight, &visit),
+        }
     }
 }
 
@@ -150,21 +181,116 @@ struct OfWorker<'a> {
     worker: usize,
 }
 
+impl OfWorker<'_> {
+    fn numbers(&self) -> Pcg64Mcg {
+        numbers(u64::from(self.walk.looks == Looks::AtOneCell), self.worker)
+    }
+
+    fn add(&self, tally: &Tally) {
+        self.walk.all.lock().unwrap_or_else(PoisonError::into_inner).merge(tally);
+    }
+}
+
 impl Visit for OfWorker<'_> {
     fn visit(&self, nodes: &mut impl Nodes) -> Result<()> {
-        let Walk { job, looks, times: all, .. } = self.walk;
-        let phase = u64::from(*looks == Looks::AtOneCell);
-        let mut steps = Steps::new(job, numbers(phase, self.worker));
-        let mut times = Times::new();
+        let Walk { job, looks, .. } = self.walk;
+        let mut steps = Steps::new(job, self.numbers());
+        let mut tally = Tally::new();
         workers::work(self.board, self.worker, job.batch as u64, || {
             let begun = Instant::now();
             steps.step(nodes, *looks)?;
-            times.add(begun.elapsed());
+            tally.times.add(begun.elapsed());
+            tally.pages += job.batch as u64;
             Ok(())
         })?;
-        all.lock().unwrap_or_else(PoisonError::into_inner).merge(&times);
+        self.add(&tally);
         Ok(())
     }
+}
+
+impl batch_flow::Visit for OfWorker<'_> {
+    fn visit(&self, flow: &mut impl Flow) -> Result<()> {
+        let Walk { job, looks, .. } = self.walk;
+        let in_flight = job.in_flight.context("a job of batches")?;
+        let mut asked = Asked::new(job, in_flight, self.numbers());
+        let mut tally = Tally::new();
+        workers::work(self.board, self.worker, 1, || {
+            asked.fill_up(flow)?;
+            tally.times.add(asked.come(flow, *looks)?);
+            tally.pages += 1;
+            Ok(())
+        })?;
+        // What is on its way will have been read from storage, so it counts among the pages.
+        while asked.on_their_way() > 0 {
+            asked.come(flow, *looks)?;
+            tally.pages += 1;
+        }
+        self.add(&tally);
+        Ok(())
+    }
+}
+
+/// Single pages, many of them on their way.
+struct Asked {
+    cells_end: u64,
+    random: Pcg64Mcg,
+    /// The cell of each page that is on its way, and since when.
+    cells: Vec<Option<(u64, Instant)>>,
+    /// Numbers of those that are not.
+    free: Vec<usize>,
+}
+
+impl Asked {
+    fn new(job: &Job, in_flight: usize, random: Pcg64Mcg) -> Self {
+        let cells_end = job.file_bytes / CELL_BYTES as u64;
+        Asked { cells_end, random, cells: vec![None; in_flight], free: (0..in_flight).collect() }
+    }
+
+    fn on_their_way(&self) -> usize {
+        self.cells.len() - self.free.len()
+    }
+
+    /// Asks for pages until as many as may be are on their way.
+    fn fill_up(&mut self, flow: &mut impl Flow) -> Result<()> {
+        while let Some(n) = self.free.pop() {
+            let cell = drawn(&mut self.random, self.cells_end);
+            self.cells[n] = Some((cell, Instant::now()));
+            flow.ask(n, cell / PAGE_CELLS)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a page, and returns for how long it was on its way.
+    fn come(&mut self, flow: &mut impl Flow, looks: Looks) -> Result<Duration> {
+        let mut took = None;
+        flow.come(|n, bytes| {
+            let asked = self.cells.get_mut(n).and_then(Option::take);
+            let (cell, since) = asked.with_context(|| format!("nobody asked for number {n}"))?;
+            took = Some(since.elapsed());
+            self.free.push(n);
+            check(looks, cell, bytes).map(drop)
+        })?;
+        took.context("no page came")
+    }
+}
+
+/// One of so many cells.
+fn drawn(random: &mut Pcg64Mcg, cells_end: u64) -> u64 {
+    ((u128::from(random.next_u64()) * u128::from(cells_end)) >> u64::BITS) as u64
+}
+
+/// Compares the page of a cell with what the file holds; returns the cell's bytes.
+fn check(looks: Looks, cell: u64, bytes: &[u8]) -> Result<&[u8]> {
+    let page = cell / PAGE_CELLS;
+    ensure!(bytes.len() == PAGE_BYTES, "page {page} has {} bytes", bytes.len());
+    let at = (cell % PAGE_CELLS) as usize * CELL_BYTES;
+    let bytes_of_cell = &bytes[at..][..CELL_BYTES];
+    let checked = match looks {
+        Looks::Everywhere => CONTENTS.check(page * PAGE_BYTES as u64, bytes),
+        Looks::AtOneCell => CONTENTS.check(cell * CELL_BYTES as u64, bytes_of_cell),
+    };
+    checked.map_err(|wrong| anyhow!("{wrong}"))?;
+    Ok(bytes_of_cell)
 }
 
 /// One batch after the other.
@@ -207,22 +333,13 @@ impl Steps {
             self.left = QUERY_STEPS;
         }
         for (cell, page) in self.cells.iter_mut().zip(&mut self.pages) {
-            let drawn = u128::from(self.draws.next_u64()) * u128::from(self.cells_end);
-            *cell = (drawn >> u64::BITS) as u64;
+            *cell = drawn(&mut self.draws, self.cells_end);
             *page = *cell / PAGE_CELLS;
         }
         let (mut seen, mut nearest) = (0, u64::MAX);
         let Steps { cells, pages, query, .. } = self;
         nodes.read(pages, |n, bytes| {
-            let (cell, page) = (cells[n], pages[n]);
-            ensure!(bytes.len() == PAGE_BYTES, "page {page} has {} bytes", bytes.len());
-            let at = (cell % PAGE_CELLS) as usize * CELL_BYTES;
-            let bytes_of_cell = &bytes[at..][..CELL_BYTES];
-            let checked = match looks {
-                Looks::Everywhere => CONTENTS.check(page * PAGE_BYTES as u64, bytes),
-                Looks::AtOneCell => CONTENTS.check(cell * CELL_BYTES as u64, bytes_of_cell),
-            };
-            checked.map_err(|wrong| anyhow!("{wrong}"))?;
+            let bytes_of_cell = check(looks, cells[n], bytes)?;
             seen += 1;
             nearest = nearest.min(number_in(bytes_of_cell) ^ *query);
             Ok(())
@@ -289,21 +406,25 @@ mod tests {
 
     /// A walk in batches of eight, and its pages.
     fn begun(order: Order, fault: Fault) -> (Steps, Pages) {
-        let file_bytes = PAGES * PAGE_BYTES as u64;
-        let job = Job {
+        let job = job(order);
+        let bytes = CONTENTS.to_vec(job.file_bytes as usize);
+        (Steps::new(&job, numbers(0, 0)), Pages { bytes, fault, read: Vec::new() })
+    }
+
+    fn job(order: Order) -> Job {
+        Job {
             engine: String::new(),
             order,
             threads: 1,
             path: PathBuf::new(),
-            file_bytes,
+            file_bytes: PAGES * PAGE_BYTES as u64,
             batch: 8,
+            in_flight: None,
             budget_bytes: 0,
             seconds: 0.0,
             warm_up_seconds: 0.0,
             group: None,
-        };
-        let bytes = CONTENTS.to_vec(file_bytes as usize);
-        (Steps::new(&job, numbers(0, 0)), Pages { bytes, fault, read: Vec::new() })
+        }
     }
 
     /// The pages that were read in this many steps.
@@ -343,6 +464,105 @@ mod tests {
         assert_eq!(pages, (0..PAGES).collect::<Vec<_>>());
         let random = walked(Order::Random, Fault::None, Looks::AtOneCell, 2).unwrap();
         assert_ne!(random[0], random[1]);
+    }
+
+    /// A flow that answers at once, last asked first, with one thing wrong.
+    #[derive(Default)]
+    struct Answers {
+        fault: Option<Wrong>,
+        asked: Vec<(usize, u64)>,
+        most: usize,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Wrong {
+        /// The bytes are of the page after.
+        Page,
+        /// The number is of another page.
+        Number,
+        /// Nobody asked for the number.
+        Nobody,
+        /// A part of the page is missing.
+        Part,
+        /// No page at all.
+        Nothing,
+    }
+
+    impl Flow for Answers {
+        fn ask(&mut self, n: usize, page: u64) -> Result<()> {
+            self.asked.push((n, page));
+            self.most = self.most.max(self.asked.len());
+            Ok(())
+        }
+
+        fn come(&mut self, see: impl FnOnce(usize, &[u8]) -> Result<()>) -> Result<()> {
+            let (mut n, mut page) = self.asked.pop().expect("a page was asked for");
+            let mut bytes = vec![0; PAGE_BYTES];
+            match self.fault {
+                Some(Wrong::Page) => page = (page + 1) % PAGES,
+                Some(Wrong::Number) => std::mem::swap(&mut n, &mut self.asked[0].0),
+                Some(Wrong::Nobody) => n += 1000,
+                Some(Wrong::Part) => bytes.truncate(100),
+                Some(Wrong::Nothing) => return Ok(()),
+                None => {}
+            }
+            CONTENTS.fill(page * PAGE_BYTES as u64, &mut bytes);
+            see(n, &bytes)
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_page_in_flight_is_seen() {
+        let come = |fault, looks| {
+            let mut answers = Answers { fault, ..Answers::default() };
+            let mut asked = Asked::new(&job(Order::Random), 16, numbers(0, 0));
+            for _ in 0..100 {
+                asked.fill_up(&mut answers)?;
+                asked.come(&mut answers, looks)?;
+            }
+            assert_eq!((answers.most, asked.on_their_way()), (16, 15));
+            Ok::<_, anyhow::Error>(())
+        };
+        for looks in [Looks::Everywhere, Looks::AtOneCell] {
+            come(None, looks).unwrap();
+            let fails = |fault| come(Some(fault), looks).unwrap_err().to_string();
+            assert!(fails(Wrong::Page).contains("whole cells"));
+            assert!(fails(Wrong::Number).contains("whole cells"));
+            assert!(fails(Wrong::Nobody).contains("nobody asked for number"));
+            assert!(fails(Wrong::Part).contains("has 100 bytes"));
+            assert_eq!(fails(Wrong::Nothing), "no page came");
+        }
+    }
+
+    /// Every page that came counts once among those that may have missed.
+    #[test]
+    fn every_page_that_came_is_counted_once() {
+        let (shared, engine) = (SharedBoard::new().unwrap(), Engine::Ring);
+        let tally = |job: &Job, work: &dyn Fn(&OfWorker<'_>) -> Result<()>| {
+            let all = Mutex::new(Tally::new());
+            let walk = Walk { job, engine: &engine, looks: Looks::AtOneCell, all };
+            work(&OfWorker { walk: &walk, board: shared.board(), worker: 0 }).unwrap();
+            walk.all.into_inner().unwrap().pages
+        };
+        // The board says stop, so each does one step.
+        shared.board().phase.0.store(2, std::sync::atomic::Ordering::Relaxed);
+        let counted = tally(&job(Order::Graph), &|worker| {
+            let (_, mut pages) = begun(Order::Graph, Fault::None);
+            Visit::visit(worker, &mut pages)?;
+            assert_eq!(pages.read.len(), 1);
+            Ok(())
+        });
+        assert_eq!(counted, 8);
+        let flow = Job { in_flight: Some(40), ..job(Order::Random) };
+        let counted = tally(&flow, &|worker| {
+            let mut answers = Answers::default();
+            batch_flow::Visit::visit(worker, &mut answers)?;
+            assert_eq!((answers.most, answers.asked.len()), (40, 0), "all are waited for");
+            Ok(())
+        });
+        assert_eq!(counted, 40);
+        assert!((hit_ratio(10 * PAGE_BYTES as u64, 40) - 0.75).abs() < 1e-9);
+        assert!(hit_ratio(41 * PAGE_BYTES as u64, 40).abs() < 1e-9);
     }
 
     /// What the next step reads follows from the bytes of this one, and from nothing else.

@@ -8,6 +8,8 @@
 //! engine; what it costs beside the reads is shown as an engine of its own, `empty`.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -22,15 +24,17 @@ use super::shared::Board;
 use super::workers::{self, BATCH, Work};
 
 /// Engines that read what is in memory: the loop itself and the limits first.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 12] = [
     "empty",
     "memcpy",
     "memcpy-prefetch",
     "mmap",
     "pinfold-read",
     "pinfold-read-many",
+    "pinfold-read-async",
     "pinfold-get",
     "pinfold-get-many",
+    "pinfold-get-async",
     "pinfold-borrow",
     "pinfold-borrow-many",
 ];
@@ -232,6 +236,35 @@ impl Reader for Counted {
     }
 }
 
+/// What a future comes to that is ready at its first poll.
+#[inline(always)]
+fn at_once<F: Future>(future: F) -> Result<F::Output> {
+    match pin!(future).poll(&mut TaskContext::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Ok(output),
+        Poll::Pending => bail!("a future was not ready, and all is in memory"),
+    }
+}
+
+struct ReadAsync(pinfold::File);
+
+impl Reader for ReadAsync {
+    #[inline(always)]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(at_once(self.0.read_at_async(buf, offset))??)
+    }
+}
+
+struct GetAsync(pinfold::File);
+
+impl Reader for GetAsync {
+    #[inline(always)]
+    fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let (page, at) = page_of(offset);
+        buf.copy_from_slice(&at_once(self.0.get_async(page))??[at..][..BLOCK_BYTES]);
+        Ok(BLOCK_BYTES)
+    }
+}
+
 struct Borrowed {
     file: pinfold::File,
     reader: pinfold::Reader,
@@ -339,6 +372,8 @@ impl Plan<'_> {
                         let reads = blocks.iter_mut().map(|block| ReadAt::new(0, block)).collect();
                         visit.visit(&mut ReadMany { file, reads })
                     }
+                    "pinfold-read-async" => visit.visit(&mut OneByOne::new(ReadAsync(file), n)),
+                    "pinfold-get-async" => visit.visit(&mut OneByOne::new(GetAsync(file), n)),
                     "pinfold-get" => visit.visit(&mut OneByOne::new(Counted(file), n)),
                     "pinfold-get-many" => visit.visit(&mut Many::new(Counted(file), n)),
                     "pinfold-borrow" | "pinfold-borrow-many" => {

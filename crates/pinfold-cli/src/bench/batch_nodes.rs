@@ -1,7 +1,7 @@
 //! Ways to several pages of a file that is larger than memory, all in one shape.
 //!
 //! Here: opening an engine, and reading a batch of pages with it. Not here: which pages, and what
-//! is done with their bytes (`batch_child.rs`).
+//! is done with their bytes (`batch_child.rs`); single pages, many on their way (`batch_flow.rs`).
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -20,10 +20,20 @@ use super::limited::{CacheFigures, storage_read_bytes};
 use super::scratch::{Aligned, open_direct, open_plain};
 
 /// Engines that read files larger than memory: the device's limit first.
-pub const NAMES: [&str; 7] =
-    [RING, "mmap", "pread", "pread-fadvise", "pinfold-get", "pinfold-prefetch", "pinfold-many"];
+pub const NAMES: [&str; 8] = [
+    RING,
+    "mmap",
+    "pread",
+    "pread-fadvise",
+    "pinfold-get",
+    "pinfold-prefetch",
+    "pinfold-many",
+    ASYNC,
+];
 /// The one that some systems forbid.
 pub const RING: &str = "ring-direct";
+/// The futures of the cache.
+pub const ASYNC: &str = "pinfold-async";
 /// The length of a page.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -72,6 +82,8 @@ pub enum Way {
     Prefetch,
     /// All by one call.
     Many,
+    /// All by one future.
+    Async,
 }
 
 impl Engine {
@@ -94,6 +106,7 @@ impl Engine {
             "pinfold-get" => pinfold(Way::Get),
             "pinfold-prefetch" => pinfold(Way::Prefetch),
             "pinfold-many" => pinfold(Way::Many),
+            ASYNC => pinfold(Way::Async),
             other => bail!("no engine {other}"),
         }
     }
@@ -137,7 +150,8 @@ impl Engine {
     }
 }
 
-fn offset_of(page: u64) -> u64 {
+/// Where a page begins.
+pub fn offset_of(page: u64) -> u64 {
     page * PAGE_BYTES as u64
 }
 
@@ -194,8 +208,11 @@ impl Nodes for Cached {
         pages: &[u64],
         mut see: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        if self.way == Way::Many {
-            let guards = self.file.get_many(pages)?;
+        if matches!(self.way, Way::Many | Way::Async) {
+            let guards = match self.way {
+                Way::Async => futures_executor::block_on(self.file.get_many_async(pages))?,
+                _ => self.file.get_many(pages)?,
+            };
             ensure!(guards.len() == pages.len(), "{} pages of {}", guards.len(), pages.len());
             return guards.iter().enumerate().try_for_each(|(n, guard)| see(n, guard));
         }
@@ -270,5 +287,38 @@ impl Nodes for Ring {
         }
         let mut parts = self.memory.bytes_mut().chunks_exact(PAGE_BYTES);
         (0..pages.len()).zip(&mut parts).try_for_each(|(n, part)| see(n, part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each byte that the cache reads from storage counts once, whichever way it is read.
+    #[test]
+    fn what_was_read_from_storage_counts_once() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, &vec![7; 64 * PAGE_BYTES]).unwrap();
+        for name in ["pinfold-get", "pinfold-prefetch", "pinfold-many", ASYNC] {
+            struct ReadTwice;
+            impl Visit for ReadTwice {
+                fn visit(&self, nodes: &mut impl Nodes) -> Result<()> {
+                    for _ in 0..2 {
+                        let mut seen = 0;
+                        nodes.read(&[3, 50, 9, 31], |n, page| {
+                            ensure!((n, page.len()) == (seen, PAGE_BYTES), "{n}");
+                            seen += 1;
+                            Ok(())
+                        })?;
+                        assert_eq!(seen, 4);
+                    }
+                    Ok(())
+                }
+            }
+            let engine = Engine::open(name, file.path(), 4 << 20).unwrap();
+            assert_eq!(engine.storage_bytes().unwrap(), Some(0), "{name}");
+            engine.with_nodes(file.path(), 4, &ReadTwice).unwrap();
+            assert_eq!(engine.storage_bytes().unwrap(), Some(4 * PAGE_BYTES as u64), "{name}");
+        }
     }
 }

@@ -15,6 +15,8 @@ pub struct Cell {
     pub case: &'static str,
     /// Reads of a batch.
     pub batch: usize,
+    /// Or so many single pages on their way.
+    pub in_flight: Option<usize>,
     /// The threads.
     pub threads: usize,
     /// The engine.
@@ -22,20 +24,23 @@ pub struct Cell {
 }
 
 /// Ratios that are shown where both engines were measured: over, under.
-const IN_MEMORY: [(&str, &str); 6] = [
+const IN_MEMORY: [(&str, &str); 8] = [
     ("pinfold-read-many", "pinfold-read"),
     ("pinfold-read-many", "mmap"),
     ("pinfold-read-many", "memcpy"),
     ("memcpy-prefetch", "pinfold-read-many"),
     ("pinfold-get-many", "pinfold-get"),
     ("pinfold-borrow-many", "pinfold-borrow"),
+    ("pinfold-read-async", "pinfold-read"),
+    ("pinfold-get-async", "pinfold-get"),
 ];
-const UNDER_A_LIMIT: [(&str, &str); 5] = [
+const UNDER_A_LIMIT: [(&str, &str); 6] = [
     ("pinfold-many", "pread-fadvise"),
     ("pinfold-many", "pread"),
     ("pinfold-many", "mmap"),
     ("pinfold-many", "pinfold-get"),
     ("pinfold-prefetch", "pread-fadvise"),
+    ("pinfold-async", "pinfold-many"),
 ];
 
 /// The label of a ratio: short, so that four columns fit beside it.
@@ -57,7 +62,23 @@ const LIMIT: &str = "limit";
 impl Cell {
     fn row(&self, engine: &str, metric: &'static str, samples: Vec<f64>) -> Row {
         let crew = Crew::Threads(self.threads);
-        Row::new(engine, self.case, crew, metric, samples).with("batch", self.batch)
+        let row = Row::new(engine, self.case, crew, metric, samples).with("batch", self.batch);
+        match self.in_flight {
+            None => row,
+            Some(in_flight) => row.with("in_flight", in_flight),
+        }
+    }
+
+    /// What is asked for at once, for people: what a rate counts, and what a time is of.
+    fn asked(&self) -> (String, String) {
+        let (block, batch) = (Size(PAGE_BYTES as u64), self.batch);
+        match self.in_flight {
+            None => (format!("batches of {batch} pages of {block}"), format!("batches of {batch}")),
+            Some(in_flight) => (
+                format!("single pages of {block}, {in_flight} in flight"),
+                format!("pages, {in_flight} in flight,"),
+            ),
+        }
     }
 
     /// The row of a cell in memory.
@@ -139,23 +160,22 @@ pub fn rows_under_a_limit(
     cells.iter().zip(outcomes).map(of_cell).collect()
 }
 
-/// Two tables for each case under a limit and batch: pages a second with hits and what the device
+/// Two tables for each case under a limit and batch or number in flight: pages a second with hits and what the device
 /// allows, and the times of batches. Engines down, threads across.
 pub fn under_a_limit(cells: &[Cell], rows: &[Vec<Row>]) -> String {
-    let what = |cell: &Cell| (cell.case, cell.batch);
-    let tables = distinct(cells.iter().map(what)).into_iter().map(|(case, batch)| {
+    let what = |cell: &Cell| (cell.case, cell.asked());
+    let tables = distinct(cells.iter().map(what)).into_iter().map(|(case, asked)| {
         let here: Vec<(&Cell, &Row)> = cells
             .iter()
             .zip(rows)
-            .filter(|(cell, _)| what(cell) == (case, batch))
+            .filter(|(cell, _)| what(cell) == (case, asked.clone()))
             .flat_map(|(cell, rows)| rows.iter().map(move |row| (cell, row)))
             .collect();
         let of = |metric| {
             let is = move |row: &&Row| row.metric == metric && row.engine != LIMIT;
             here.iter().map(|&(_, row)| row).filter(is)
         };
-        let block = Size(PAGE_BYTES as u64);
-        let title = format!("{case}: batches of {batch} pages of {block}, pages per second");
+        let title = format!("{case}: {}, pages per second", asked.0);
         let mut table = with_ratios(of("ops_per_s"));
         let limits = here.iter().filter(|(_, row)| row.engine == LIMIT);
         for engine in distinct(limits.map(|(cell, _)| cell.engine)) {
@@ -181,7 +201,7 @@ pub fn under_a_limit(cells: &[Cell], rows: &[Vec<Row>]) -> String {
                 hits.map_or_else(|| "-".to_owned(), |row| format!("{:.1}%", 100.0 * row.median))
             });
         }
-        let times = format!("{case}: what 99 of 100 batches of {batch} take at most, ns");
+        let times = format!("{case}: what 99 of 100 {} take at most, ns", asked.1);
         let times = with_ratios(of("p99_ns")).draw(&times);
         format!("{}\n\n{times}", table.draw(&title))
     });
@@ -193,7 +213,7 @@ mod tests {
     use super::*;
 
     fn cell(engine: &'static str, batch: usize) -> Cell {
-        Cell { case: "graph", batch, threads: 1, engine }
+        Cell { case: "graph", batch, in_flight: None, threads: 1, engine }
     }
 
     fn outcome(ops_per_s: f64, hit_ratio: Option<f64>) -> Outcome {

@@ -13,6 +13,8 @@ mod batch;
 #[cfg(feature = "bench")]
 mod batch_child;
 #[cfg(feature = "bench")]
+mod batch_flow;
+#[cfg(feature = "bench")]
 mod batch_memory;
 #[cfg(feature = "bench")]
 mod batch_nodes;

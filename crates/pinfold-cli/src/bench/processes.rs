@@ -33,7 +33,7 @@ pub fn sample_processes(
         let status = child.wait().context("cannot wait for a worker process")?;
         ensure!(status.success(), "a worker process failed: {status}");
     }
-    Ok(collect(board, n))
+    collect(board, n)
 }
 
 fn spawn(bench: &str, job: &impl Serialize, worker: usize, shared: &SharedBoard) -> Result<Child> {

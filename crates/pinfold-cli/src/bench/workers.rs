@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::shared::Board;
@@ -139,25 +139,28 @@ pub fn sample_threads(
         direct(board, n, length, || threads.iter().any(std::thread::ScopedJoinHandle::is_finished));
         threads.into_iter().try_for_each(|thread| thread.join().expect("a worker panicked"))
     })?;
-    Ok(collect(board, n))
+    collect(board, n)
 }
 
 pub(super) fn begin(board: &Board) {
     // Relaxed: the workers are started after this.
     board.ready.0.store(0, Relaxed);
     board.phase.0.store(WAIT, Relaxed);
+    // What they did in the last sample.
+    board.operations.iter().chain(&board.worked_ns).for_each(|word| word.0.store(0, Relaxed));
 }
 
-pub(super) fn collect(board: &Board, workers: usize) -> Sample {
+pub(super) fn collect(board: &Board, workers: usize) -> Result<Sample> {
     // Relaxed: the workers were joined.
-    let operations = |worker: usize| board.operations[worker].0.load(Relaxed);
-    let rate = |worker: usize| {
-        operations(worker) as f64 * 1e9 / board.worked_ns[worker].0.load(Relaxed) as f64
-    };
-    Sample {
-        ops_per_s: (0..workers).map(rate).sum(),
-        operations: (0..workers).map(operations).sum(),
+    let (mut ops_per_s, mut all) = (0.0, 0);
+    for worker in 0..workers {
+        let operations = board.operations[worker].0.load(Relaxed);
+        let worked_ns = board.worked_ns[worker].0.load(Relaxed);
+        ensure!(operations > 0 && worked_ns > 0, "worker {worker} of {workers} did nothing");
+        ops_per_s += operations as f64 * 1e9 / worked_ns as f64;
+        all += operations;
     }
+    Ok(Sample { ops_per_s, operations: all })
 }
 
 /// Lets the workers go once all are there, and stops them; at once if one has given up.
@@ -177,4 +180,40 @@ pub(super) fn direct(
         std::thread::sleep(length);
     }
     board.phase.0.store(STOP, Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shared::SharedBoard;
+    use super::*;
+
+    /// Each worker does so much, the one with 0 nothing at all.
+    struct Does(Vec<u64>);
+
+    impl Work for Does {
+        fn run(&self, board: &Board, worker: usize) -> Result<()> {
+            match self.0[worker] {
+                0 => Ok(()),
+                operations => work(board, worker, operations, || {
+                    std::thread::sleep(Duration::from_millis(1));
+                    Ok(())
+                }),
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_that_does_nothing_is_seen_though_it_did_something_before() {
+        let shared = SharedBoard::new().unwrap();
+        let sample = |operations: Vec<u64>| {
+            let length = Duration::from_millis(20);
+            sample_threads(operations.len(), &Does(operations), shared.board(), length)
+        };
+        let all = sample(vec![100, 100]).unwrap();
+        assert!(all.operations.is_multiple_of(100) && all.operations >= 200, "{all:?}");
+        // At most 1000 turns a second, of 100 operations, by each.
+        assert!((1.0..200_000.0).contains(&all.ops_per_s), "{all:?}");
+        let error = sample(vec![100, 0]).unwrap_err();
+        assert_eq!(error.to_string(), "worker 1 of 2 did nothing");
+    }
 }

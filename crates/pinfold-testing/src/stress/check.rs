@@ -80,6 +80,23 @@ pub(super) fn check(
     })
 }
 
+/// Excuses an error of a guard or a future: it may only come from a file that has any. That errors
+/// do not last is the readers' to see.
+pub(super) fn forgive(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Checked {
+    let may = match error {
+        Error::Read { .. } | Error::Truncated { .. } => {
+            matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
+        }
+        Error::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
+        _ => false,
+    };
+    if !may {
+        return Err(unexpected(shared, desk, error));
+    }
+    desk.excuse();
+    Ok(())
+}
+
 /// The report of an error that nobody injected. The error, or the thread's work, names the file.
 pub(super) fn unexpected(shared: &Shared, desk: &Desk, error: &Error) -> Box<Failure> {
     Box::new(Failure::Unexpected {

@@ -8,8 +8,8 @@ use std::ops::Deref;
 use fastrand::Rng;
 use pinfold::{Borrowed, Error, File, FolioRef, Reader};
 
-use super::check::{Before, Checked, unexpected};
-use super::files::{Nature, Subject};
+use super::check::{Before, Checked, forgive, unexpected};
+use super::files::Subject;
 use super::kept::Guarded;
 use super::report::Failure;
 use super::shared::Shared;
@@ -220,20 +220,8 @@ impl Holder<'_> {
         }))
     }
 
-    /// Errors may only come from files that have any; that they do not last is the readers' to see.
     fn forgive(&self, subject: &Subject, error: &Error) -> Checked {
-        let may = match error {
-            Error::Read { .. } | Error::Truncated { .. } => {
-                matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
-            }
-            Error::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
-            _ => false,
-        };
-        if !may {
-            return Err(self.unexpected(error));
-        }
-        self.desk.excuse();
-        Ok(())
+        forgive(self.shared, self.desk, subject, error)
     }
 
     fn unexpected(&self, error: &Error) -> Box<Failure> {

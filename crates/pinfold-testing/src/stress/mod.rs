@@ -12,7 +12,7 @@
 //! | `watch.rs` | who does what, and whether it goes on |
 //! | `shared.rs` | what the threads share, and what must hold in the end |
 //! | `check.rs` | whether the bytes that came are right |
-//! | `reader.rs`, `holder.rs`, `pinner.rs`, `shaker.rs` | the threads |
+//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `shaker.rs` | the threads |
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
 //! whatever else goes on. Each run is made of the same decisions for the same seed, but the
@@ -30,6 +30,7 @@ mod reader;
 mod report;
 mod shaker;
 mod shared;
+mod waiter;
 mod watch;
 
 use std::panic::AssertUnwindSafe;
@@ -95,6 +96,7 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     let mut works: Vec<(String, Work)> = Vec::new();
     works.extend((0..options.readers).map(|n| (format!("reader {n}"), reader::run as Work)));
     works.extend((0..options.holders).map(|n| (format!("holder {n}"), holder::run as Work)));
+    works.extend((0..options.waiters).map(|n| (format!("waiter {n}"), waiter::run as Work)));
     works.extend((0..options.shakers).map(|n| (format!("shaker {n}"), shaker::run as Work)));
     works.extend((0..options.pinners).map(|n| (format!("pinner {n}"), pinner::run as Work)));
     works.push(("auditor".into(), shaker::audit));

@@ -17,6 +17,8 @@ pub struct Options {
     pub readers: usize,
     /// Threads that borrow and hold pages.
     pub holders: usize,
+    /// Threads that read by futures, many at once, and drop some of them.
+    pub waiters: usize,
     /// Threads that split, migrate, invalidate, compact, advise and reopen.
     pub shakers: usize,
     /// Threads that pin ranges, and hold them for a while.
@@ -69,7 +71,7 @@ pub enum Sabotage {
 }
 
 impl Options {
-    /// Two readers and a holder per core, two shakers and two pinners, for 5 seconds, on files of
+    /// Two readers and a holder per core, two waiters, two shakers and two pinners, for 5 seconds, on files of
     /// ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
@@ -78,6 +80,7 @@ impl Options {
             reads: None,
             readers: 2 * cores,
             holders: cores,
+            waiters: 2,
             shakers: 2,
             pinners: 2,
             seed: 1,

@@ -47,6 +47,8 @@ pub(super) enum Doing {
     Hold,
     BorrowMany,
     HoldMany,
+    Await,
+    Drop,
     Invalidate,
     Split,
     Migrate,
@@ -63,7 +65,7 @@ pub(super) enum Doing {
     Unpin,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 26] = [
+pub(super) const DOINGS: [(Doing, &str); 28] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -76,6 +78,8 @@ pub(super) const DOINGS: [(Doing, &str); 26] = [
     (Doing::Hold, "pages held by a count"),
     (Doing::BorrowMany, "pages borrowed in batches"),
     (Doing::HoldMany, "pages held by a count, in batches"),
+    (Doing::Await, "futures that ended"),
+    (Doing::Drop, "futures dropped"),
     (Doing::Invalidate, "invalidate"),
     (Doing::Split, "split"),
     (Doing::Migrate, "migrate"),

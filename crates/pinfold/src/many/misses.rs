@@ -16,13 +16,16 @@
 //! 5. if a thread waits, and the file is one of the system's: read all groups at once by the
 //!    thread's own ring (`source/own_ring.rs`). Otherwise give one request for each group to the
 //!    source's engine, all in one call;
-//! 6. if a thread waits, and has not read them by now: read the first group in this thread, and then, one by one, the requests
-//!    that the engine did not take. Otherwise give up those requests, which takes their folios out
-//!    of the index again.
+//! 6. if a thread waits, and has not read them by now: read the first group in this thread, and
+//!    then, one by one, the requests that the engine did not take. Otherwise give up those requests,
+//!    which takes their folios out of the index again.
 //!
 //! A prefetch therefore costs about what its share of a single miss costs without the read: one
 //! allocation and one insert for each folio, and for all together one mutex and one submission.
 //! Pages that are there cost a look-up.
+//!
+//! Futures begin as threads do, but wait for no memory, read nothing themselves, and leave requests
+//! that the engine did not take to each future's own attempt.
 
 use std::ops::Range;
 
@@ -35,6 +38,7 @@ use crate::handle::Handle;
 use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
+use crate::stream::Plan;
 
 /// The most groups of one submission.
 const GROUPS_MAX: usize = 64;
@@ -47,7 +51,7 @@ const PAGES_MAX: u64 = 4096;
 const WINDOW: u64 = Order::MAX.frames() as u64;
 
 /// Pages that are absent, and the groups that they make.
-pub(super) struct Absent<'a> {
+pub(crate) struct Absent<'a> {
     handle: &'a Handle,
     pages: Vec<u64>,
     /// Pages that the file has.
@@ -56,13 +60,13 @@ pub(super) struct Absent<'a> {
 
 impl<'a> Absent<'a> {
     /// None so far, of the file of `handle`.
-    pub(super) fn new(handle: &'a Handle) -> Self {
+    pub(crate) fn new(handle: &'a Handle) -> Self {
         let end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
         Absent { handle, pages: Vec::new(), end }
     }
 
     /// Step 1: adds what is absent of `pages`; true if any of it is.
-    pub(super) fn add(&mut self, pages: Range<u64>) -> bool {
+    pub(crate) fn add(&mut self, pages: Range<u64>) -> bool {
         let (before, end) = (self.pages.len(), pages.end.min(self.end));
         let mut page = pages.start;
         // Ends: each turn advances `page`.
@@ -73,6 +77,11 @@ impl<'a> Absent<'a> {
             });
         }
         self.pages.len() > before
+    }
+
+    /// Takes out the page that was added last.
+    pub(crate) fn take_back(&mut self) {
+        self.pages.pop();
     }
 
     /// The groups, of at most `window` pages, that do not cross a multiple of that.
@@ -97,32 +106,18 @@ impl<'a> Absent<'a> {
         }
         let handle = self.handle;
         handle.core.check_owner()?;
-        let mut groups = self.groups(WINDOW);
-        let mut first = None;
-        let mut begun = 0;
-        // Ends: each turn is of another group.
-        while first.is_none() && begun < groups.len() {
-            let Range { start, end } = groups[begun].clone();
-            let bytes = (end - start) as usize * PAGE_BYTES;
-            let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
-            let batch = fill::prepare(handle, start, plan.now_end, For::Thread)?;
-            // Another thread was faster with its first page, or it has more than one read.
-            groups[begun].start = batch.end().unwrap_or(start + 1).min(end);
-            begun += usize::from(groups[begun].is_empty());
-            first = batch.end().map(|after| (batch, plan, after));
-        }
-        let (others, _) = prepare(handle, submission(&groups[begun..]));
-        let folios = others.iter().map(Batch::folios).sum::<usize>();
-        handle.core.counters.add(Event::Miss, folios as u64);
-        let first = first.map(|(batch, plan, after)| {
-            // What a single miss would count: of a window, the rest was read ahead.
-            let wanted = if plan.mark { 1 } else { batch.folios() as u64 };
-            handle.core.counters.add(Event::Miss, wanted);
+        let groups = self.groups(WINDOW);
+        let (first, groups) = First::of(handle, groups, For::Thread)?;
+        let (others, _) = prepare(handle, submission(&groups), For::Batch);
+        let mut misses = folios(&others);
+        let first = first.map(|First { batch, plan, after, missed }| {
+            misses += missed;
             if plan.ahead_end > after {
                 fill::start_ahead(handle, after, plan);
             }
             batch
         });
+        handle.core.counters.add(Event::Miss, misses);
         let (first, others) = match read_by_own_ring(handle, first, others) {
             Ok(()) => return Ok(()),
             Err(left) => left,
@@ -139,6 +134,95 @@ impl<'a> Absent<'a> {
         }
         Ok(())
     }
+
+    /// The same for futures, of which each then waits for its page. Nothing waits here: what could
+    /// not be begun at once is left to them.
+    ///
+    /// # Errors
+    /// [`Error::Forked`](crate::Error::Forked).
+    pub(crate) fn begin(self) -> Result<()> {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let handle = self.handle;
+        handle.core.check_owner()?;
+        let groups = self.groups(WINDOW);
+        let (first, groups) = First::of(handle, groups, For::Future)?;
+        // Others are on all of them, or there is no memory.
+        let Some(First { batch, plan, after, missed }) = first else { return Ok(()) };
+        let mut misses = vec![missed];
+        let mut requests = vec![fill::request(handle, batch).awaited()];
+        let (mut left, mut all_misses) = (&groups[..], 0);
+        // Ends: each turn is the last, or of the groups after some others.
+        loop {
+            let (now, later) = left.split_at(submission(left).len());
+            for batch in prepare(handle, now, For::Batch).0 {
+                misses.push(batch.folios() as u64);
+                requests.push(fill::request(handle, batch).awaited());
+            }
+            handle.mapping.backing.submit(&mut requests);
+            // What was not taken is no miss: each future tries by itself.
+            misses.truncate(misses.len().saturating_sub(requests.len()));
+            all_misses += misses.drain(..).sum::<u64>();
+            let taken = requests.is_empty();
+            fill::give_up(std::mem::take(&mut requests));
+            left = later;
+            if left.is_empty() || !taken {
+                break;
+            }
+        }
+        handle.core.counters.add(Event::Miss, all_misses);
+        if all_misses > 0 && plan.ahead_end > after {
+            fill::start_ahead(handle, after, plan);
+        }
+        Ok(())
+    }
+}
+
+/// What is on its way of the first group, and what to read ahead behind it.
+struct First<'a> {
+    batch: Borrowed<'a>,
+    plan: Plan,
+    /// The page after the batch.
+    after: u64,
+    /// What a single miss would count: of a window, the rest was read ahead.
+    missed: u64,
+}
+
+impl<'a> First<'a> {
+    /// Step 2, and the groups that are left. `None` if others are on all of them; for a future also
+    /// if there is no memory at once.
+    fn of(
+        handle: &'a Handle,
+        mut groups: Vec<Range<u64>>,
+        wanted: For,
+    ) -> Result<(Option<Self>, Vec<Range<u64>>)> {
+        let mut begun = 0;
+        // Ends: each turn makes the groups shorter, or is the last.
+        while let Some(Range { start, end }) = groups.get(begun).cloned() {
+            let bytes = (end - start) as usize * PAGE_BYTES;
+            let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
+            let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
+            let after = batch.end();
+            if after.is_none() && handle.mapping.index.lookup(start).is_none() {
+                break; // no memory
+            }
+            // Another thread was faster with its first page, or it has more than one read.
+            groups[begun].start = after.unwrap_or(start + 1).min(end);
+            begun += usize::from(groups[begun].is_empty());
+            let Some(after) = after else { continue };
+            let missed = if plan.mark { 1 } else { batch.folios() as u64 };
+            groups.drain(..begun);
+            return Ok((Some(First { batch, plan, after, missed }), groups));
+        }
+        groups.drain(..begun);
+        Ok((None, groups))
+    }
+}
+
+/// How many folios they have.
+fn folios(batches: &[Borrowed<'_>]) -> u64 {
+    batches.iter().map(|batch| batch.folios() as u64).sum()
 }
 
 type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;
@@ -235,9 +319,8 @@ fn start_all(handle: &Handle, groups: &[Range<u64>]) -> bool {
 
 /// Steps 3 to 6, where no thread waits. False if memory or the engine had no more to give.
 fn start(handle: &Handle, groups: &[Range<u64>]) -> bool {
-    let (batches, whole) = prepare(handle, groups);
-    let folios = batches.iter().map(Batch::folios).sum::<usize>();
-    handle.core.counters.add(Event::Readahead, folios as u64);
+    let (batches, whole) = prepare(handle, groups, For::Nobody);
+    handle.core.counters.add(Event::Readahead, folios(&batches));
     let mut requests = batches.into_iter().map(|batch| fill::request(handle, batch)).collect();
     handle.mapping.backing.submit(&mut requests);
     let taken = requests.is_empty();
@@ -260,7 +343,8 @@ struct Got {
 fn prepare<'a>(
     handle: &'a Handle,
     groups: &[Range<u64>],
-) -> (Vec<Batch<&'a Core, &'a Mapping>>, bool) {
+    wanted: For,
+) -> (Vec<Borrowed<'a>>, bool) {
     let (got, whole) = allocate(handle, groups);
     if got.is_empty() {
         return (Vec::new(), whole);
@@ -277,7 +361,7 @@ fn prepare<'a>(
             .filter(|last| same && last.end() == Some(got.page) && last.folios() < FOLIOS_MAX);
         match last {
             Some(batch) => batch.push(filling),
-            None => batches.push(Batch::of(handle, filling)),
+            None => batches.push(Batch::of(handle, filling, wanted)),
         }
         group = Some(got.group);
     }

@@ -1,7 +1,7 @@
 //! Many pages at once: reads, guards and prefetches of pages that need not be neighbours.
 //!
 //! What one page at a time waits for, memory or the source, many wait for at the same time. Here:
-//! the public calls, and what they share. Called by `file`.
+//! the public calls, and what they share. Called by `file` and `futures`.
 //!
 //! | file | subject |
 //! |---|---|
@@ -47,12 +47,11 @@ use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
 use crate::sizes::BATCH_MIN;
 use hits::BLOCK;
-use misses::Absent;
-pub(crate) use misses::{prefetch, will_need};
+pub(crate) use misses::{Absent, prefetch, will_need};
 pub use read_at::ReadAt;
 
 /// Entries that are left for the slow path and that are begun to be read at a time: half of what
-/// the engine's ring takes.
+/// the engine's ring takes for nobody.
 const AT_ONCE: usize = 64;
 
 impl Handle {
@@ -107,6 +106,17 @@ impl Handle {
     /// All `pages` under counted references, in order.
     #[inline]
     pub(crate) fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
+        let (quick, left) = self.get_quickly(pages);
+        if left.is_empty() {
+            return Ok(quick);
+        }
+        let slowly = |page, miss: bool| self.get_slowly(page, !miss);
+        self.with_left(pages, quick, &left, |page| self.try_get(page), slowly)
+    }
+
+    /// Step 1: those of `pages` that are got at once, and the numbers of the others.
+    #[inline]
+    pub(crate) fn get_quickly(&self, pages: &[u64]) -> (Vec<FolioRef<'_>>, Vec<usize>) {
         let (mut quick, mut left) = (Vec::with_capacity(pages.len()), Vec::new());
         if pages.len() < BATCH_MIN {
             for (at, &page) in pages.iter().enumerate() {
@@ -120,11 +130,7 @@ impl Handle {
                 self.get_block(some, &mut quick, |at| left.push(block * BLOCK + at));
             }
         }
-        if left.is_empty() {
-            return Ok(quick);
-        }
-        let slowly = |page, miss: bool| self.get_slowly(page, !miss);
-        self.with_left(pages, quick, &left, |page| self.try_get(page), slowly)
+        (quick, left)
     }
 
     /// All `pages`, announced in slots of `reader` as far as it has any, in order.

@@ -174,7 +174,7 @@ impl Model {
         let frames = Frames::open((frames + 1) * PAGE).expect("memory for a model");
         let order_max = Order::new(order).expect("a legal order");
         let fresh = frames.stats();
-        let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
+        let engine = EngineOptions { ring_depth: 0, ring_ahead: 0, workers_max: 1, lane_max: 1 };
         let options = Options::new(frames.frames().into()).barrier(barrier);
         let pressure = Pressure::model(frames.frames(), order_max, (0, 0), 32);
         let core = Core::new(options, frames, nodes, pressure, engine);

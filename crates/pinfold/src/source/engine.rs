@@ -19,6 +19,8 @@ use super::under_way::{Reads, UnderWay};
 pub(crate) struct EngineOptions {
     /// Reads in the ring at a time; 0 for no ring at all.
     pub(crate) ring_depth: usize,
+    /// Reads in the ring at which it takes no more for which nobody waits.
+    pub(crate) ring_ahead: usize,
     /// Worker threads at most. They read for sources without a queue of their own.
     pub(crate) workers_max: usize,
     /// Reads of one file that the workers may have at a time, running or queued.
@@ -27,7 +29,7 @@ pub(crate) struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { ring_depth: 128, workers_max: 16, lane_max: 128 }
+        Self { ring_depth: 256, ring_ahead: 128, workers_max: 16, lane_max: 128 }
     }
 }
 
@@ -57,7 +59,9 @@ impl Engine {
         let ring = if options.ring_depth == 0 {
             Err("switched off".to_owned())
         } else {
-            Ring::open(options.ring_depth).map(Arc::new).map_err(|cause| cause.to_string())
+            Ring::open(options.ring_depth, options.ring_ahead)
+                .map(Arc::new)
+                .map_err(|cause| cause.to_string())
         };
         let pool = Pool::new(options.workers_max, options.lane_max, Box::new(worker_is_free));
         Self { ring, pool, clock: Clock::new(), under_way: UnderWay::default() }

@@ -21,7 +21,8 @@
 //!    them: their memory bounds them.
 //!
 //! Of others `start` takes some as long as `taken`, which counts requests between `start` and
-//! `finish`, is below `depth`. It gives the rest back (`Start::Full`).
+//! `finish`, is below `ahead`. It gives the rest back (`Start::Full`): what somebody waits for finds
+//! the device less busy.
 //!
 //! The submission queue holds `depth` requests, a cancellation of each, and the wake-up; the
 //! completion queue twice as many. So neither can be full.
@@ -58,6 +59,7 @@ use super::descriptor::{Descriptor, Iovecs};
 use super::request::{Direction, Request};
 use super::waiting::Waiting;
 use super::{Start, pool};
+use crate::wait;
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
 const WAKE: u64 = u64::MAX;
@@ -79,6 +81,7 @@ struct Shared {
     state: Mutex<State>,
     wake: OwnedFd,
     depth: usize,
+    ahead: usize,
 }
 
 #[derive(Debug)]
@@ -166,12 +169,13 @@ impl State {
 }
 
 impl Ring {
-    /// Sets up a ring for at most `depth` requests at a time, and its thread.
+    /// Sets up a ring for at most `depth` requests at a time, of which at most `ahead` are taken for
+    /// nobody, and its thread.
     ///
     /// # Errors
     /// The kernel's error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over
     /// a limit (`ENOMEM`, `EMFILE`).
-    pub(super) fn open(depth: usize) -> io::Result<Self> {
+    pub(super) fn open(depth: usize, ahead: usize) -> io::Result<Self> {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let state = State {
@@ -184,7 +188,8 @@ impl Ring {
             stops: false,
             refused: None,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth });
+        let ahead = ahead.min(depth);
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake, depth, ahead });
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let of_driver = Arc::clone(&shared);
@@ -221,7 +226,7 @@ impl Ring {
         while let Some(request) = rest.next() {
             let begins = state.may_have(key(file));
             let waits = state.files.contains_key(&key(file));
-            let fits = request.is_awaited() || state.taken < self.shared.depth;
+            let fits = request.is_awaited() || state.taken < self.shared.ahead;
             if state.closing || !fits || !(begins || waits) {
                 batch.push(request);
                 batch.extend(rest);
@@ -468,18 +473,15 @@ impl Driver {
         let stopped = if stops { state.take_stopped() } else { Vec::new() };
         state.asleep = true;
         drop(state);
-        let mut next = Turn::Wait;
+        let mut ended = Vec::new();
         for (_, request) in stopped {
             let why = request.stop().expect("it was asked to stop");
-            self.finish(None, request, Err(why.error()));
-            next = Turn::LookAgain;
+            ended.push((None, request, Err(why.error())));
         }
         for (file, request) in begun {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
-                self.finish(Some(key(&file)), request, Err(cause));
-                // It may have been the last, and `close` may have sent its wake-up already.
-                next = Turn::LookAgain;
+                ended.push((Some(file), request, Err(cause)));
                 continue;
             }
             let flight = Flight {
@@ -496,7 +498,12 @@ impl Driver {
         if stops {
             self.cancel_stopped();
         }
-        next
+        if ended.is_empty() {
+            return Turn::Wait;
+        }
+        self.finish(ended);
+        // They may have been the last, and `close` may have sent its wake-up already.
+        Turn::LookAgain
     }
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
@@ -570,20 +577,24 @@ impl Driver {
         // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
         let seen: Vec<_> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        let mut again = Vec::new();
+        let (mut again, mut landed) = (Vec::new(), Vec::new());
         for (user_data, result) in seen {
             if user_data == WAKE {
                 self.wake_armed = false;
             } else if user_data != CANCEL {
                 let slot = usize::try_from(user_data).expect("a slot number");
-                again.extend(self.landed(slot, result).map(|flight| (slot, flight)));
+                match self.landed(slot, result) {
+                    Ok(ended) => landed.push(ended),
+                    Err(flight) => again.push((slot, flight)),
+                }
             }
         }
+        self.finish(landed);
         again
     }
 
-    /// Finishes the flight, unless it has to go on.
-    fn landed(&mut self, slot: usize, result: i32) -> Option<Box<Flight>> {
+    /// Frees the flight's slot and returns what came of it, or the flight if it has to go on.
+    fn landed(&mut self, slot: usize, result: i32) -> Result<Ended, Box<Flight>> {
         let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
         let stopped = flight.request.stop();
         let (again, result) = if let Ok(got) = usize::try_from(result) {
@@ -606,23 +617,30 @@ impl Driver {
             (again, Err(io::Error::from_raw_os_error(-result)))
         };
         if again {
-            return Some(flight);
+            return Err(flight);
         }
         self.free.push(slot);
-        self.finish(Some(key(&flight.file)), flight.request, result);
-        None
+        let Flight { file, request, .. } = *flight;
+        Ok((Some(file), request, result))
     }
 
-    /// Gives back the slot that it had of a file before it calls the completion, which may start
-    /// the next read.
-    fn finish(&mut self, slot_of: Option<Key>, request: Request, result: io::Result<usize>) {
+    /// Gives back the slots that they had before it calls the completions, which may start the next
+    /// reads.
+    fn finish(&self, ended: Vec<Ended>) {
+        if ended.is_empty() {
+            return;
+        }
         let mut state = self.shared.state.lock();
-        state.taken -= 1;
-        if let Some(file) = slot_of {
-            state.give_back(file);
+        state.taken -= ended.len();
+        for file in ended.iter().filter_map(|(file, ..)| file.as_ref()) {
+            state.give_back(key(file));
         }
         drop(state);
-        request.finish(result);
+        wait::together(|| {
+            for (_file, request, result) in ended {
+                request.finish(result);
+            }
+        });
     }
 }
 
@@ -677,6 +695,9 @@ pub(super) fn wait_for_release(mut gone: PipeReader) {
     };
     assert!(matches!(end, Ok(0)), "the pipe did not end: {end:?}");
 }
+
+/// A request that is over, what came of it, and the file of which it had a slot, if it had one.
+type Ended = (Option<Arc<Descriptor>>, Request, io::Result<usize>);
 
 /// A request that the kernel does not have.
 type Left = (Arc<Descriptor>, Request);

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, park, race};
-use crate::futures::Get;
+use crate::futures::{Get, GetMany};
 use crate::mutant::Mutant;
 
 const PLAN: Plan = Plan { device: true, ..SMALL };
@@ -21,6 +21,28 @@ fn poll(get: &mut Get<'_>, waker: &Waker, fixture: &Fixture, page: u64) -> Optio
             Some(())
         }
         Poll::Pending => None,
+    }
+}
+
+/// Several pages by one future, some perhaps twice.
+fn get_batch(fixture: &Fixture) {
+    for _ in 0..2 {
+        let pages = [draw(4), draw(4), draw(4)];
+        let mut many = GetMany::new(&fixture.files[0], &pages);
+        let polls = (draw(3) == 0).then_some(1);
+        park::until(polls, |waker| {
+            match Pin::new(&mut many).poll(&mut Context::from_waker(waker)) {
+                Poll::Ready(folios) => {
+                    let folios = folios.expect("the source does not fail");
+                    assert_eq!(folios.len(), pages.len());
+                    for (folio, &page) in folios.iter().zip(&pages) {
+                        fixture.check_bytes(0, page, folio);
+                    }
+                    Some(())
+                }
+                Poll::Pending => None,
+            }
+        });
     }
 }
 
@@ -72,6 +94,27 @@ fn futures_beside_threads_get_their_pages() {
         (Mutant::LandBlindly, ""),
     ];
     holds_and_catches(Stores::AtOnce, beside_threads, &mutants);
+}
+
+/// Room for two batches, and for what was dropped while they have it.
+const ROOMY: Plan = Plan { frames: 16, ..PLAN };
+
+fn in_batches() {
+    let drop = |fixture: &Fixture| {
+        fixture.invalidate_any();
+        fixture.evict();
+    };
+    race(&Fixture::new(ROOMY), &[get_batch, get_batch, drop]);
+}
+
+#[test]
+fn batches_of_futures_get_their_pages() {
+    let mutants = [
+        (Mutant::WakeFirst, "deadlock"),
+        (Mutant::LeaveUnlocked, "deadlock"),
+        (Mutant::InsertBlindly, ""),
+    ];
+    holds_and_catches(Stores::AtOnce, in_batches, &mutants);
 }
 
 fn for_memory() {

@@ -304,7 +304,7 @@ impl Fixture {
         // SAFETY: the core drops the nodes before the frames.
         let nodes = unsafe { NodePool::new(base, bytes, PAGE_BYTES) };
         let order_max = Order::new(plan.order_max).expect("a legal order");
-        let engine = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 1 };
+        let engine = EngineOptions { ring_depth: 0, ring_ahead: 0, workers_max: 1, lane_max: 1 };
         let options = Options::new(frames.frames().into()).barrier(plan.barrier);
         let pressure = Pressure::model(frames.frames(), order_max, plan.watermarks, 1);
         let core = Core::new(options, frames, nodes, pressure, engine);

@@ -139,7 +139,8 @@ fn what_finds_no_room_comes_back_untouched_and_in_order() {
     let path = file_of(directory.path(), LEN);
     for ring_depth in [4, 0] {
         // Without a ring: a worker at work or about to be, and three that wait.
-        let options = EngineOptions { ring_depth, workers_max: 2, lane_max: 4 };
+        let options =
+            EngineOptions { ring_depth, workers_max: 2, lane_max: 4, ..EngineOptions::default() };
         let engine = Arc::new(Engine::new(options));
         let Some(backing) = direct(&path, &engine) else { return };
         let (tell, told) = channel();
@@ -304,7 +305,11 @@ fn is_served(engine: &Arc<Engine>) {
 }
 
 fn one_worker() -> Arc<Engine> {
-    Arc::new(Engine::new(EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 128 }))
+    Arc::new(Engine::new(EngineOptions {
+        ring_depth: 0,
+        workers_max: 1,
+        ..EngineOptions::default()
+    }))
 }
 
 #[test]
@@ -445,7 +450,8 @@ fn order(engine: &Arc<Engine>, ahead: u64, awaited: std::ops::Range<u64>) -> Vec
 #[test]
 fn a_read_ahead_is_not_overtaken_for_ever() {
     // One worker for each file.
-    let options = EngineOptions { ring_depth: 0, workers_max: 2, lane_max: 8 };
+    let options =
+        EngineOptions { ring_depth: 0, workers_max: 2, lane_max: 8, ..EngineOptions::default() };
     let order = order(&Arc::new(Engine::new(options)), 1, 2..100);
     let at = order.iter().position(|&page| page == 1).unwrap();
     assert!(at <= 8, "{at} others went before it");
@@ -530,7 +536,8 @@ fn one_of_eight_is_a_read_ahead_if_any_waits() {
 
 #[test]
 fn who_found_no_worker_is_told_when_one_is_free() {
-    let options = EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 8 };
+    let options =
+        EngineOptions { ring_depth: 0, workers_max: 1, lane_max: 8, ..EngineOptions::default() };
     let (hook, hooked) = channel();
     let engine = Arc::new(Engine::with_hook(options, move || hook.send(()).unwrap()));
     let (open, opened) = channel();

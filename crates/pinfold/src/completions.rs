@@ -1,0 +1,362 @@
+//! Reads for a program with an event loop of its own: an eventfd that is readable while one of them
+//! has ended.
+//!
+//! Here: which futures a program waits for, and the eventfd. Not here: what a future waits for, and
+//! who wakes it (`futures.rs`). Called by programs.
+//!
+//! # How it works
+//!
+//! Each operation is a future, which is polled when it is begun. Its waker puts the operation's key
+//! into `Woken`. The program takes what has ended: it polls the futures whose keys are there.
+//!
+//! The eventfd is written and read under the mutex of `Woken` alone, and `raised` says whether it
+//! was written. It is raised by whoever adds the first key, or the first outcome that was there at
+//! once, and lowered when the program has found nothing any more. So it is readable exactly as long
+//! as there may be something to take, and a program that waits for it misses nothing.
+//!
+//! A key is never used again. What wakes an operation that has ended, or was given up, is found to
+//! have no future.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use rustix::event::EventfdFlags;
+
+use crate::error::{Error, Result};
+use crate::file::File;
+use crate::fork::Owner;
+use crate::kept::FolioOf;
+use crate::mutant::{self, Mutant};
+use crate::sync::locks::Mutex;
+
+/// What has come of an operation that was begun with [`Completions`].
+#[derive(Debug)]
+pub struct Completion {
+    /// What the program called it.
+    pub user_data: u64,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// Part of a [`Completion`].
+#[derive(Debug)]
+pub enum Outcome {
+    /// Of [`Completions::read_at`].
+    Read {
+        /// The buffer.
+        buf: Vec<u8>,
+        /// How many bytes of it were read; as of [`File::read_at`].
+        result: Result<usize>,
+    },
+    /// Of [`Completions::get`]: the page; as of [`FolioOf::get`].
+    Page(Result<FolioOf<Arc<File>>>),
+}
+
+/// Reads of files, for a program that waits for many things at once: by epoll(7), poll(2), or an
+/// `io_uring` of its own.
+///
+/// Its descriptor is readable as long as something may have ended. The program then takes it, as
+/// from an iterator, until there is nothing more. That never blocks; `None` says that nothing else
+/// has ended *by now*.
+///
+/// ```
+/// use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
+/// use rustix::event::epoll;
+/// use std::sync::Arc;
+///
+/// let cache = Cache::new(Options::new(8 << 20))?;
+/// let file = Arc::new(cache.attach("table", Arc::new(Memory::new(vec![7; 100_000])))?);
+/// let mut completions = Completions::new()?;
+/// let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+/// let data = epoll::EventData::new_u64(0);
+/// epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).unwrap();
+///
+/// for request in 0..10 {
+///     completions.read_at(&file, vec![0; 64], request * 10_000, request);
+/// }
+/// let mut answered = 0;
+/// while answered < 10 {
+///     let mut events = Vec::with_capacity(1);
+///     epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None).unwrap();
+///     for completion in &mut completions {
+///         let Outcome::Read { buf, result } = completion.outcome else { panic!() };
+///         assert!(result? == 64 && buf == [7; 64]);
+///         answered += 1;
+///     }
+/// }
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+///
+/// One thread at a time uses it, and may hand it to another. A program with several such threads
+/// gives each its own.
+///
+/// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
+/// whole. A read that the source has begun goes on, as for [dropped futures](crate::futures); nobody
+/// waits for it, and its buffer is the program's own (the read ends in the cache, not there).
+///
+/// Cost beside that of the future: two allocations, a look into a map, and a mutex. The eventfd is
+/// written once, and read once, between two times that nothing was there to take.
+///
+/// In a child of fork(2), what was begun by the parent never ends, and the descriptor is the
+/// parent's; what is cached can be read, and ends at once.
+pub struct Completions {
+    ready: Arc<Ready>,
+    waiting: HashMap<u64, Operation>,
+    /// What has ended, and was not taken.
+    ended: VecDeque<Completion>,
+    last_key: u64,
+}
+
+struct Operation {
+    user_data: u64,
+    future: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    waker: Waker,
+}
+
+impl Completions {
+    /// Nothing to wait for yet.
+    ///
+    /// # Errors
+    /// [`Error::Eventfd`]: the process has as many descriptors as it may have, or the system has no
+    /// memory; [`Error::ForkHandler`].
+    pub fn new() -> Result<Self> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|why| Error::Eventfd { cause: Arc::new(why.into()) })?;
+        let owner = Owner::here().map_err(|cause| Error::ForkHandler { cause: Arc::new(cause) })?;
+        let woken = Mutex::new(Woken { keys: VecDeque::new(), raised: false });
+        let ready = Arc::new(Ready { woken, event, owner });
+        Ok(Completions { ready, waiting: HashMap::new(), ended: VecDeque::new(), last_key: 0 })
+    }
+
+    /// Begins to copy `buf.len()` bytes from `offset` on to `buf`, as [`File::read_at_async`]. The
+    /// buffer comes back in the outcome, whose number is `user_data`: any number of the program's.
+    pub fn read_at(&mut self, file: &Arc<File>, mut buf: Vec<u8>, offset: u64, user_data: u64) {
+        let file = file.clone();
+        self.begin(user_data, async move {
+            let result = file.read_at_async(&mut buf, offset).await;
+            Outcome::Read { buf, result }
+        });
+    }
+
+    /// Begins to get the page number `page`, as [`File::get_async`].
+    pub fn get(&mut self, file: &Arc<File>, page: u64, user_data: u64) {
+        let file = file.clone();
+        self.begin(user_data, async move { Outcome::Page(FolioOf::get_async(file, page).await) });
+    }
+
+    fn begin(&mut self, user_data: u64, future: impl Future<Output = Outcome> + Send + 'static) {
+        self.last_key += 1;
+        let key = self.last_key;
+        let waker = Waker::from(Arc::new(Key { key, ready: self.ready.clone() }));
+        let mut operation = Operation { user_data, future: Box::pin(future), waker };
+        match operation.poll() {
+            Poll::Ready(completion) => {
+                self.ended.push_back(completion);
+                self.ready.raise();
+            }
+            Poll::Pending => drop(self.waiting.insert(key, operation)),
+        }
+    }
+
+    /// Gives up all that was begun with this `user_data` and was not taken yet; returns how much
+    /// that was. No completion with it comes any more, until the number is used again.
+    ///
+    /// Cost: a look at all that was not taken.
+    pub fn cancel(&mut self, user_data: u64) -> usize {
+        let before = self.len();
+        self.waiting.retain(|_, operation| operation.user_data != user_data);
+        self.ended.retain(|completion| completion.user_data != user_data);
+        before - self.len()
+    }
+
+    /// How much was begun and not taken yet.
+    pub fn len(&self) -> usize {
+        self.waiting.len() + self.ended.len()
+    }
+
+    /// Whether all that was begun was taken.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Operation {
+    fn poll(&mut self) -> Poll<Completion> {
+        let outcome = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        outcome.map(|outcome| Completion { user_data: self.user_data, outcome })
+    }
+}
+
+/// What has ended by now; after `None`, more may end.
+impl Iterator for Completions {
+    type Item = Completion;
+
+    fn next(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.ended.pop_front() {
+            return Some(completion);
+        }
+        // Ends: each turn takes a key, and each key was added by what another thread did.
+        loop {
+            let key = self.ready.take()?;
+            // Without a future if it was given up, or woken once more.
+            let Some(operation) = self.waiting.get_mut(&key) else { continue };
+            if let Poll::Ready(completion) = operation.poll() {
+                self.waiting.remove(&key);
+                return Some(completion);
+            }
+        }
+    }
+}
+
+/// The descriptor that is readable while something may have ended. Programs wait for it, and leave
+/// reading it to [`Completions`].
+impl AsFd for Completions {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.event.as_fd()
+    }
+}
+
+impl AsRawFd for Completions {
+    fn as_raw_fd(&self) -> RawFd {
+        self.ready.event.as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Completions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completions")
+            .field("waiting", &self.waiting.len())
+            .field("ended", &self.ended.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What those who wake and the program share.
+struct Ready {
+    woken: Mutex<Woken>,
+    event: OwnedFd,
+    owner: Owner,
+}
+
+struct Woken {
+    /// Of futures to be polled.
+    keys: VecDeque<u64>,
+    /// Whether the eventfd is readable.
+    raised: bool,
+}
+
+impl Ready {
+    /// A future is to be polled.
+    fn add(&self, key: u64) {
+        let mut woken = self.woken.lock();
+        woken.keys.push_back(key);
+        self.raise_if_not(&mut woken);
+    }
+
+    /// Something has ended.
+    fn raise(&self) {
+        // A child of a fork would raise its parent's eventfd, and the mutex may be locked for ever.
+        if self.owner.is_here() {
+            self.raise_if_not(&mut self.woken.lock());
+        }
+    }
+
+    fn raise_if_not(&self, woken: &mut Woken) {
+        if !std::mem::replace(&mut woken.raised, true) && !mutant::on(Mutant::EventUnwritten) {
+            let write = || rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            let written = rustix::io::retry_on_intr(write);
+            assert!(written.is_ok(), "writing to the eventfd failed: {written:?}");
+        }
+    }
+
+    /// The future to be polled next. If there is none, the eventfd is not readable any more.
+    fn take(&self) -> Option<u64> {
+        if !self.owner.is_here() {
+            return None;
+        }
+        let mut woken = self.woken.lock();
+        let key = woken.keys.pop_front();
+        if key.is_none() && std::mem::take(&mut woken.raised) {
+            let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.event, &mut [0; 8]));
+            // Not there any more if the program has read it, which it should not.
+            assert!(
+                matches!(read, Ok(8) | Err(rustix::io::Errno::AGAIN)),
+                "reading the eventfd failed: {read:?}"
+            );
+        }
+        key
+    }
+}
+
+/// Wakes one operation.
+struct Key {
+    key: u64,
+    ready: Arc<Ready>,
+}
+
+impl Wake for Key {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.add(self.key);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use rustix::event::{PollFd, PollFlags, Timespec};
+
+    use super::{Completions, Outcome};
+    use crate::mutant::{self, Mutant};
+    use crate::source::Memory;
+    use crate::{Cache, Options};
+
+    fn is_readable(completions: &Completions) -> bool {
+        let mut fds = [PollFd::new(completions, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
+    }
+
+    /// Whether the descriptor is readable as long as there is something to take, whoever adds it.
+    fn readable_while_there_is_something() -> bool {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 9000]))).unwrap();
+        let file = Arc::new(file);
+        let mut completions = Completions::new().unwrap();
+        assert!(!is_readable(&completions) && completions.next().is_none());
+        file.get(0).unwrap();
+        let mut right = true;
+        for _ in 0..3 {
+            // Two that are there at once.
+            completions.get(&file, 0, 1);
+            completions.read_at(&file, vec![0; 10], 0, 2);
+            right &= is_readable(&completions);
+            assert_eq!(completions.next().unwrap().user_data, 1);
+            right &= is_readable(&completions);
+            let read = completions.next().unwrap();
+            assert!(matches!(read.outcome, Outcome::Read { result: Ok(10), .. }), "{read:?}");
+            assert!(completions.next().is_none() && !is_readable(&completions));
+            // And the waker of one that is not there any more.
+            completions.ready.add(0);
+            right &= is_readable(&completions);
+            assert!(completions.next().is_none() && !is_readable(&completions));
+        }
+        right
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_while_there_is_something_to_take() {
+        assert!(readable_while_there_is_something());
+        let caught =
+            mutant::with(Some(Mutant::EventUnwritten), || !readable_while_there_is_something());
+        assert!(caught, "the mutant does nothing");
+    }
+}

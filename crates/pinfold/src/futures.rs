@@ -233,6 +233,7 @@ impl<'f> Bring<'f> {
         self.missed = true;
         match core.hold(mapping, self.page) {
             Some(held) => self.wait_for(held),
+            None if mutant::on(Mutant::VainKeepsClaim) => {}
             None => core.pressure.unclaim(mapping.id, std::mem::take(&mut self.claimed)),
         }
     }
@@ -606,5 +607,37 @@ mod tests {
             (0..100).any(|_| !dropped_futures_give_their_claims_back())
         });
         assert!(caught, "the mutant does nothing");
+    }
+
+    /// Whether no claim is left when there was no memory to begin what a batch wants.
+    fn a_batch_in_vain_keeps_no_claim() -> bool {
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let [file, other] = ["file", "other"].map(|name| {
+            let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
+            file.advise(0..1, Hint::Random).unwrap();
+            file
+        });
+        let mut held = Vec::new();
+        // Ends: there is no memory at last.
+        while let Ok(folio) = other.get(held.len() as u64) {
+            held.push(folio);
+        }
+        let pages: Vec<u64> = (0..40).map(|n| n * 10).collect();
+        let mut many = pin!(file.get_many_async(&pages));
+        assert!(many.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let handle = file.handle();
+        // As one that has a turn already.
+        let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0.is_ok();
+        if claimed {
+            handle.core.pressure.unclaim(handle.mapping.id, 1 << 20);
+        }
+        claimed
+    }
+
+    #[test]
+    fn what_a_batch_could_not_begin_keeps_no_claim() {
+        assert!(a_batch_in_vain_keeps_no_claim());
+        let caught = mutant::with(Some(Mutant::VainKeepsClaim), a_batch_in_vain_keeps_no_claim);
+        assert!(!caught, "the mutant does nothing");
     }
 }

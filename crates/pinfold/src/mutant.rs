@@ -70,6 +70,8 @@ mutants! {
     NewcomerFirst,
     /// A future that is dropped keeps its claim to the pages that it was to bring.
     DropKeepsClaim,
+    /// A page that was not begun with its batch keeps its claim.
+    VainKeepsClaim,
     /// Futures that are to be woken together are not woken.
     LaterForgotten,
     /// The eventfd of completions is not written.

@@ -276,6 +276,10 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
+fn forked<T: std::fmt::Debug>(polled: Poll<Result<T, Error>>) {
+    assert!(matches!(polled, Poll::Ready(Err(Error::Forked { .. }))), "{polled:?}");
+}
+
 /// Whatever state it was in at the fork. It would wait for a thread that is not there.
 #[test]
 fn a_childs_futures_fail_unless_the_page_is_cached() {
@@ -293,14 +297,16 @@ fn a_childs_futures_fail_unless_the_page_is_cached() {
     for future in &mut many {
         assert!(poll(future.as_mut()).is_pending());
     }
-    let forked = |polled: Poll<Result<_, Error>>| {
-        assert!(matches!(polled, Poll::Ready(Err(Error::Forked { .. }))), "{polled:?}");
-    };
+    let mut batch = Box::pin(slow.get_many_async(&[0, 100]));
+    assert!(poll(batch.as_mut()).is_pending());
     in_a_child(|| {
         forked(poll(pending.as_mut()));
         forked(poll(many.last_mut().unwrap().as_mut())); // it queues
         forked(poll(pin!(file.get_async(1))));
         forked(poll(pin!(slow.get_async(90))));
+        forked(poll(batch.as_mut()));
+        forked(poll(pin!(file.get_many_async(&[0, 1]))));
+        assert!(matches!(poll(pin!(file.get_many_async(&[0, 0]))), Poll::Ready(Ok(_))));
         assert!(matches!(poll(pin!(file.get_async(0))), Poll::Ready(Ok(_))));
         let mut buf = [0; 10];
         assert!(matches!(poll(pin!(file.read_at_async(&mut buf, 0))), Poll::Ready(Ok(10))));
@@ -308,7 +314,7 @@ fn a_childs_futures_fail_unless_the_page_is_cached() {
     });
     *hangs.open.lock().unwrap() = true;
     hangs.changed.notify_all();
-    drop((pending, many));
+    drop((pending, many, batch));
 }
 
 /// Reads wait until it is opened.

@@ -597,8 +597,11 @@ fn a_poll_that_finds_no_worker_returns_and_the_future_gets_the_next_one() {
     for future in &mut slow {
         assert!(poll(future.as_mut(), Waker::noop()).is_pending());
     }
-    let file = random(&cache, memory(4));
+    let file = random(&cache, memory(40));
     let before = cache.stats();
+    let mut many = Box::pin(file.get_many_async(&[10, 11, 20, 30]));
+    assert!(poll(many.as_mut(), Waker::noop()).is_pending());
+    drop(many);
     let mut get = Box::pin(file.get_async(0));
     let returned = std::thread::scope(|scope| {
         let (tell, told) = channel();

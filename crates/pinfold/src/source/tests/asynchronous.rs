@@ -525,7 +525,7 @@ fn one_of_eight_is_a_read_ahead_if_any_waits() {
             let request = request(n, 1, 1, &tell);
             waiting.push(((), if n < 2 { request } else { request.awaited() }));
         }
-        std::iter::from_fn(|| waiting.pop()).map(|(_, request)| request.offset()).collect()
+        std::iter::from_fn(|| waiting.pop()).map(|((), request)| request.offset()).collect()
     };
     let ordered: Vec<u64> = order();
     let ahead: Vec<_> = (0..20).filter(|&at| ordered[at] < 2).collect();

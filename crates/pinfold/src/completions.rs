@@ -95,8 +95,9 @@ pub enum Outcome {
 /// gives each its own.
 ///
 /// What is begun and not taken yet is given up by [`cancel`](Self::cancel), and by the drop of the
-/// whole. A read that the source has begun goes on, as for [dropped futures](crate::futures); nobody
-/// waits for it, and its buffer is the program's own (the read ends in the cache, not there).
+/// whole. A read that the source has begun goes on, as for [dropped futures](crate::futures);
+/// nobody waits for it, and its buffer is the program's own (the read ends in the cache, not
+/// there).
 ///
 /// Cost beside that of the future: two allocations, a look into a map, and a mutex. The eventfd is
 /// written once, and read once, between two times that nothing was there to take.

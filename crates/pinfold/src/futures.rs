@@ -35,8 +35,8 @@
 //! ```
 
 // How it works. A future finds its page as the blocking ways in do. If the page is on its way, it
-// leaves its waker with the folio (`wait`). If there is no memory, it queues (`pressure`). It starts
-// fills by requests (`fill::begin`), which the ring carries out, or the workers.
+// leaves its waker with the folio (`wait`). If there is no memory, it queues (`pressure`). It
+// starts fills by requests (`fill::begin`), which the ring carries out, or the workers.
 //
 // | state | holds | ends when |
 // |---|---|---|
@@ -52,9 +52,9 @@
 // begin it begins together before their first poll (`many/misses.rs`). Each then follows its page,
 // or, if that was not begun, gives its claim back and does what a single one does, in its turn.
 //
-// Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in any
-// state takes its waker, its turn and its claim back, and gives up its reference; a fill that it
-// began goes on. Its result ends it in the same way, whether it is dropped then or not.
+// Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
+// any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
+// it began goes on. Its result ends it in the same way, whether it is dropped then or not.
 //
 // In a forked child a future takes no lock: the threads that held them are not there.
 
@@ -327,8 +327,8 @@ impl<'f> Get<'f> {
         self.poll_slowly(waker)
     }
 
-    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is woken
-    /// when the page is there. When its turn comes, `waker` is woken all the same.
+    /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is
+    /// woken when the page is there. When its turn comes, `waker` is woken all the same.
     fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
         if !matches!(self.0.wait, Wait::Turn) {
             let polled = self.poll_with(Waker::noop());
@@ -445,8 +445,8 @@ impl std::fmt::Debug for Read<'_, '_> {
     }
 }
 
-/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has returned,
-/// it gets the pages once more.
+/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has
+/// returned, it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
 #[derive(Debug)]
 pub struct GetMany<'f> {
@@ -456,8 +456,8 @@ pub struct GetMany<'f> {
     parts: Vec<Part<'f>>,
     /// Those before this one are there.
     there: usize,
-    /// Those before this one are there, or on their way. Of the others one at most has a turn in the
-    /// queue.
+    /// Those before this one are there, or on their way. Of the others one at most has a turn in
+    /// the queue.
     begun: usize,
 }
 
@@ -508,8 +508,8 @@ impl<'f> GetMany<'f> {
     }
 
     /// Looks at the first part that is missing. That one has the waker: to be woken for each page
-    /// would be in vain, as all are wanted. Then begins those that have not begun, until one queues.
-    /// That one has the waker, too, and is looked at each time: others queue behind it.
+    /// would be in vain, as all are wanted. Then begins those that have not begun, until one
+    /// queues. That one has the waker, too, and is looked at each time: others queue behind it.
     fn poll_parts(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let (mut all, mut at) = (true, self.there);
         // Ends: each turn looks at a later part.

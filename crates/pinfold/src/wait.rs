@@ -171,9 +171,9 @@ pub(crate) fn wake(waker: Waker) {
     }
 }
 
-/// Ends several reads by `land`, and only then wakes the futures that waited for them. A thread that
-/// is woken by the first would contend for the locks that landing the others takes, and poll for one
-/// page at a time. The caller holds no lock.
+/// Ends several reads by `land`, and only then wakes the futures that waited for them. A thread
+/// that is woken by the first would contend for the locks that landing the others takes, and poll
+/// for one page at a time. The caller holds no lock.
 pub(crate) fn together(land: impl FnOnce()) {
     struct End;
     impl Drop for End {

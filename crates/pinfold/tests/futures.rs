@@ -453,8 +453,8 @@ fn what_is_absent_of_many_is_one_submission() {
     assert_eq!(hits(&after) - hits(&before), 1, "of the page that was there");
 }
 
-/// A batch that waits for a page that never comes is woken all the same when there is memory for its
-/// next: others queue behind it.
+/// A batch that waits for a page that never comes is woken all the same when there is memory for
+/// its next: others queue behind it.
 #[test]
 fn a_batch_takes_its_turn_for_memory_whatever_else_it_waits_for() {
     let (cache, file, queue, _) = queued(1 << 20);

@@ -160,8 +160,8 @@ pub fn rows_under_a_limit(
     cells.iter().zip(outcomes).map(of_cell).collect()
 }
 
-/// Two tables for each case under a limit and batch or number in flight: pages a second with hits and what the device
-/// allows, and the times of batches. Engines down, threads across.
+/// Two tables for each case under a limit and batch or number in flight: pages a second with hits
+/// and what the device allows, and the times of batches. Engines down, threads across.
 pub fn under_a_limit(cells: &[Cell], rows: &[Vec<Row>]) -> String {
     let what = |cell: &Cell| (cell.case, cell.asked());
     let tables = distinct(cells.iter().map(what)).into_iter().map(|(case, asked)| {

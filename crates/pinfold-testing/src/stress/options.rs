@@ -71,8 +71,8 @@ pub enum Sabotage {
 }
 
 impl Options {
-    /// Two readers and a holder per core, two waiters, two shakers and two pinners, for 5 seconds, on files of
-    /// ten times 8 MiB in `dir`.
+    /// Two readers and a holder per core, two waiters, two shakers and two pinners, for 5 seconds,
+    /// on files of ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {

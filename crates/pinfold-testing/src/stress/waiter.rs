@@ -3,8 +3,8 @@
 //! Belongs here: the futures, the waker that says which is to be polled, and the moment at which
 //! one is dropped. Called by `stress`.
 //!
-//! A future is polled when it was woken, and never otherwise: one that is not woken keeps its thread
-//! from going on, which is seen (`watch.rs`).
+//! A future is polled when it was woken, and never otherwise: one that is not woken keeps its
+//! thread from going on, which is seen (`watch.rs`).
 
 use std::future::Future;
 use std::pin::Pin;

@@ -17,8 +17,8 @@
 //!    thread's own ring (`source/own_ring.rs`). Otherwise give one request for each group to the
 //!    source's engine, all in one call;
 //! 6. if a thread waits, and has not read them by now: read the first group in this thread, and
-//!    then, one by one, the requests that the engine did not take. Otherwise give up those requests,
-//!    which takes their folios out of the index again.
+//!    then, one by one, the requests that the engine did not take. Otherwise give up those
+//!    requests, which takes their folios out of the index again.
 //!
 //! A prefetch therefore costs about what its share of a single miss costs without the read: one
 //! allocation and one insert for each folio, and for all together one mutex and one submission.

@@ -21,8 +21,8 @@
 //!    them: their memory bounds them.
 //!
 //! Of others `start` takes some as long as `taken`, which counts requests between `start` and
-//! `finish`, is below `ahead`. It gives the rest back (`Start::Full`): what somebody waits for finds
-//! the device less busy.
+//! `finish`, is below `ahead`. It gives the rest back (`Start::Full`): what somebody waits for
+//! finds the device less busy.
 //!
 //! The submission queue holds `depth` requests, a cancellation of each, and the wake-up; the
 //! completion queue twice as many. So neither can be full.
@@ -169,8 +169,8 @@ impl State {
 }
 
 impl Ring {
-    /// Sets up a ring for at most `depth` requests at a time, of which at most `ahead` are taken for
-    /// nobody, and its thread.
+    /// Sets up a ring for at most `depth` requests at a time, of which at most `ahead` are taken
+    /// for nobody, and its thread.
     ///
     /// # Errors
     /// The kernel's error: the system call may be missing (`ENOSYS`), forbidden (`EPERM`), or over

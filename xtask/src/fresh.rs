@@ -8,6 +8,7 @@
 mod apt;
 mod jail;
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -164,6 +165,8 @@ fn in_root(
         apt::make_root(sh, SUITE, &PREREQUISITES, root, interrupted)
     })?;
     let mut jail = Jail::new(root);
+    // Everything is built once there.
+    jail.variable("CARGO_INCREMENTAL", OsStr::new("0"));
     timed("lending it what it needs", &mut || {
         lend_rust(sh, root, &mut jail)?;
         clone(sh, root)?;

@@ -276,7 +276,7 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn forked<T: std::fmt::Debug>(polled: Poll<Result<T, Error>>) {
+fn forked<T: std::fmt::Debug>(polled: &Poll<Result<T, Error>>) {
     assert!(matches!(polled, Poll::Ready(Err(Error::Forked { .. }))), "{polled:?}");
 }
 
@@ -300,12 +300,12 @@ fn a_childs_futures_fail_unless_the_page_is_cached() {
     let mut batch = Box::pin(slow.get_many_async(&[0, 100]));
     assert!(poll(batch.as_mut()).is_pending());
     in_a_child(|| {
-        forked(poll(pending.as_mut()));
-        forked(poll(many.last_mut().unwrap().as_mut())); // it queues
-        forked(poll(pin!(file.get_async(1))));
-        forked(poll(pin!(slow.get_async(90))));
-        forked(poll(batch.as_mut()));
-        forked(poll(pin!(file.get_many_async(&[0, 1]))));
+        forked(&poll(pending.as_mut()));
+        forked(&poll(many.last_mut().unwrap().as_mut())); // it queues
+        forked(&poll(pin!(file.get_async(1))));
+        forked(&poll(pin!(slow.get_async(90))));
+        forked(&poll(batch.as_mut()));
+        forked(&poll(pin!(file.get_many_async(&[0, 1]))));
         assert!(matches!(poll(pin!(file.get_many_async(&[0, 0]))), Poll::Ready(Ok(_))));
         assert!(matches!(poll(pin!(file.get_async(0))), Poll::Ready(Ok(_))));
         let mut buf = [0; 10];

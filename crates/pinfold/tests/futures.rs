@@ -384,7 +384,9 @@ impl Queue {
     /// What was submitted, each submission in the order of the file.
     fn started(&self) -> Vec<Vec<(u64, usize)>> {
         let mut starts = std::mem::take(&mut *self.starts.lock().unwrap());
-        starts.iter_mut().for_each(|start| start.sort_unstable());
+        for start in &mut starts {
+            start.sort_unstable();
+        }
         starts
     }
 }

@@ -68,7 +68,7 @@ fn holds_and_catches(model: fn(), mutants: &[(Mutant, &str)]) {
     holds_and_catches_within(2, model, mutants);
 }
 
-/// The same with another bound on preemptions, where two do not show every mutant.
+/// The same with another bound on preemptions, where two do not show every mutant or take too long.
 fn holds_and_catches_within(preemptions: usize, model: fn(), mutants: &[(Mutant, &str)]) {
     let explore = |mutant, swapped| {
         SWAPPED.set(swapped);

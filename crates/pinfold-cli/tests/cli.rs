@@ -235,7 +235,6 @@ fn bench_get_refuses_what_makes_no_sense() {
     let refused = |args: &[&str], why: &'static str| {
         pinfold(&["bench", "get"]).args(args).assert().failure().stderr(contains(why));
     };
-    refused(&["--in-flight", "0"], "--in-flight 0: must be from 1 to 1024");
     refused(&["--file-bytes", "5000"], "--file-bytes 4.9 KiB: must be a multiple of 4 KiB");
     refused(&["--file-bytes", "512G"], "--file-bytes 512 GiB: at most 256 GiB");
     refused(&["--file-bytes", "200G"], "choose a smaller --file-bytes, or engines with --only");
@@ -492,6 +491,7 @@ fn bench_batch_refuses_what_makes_no_sense() {
     };
     refused(&["--batches", "0"], "--batches 0: must be from 1 to 256");
     refused(&["--batches", "8,257"], "--batches 257: must be from 1 to 256");
+    refused(&["--in-flight", "0"], "--in-flight 0: must be from 1 to 1024");
     refused(&["--file-bytes", "5000"], "--file-bytes 4.9 KiB: must be a multiple of 4 KiB");
     refused(&["--file-bytes", "64M"], "nothing is missed unless it is larger than --budget");
     refused(&["--file-bytes", "8000G", "--cases", "memory"], "choose a smaller --file-bytes");

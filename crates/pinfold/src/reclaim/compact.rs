@@ -63,7 +63,7 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
 
 /// Makes a free block of `order`, if the few runs that it looks at have one that is free in part and
 /// can be emptied. Continues with the runs after those that the last call looked at.
-pub(super) fn make_block(core: &Core, order: Order) -> bool {
+pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     // Dropped after the mutex is released: wakers may enter the cache.
     let mut woken = Woken::default();
     let _one_at_a_time = core.pressure.making_block.lock();

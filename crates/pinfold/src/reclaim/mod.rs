@@ -43,6 +43,8 @@ use evict::EFFORT_MAX;
 #[cfg(feature = "testing")]
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
+#[cfg(all(test, shuttle))]
+pub(crate) use compact::make_block;
 pub(crate) use evict::evict;
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 

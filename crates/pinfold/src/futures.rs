@@ -11,10 +11,10 @@
 //! the read brings stays in the cache.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call the
-//! cache. In a forked child a future returns what is cached, or [`Error::Forked`].
+//! cache. In a forked child a future returns what is cached, or [`ErrorKind::Forked`].
 //!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
-//! hold. It then fails with [`Error::NoMemory`], as a thread does.
+//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
 //! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
@@ -65,7 +65,7 @@ use std::task::{Context, Poll, Waker, ready};
 use crate::borrow::{self, FolioRef};
 use crate::core::Held;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
@@ -267,12 +267,13 @@ impl<'f> Bring<'f> {
         if matches!(refused, Begun::NoWorker) {
             let text = "all of the cache's threads are waiting for other sources";
             let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
-            return Error::Read {
+            return ErrorKind::Read {
                 path: handle.mapping.path.clone(),
                 offset: self.page << PAGE_SHIFT,
                 asked_bytes: self.bytes as u64,
                 cause: cause.into(),
-            };
+            }
+            .into();
         }
         reclaim::shortage(&handle.core, Order::MIN).of(&handle.mapping, self.page)
     }

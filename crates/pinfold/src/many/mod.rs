@@ -42,7 +42,7 @@ mod misses;
 mod read_at;
 
 use crate::borrow::{Borrowed, FolioRef, Reader};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
 use crate::sizes::BATCH_MIN;
@@ -91,7 +91,7 @@ impl Handle {
                     }
                 };
                 let Err(error) = result else { continue };
-                if matches!(error, Error::NoMemory { .. }) {
+                if matches!(error.kind(), ErrorKind::NoMemory { .. }) {
                     // Waiting once more for each of the others would bring nothing.
                     refused.get_or_insert_with(|| error.clone());
                 }

@@ -639,6 +639,13 @@ mod tests {
     }
 
     #[test]
+    fn a_result_is_hardly_larger_than_what_it_is_for() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+        assert_eq!(size_of::<Result<usize>>(), 2 * size_of::<usize>());
+        assert_eq!(size_of::<Result<crate::FolioRef<'_>>>(), size_of::<crate::FolioRef<'_>>());
+    }
+
+    #[test]
     fn each_error_has_a_code_that_stays() {
         for (error, code, _) in of_each() {
             assert_eq!(error.code(), code, "{error:?}");

@@ -450,7 +450,7 @@ pub trait Source: Send + Sync + Debug {
     /// a deadline must keep it in these calls, and return the same kind of error:
     ///
     /// ```
-    /// use pinfold::source::Source;
+    /// use pinfold::{ErrorKind, source::Source};
     /// # use std::{borrow::Cow, io, sync::Arc};
     /// use std::sync::mpsc::{Sender, channel};
     /// use std::time::Duration;
@@ -485,7 +485,8 @@ pub trait Source: Send + Sync + Debug {
     /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
     /// let (asks, _nobody_answers) = channel();
     /// let file = cache.attach("silent", Arc::new(Asking(asks)))?;
-    /// let Err(ErrorKind::Read { cause, .. }) = file.read_at(&mut [0; 8], 0) else { panic!() };
+    /// let error = file.read_at(&mut [0; 8], 0).unwrap_err();
+    /// let ErrorKind::Read { cause, .. } = error.kind() else { panic!() };
     /// assert_eq!(cause.kind(), io::ErrorKind::TimedOut);
     /// # Ok::<(), pinfold::Error>(())
     /// ```

@@ -57,9 +57,9 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
 /// to date at the fork, from a private copy: neither process sees what the other does to its
 /// memory. Whatever needs more than that (a miss, opening a file, `prefetch`, a pin that must move
-/// a folio, advice, invalidation, a new [`Reader`]) fails with [`ErrorKind::Forked`], because the child
-/// has none of the cache's threads, and their locks may have been held at the fork. Three calls
-/// that cannot fail return nothing instead: [`stats`](Self::stats) is all zeros,
+/// a folio, advice, invalidation, a new [`Reader`]) fails with [`ErrorKind::Forked`], because the
+/// child has none of the cache's threads, and their locks may have been held at the fork. Three
+/// calls that cannot fail return nothing instead: [`stats`](Self::stats) is all zeros,
 /// [`pins`](Self::pins) is `None`, [`compact`](Self::compact) is false. The `try_` calls return
 /// `None` for what was not cached. Dropping a handle in the child frees nothing: the child keeps
 /// its copy of the cache's memory until it ends or calls exec.

@@ -372,8 +372,8 @@ impl Error {
     }
 
     /// The error as one word for programs, logs and other languages: the variant's name in lower
-    /// case with hyphens, `no-memory` for [`ErrorKind::NoMemory`]. Codes are stable: later versions may
-    /// add codes, but never rename one or change its meaning. Messages may change.
+    /// case with hyphens, `no-memory` for [`ErrorKind::NoMemory`]. Codes are stable: later versions
+    /// may add codes, but never rename one or change its meaning. Messages may change.
     ///
     /// ```
     /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;

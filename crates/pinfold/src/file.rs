@@ -308,8 +308,8 @@ impl File {
 
     /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
-    /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for no
-    /// more memory, and every read of something that is not cached gets that error.
+    /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
+    /// no more memory, and every read of something that is not cached gets that error.
     ///
     /// Cost: if all is cached, the reads are done in blocks of 16, so that the processor's cache
     /// misses overlap. That pays from about eight reads of distant pages on; a batch of fewer than

@@ -205,9 +205,9 @@
 //!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read single
 //!   pages.
 //!
-//! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a miss
-//! fails with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep guards
-//! for as long as you look at the bytes, and copy what you keep for longer.
+//! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a
+//! miss fails with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep
+//! guards for as long as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
 //! [`FolioRef::is_current`] says so.

@@ -107,10 +107,10 @@ impl Cache {
     /// deadlines.
     ///
     /// # Errors
-    /// [`ErrorKind::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
-    /// [`ErrorKind::FolioSize`] if [`Options::folio_max_bytes`] is no size of a folio;
-    /// [`ErrorKind::Reserve`] if the system refuses the memory; [`ErrorKind::Thread`] if it refuses the
-    /// thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
+    /// [`ErrorKind::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above
+    /// [`BUDGET_MAX_BYTES`]; [`ErrorKind::FolioSize`] if [`Options::folio_max_bytes`] is no size of
+    /// a folio; [`ErrorKind::Reserve`] if the system refuses the memory; [`ErrorKind::Thread`] if
+    /// it refuses the thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
     /// [`ErrorKind::ForkHandler`] if it has no memory to remember what to call in a forked child.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
@@ -167,8 +167,8 @@ impl Cache {
     /// again.
     ///
     /// # Errors
-    /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Length`] if its length cannot be
-    /// read; [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Length`] if its length cannot
+    /// be read; [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -177,8 +177,8 @@ impl Cache {
     /// only cached takes these.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and [`ErrorKind::Open`] if direct I/O is demanded and not supported, or
-    /// if the file is open already and read through the kernel's page cache.
+    /// As [`open`](Self::open), and [`ErrorKind::Open`] if direct I/O is demanded and not
+    /// supported, or if the file is open already and read through the kernel's page cache.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
@@ -209,10 +209,10 @@ impl Cache {
     /// unless the file is open: then the call fails. So no handle ever sees bytes of two versions.
     ///
     /// # Errors
-    /// [`ErrorKind::SourceChanged`] if the object is open in another version; [`ErrorKind::BadSource`] if
-    /// [`Source::identity`] panics, or the cache cannot serve the source's alignment;
-    /// [`ErrorKind::Length`] if the source cannot report its length; [`ErrorKind::TooLong`] if the length
-    /// is above 2^63 - 4096; [`ErrorKind::Forked`].
+    /// [`ErrorKind::SourceChanged`] if the object is open in another version;
+    /// [`ErrorKind::BadSource`] if [`Source::identity`] panics, or the cache cannot serve the
+    /// source's alignment; [`ErrorKind::Length`] if the source cannot report its length;
+    /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
         let backing = Backing::new(source, self.core.engine.clone());

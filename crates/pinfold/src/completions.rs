@@ -122,8 +122,8 @@ impl Completions {
     /// Nothing to wait for yet.
     ///
     /// # Errors
-    /// [`ErrorKind::Eventfd`]: the process has as many descriptors as it may have, or the system has no
-    /// memory; [`ErrorKind::ForkHandler`].
+    /// [`ErrorKind::Eventfd`]: the process has as many descriptors as it may have, or the system
+    /// has no memory; [`ErrorKind::ForkHandler`].
     pub fn new() -> Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = event.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;

@@ -540,25 +540,29 @@ mod tests {
         ErrorKind::FolioSize { .. } =
             ErrorKind::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
             => "folio-size", Cache;
-        ErrorKind::Reserve { .. } = ErrorKind::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
+        ErrorKind::Reserve { .. } =
+            ErrorKind::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
         ErrorKind::ForkHandler { .. } =
             ErrorKind::ForkHandler { cause: cause() } => "fork-handler", Cache;
         ErrorKind::Eventfd { .. } =
             ErrorKind::Eventfd { cause: cause() } => "eventfd", Cache;
         ErrorKind::Thread { .. } =
             ErrorKind::Thread { name: "thread", cause: cause() } => "thread", Cache;
-        ErrorKind::Open(_) = ErrorKind::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))
+        ErrorKind::Open(_) =
+            ErrorKind::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))
             => "open", File;
         ErrorKind::TooManyFiles { .. } =
             ErrorKind::TooManyFiles { path: path(), most: 1 } => "too-many-files", File;
         ErrorKind::Range { .. } =
             ErrorKind::Range { path: path(), offset: PLACE, bytes: 2 } => "range", Place;
         ErrorKind::RangeReversed { .. } =
-            ErrorKind::RangeReversed { path: path(), start: PLACE, end: 1 } => "range-reversed", Place;
+            ErrorKind::RangeReversed { path: path(), start: PLACE, end: 1 }
+            => "range-reversed", Place;
         ErrorKind::BeyondEnd { .. } =
             ErrorKind::BeyondEnd { path: path(), page: PLACE, len_bytes: 2 } => "beyond-end", Place;
         ErrorKind::TooManyReferences { .. } =
-            ErrorKind::TooManyReferences { path: path(), page: PLACE } => "too-many-references", Place;
+            ErrorKind::TooManyReferences { path: path(), page: PLACE }
+            => "too-many-references", Place;
         ErrorKind::TooManyReaders { .. } =
             ErrorKind::TooManyReaders { most: 1 } => "too-many-readers", Cache;
         // It fails at any page.
@@ -569,7 +573,8 @@ mod tests {
         ErrorKind::Read { .. } =
             ErrorKind::Read { path: path(), offset: PLACE, asked_bytes: 2, cause: cause() }
             => "read", Place;
-        ErrorKind::Length { .. } = ErrorKind::Length { path: path(), cause: cause() } => "length", File;
+        ErrorKind::Length { .. } =
+            ErrorKind::Length { path: path(), cause: cause() } => "length", File;
         ErrorKind::BadSource { .. } =
             ErrorKind::BadSource { path: path(), cause: cause() } => "bad-source", File;
         ErrorKind::TooLong { .. } =
@@ -624,7 +629,8 @@ mod tests {
             => "outside-pin", Place;
         // Its holders name their files.
         ErrorKind::StillPinned { .. } =
-            ErrorKind::StillPinned { pinned_bytes: 1, holders: Vec::new() } => "still-pinned", Cache;
+            ErrorKind::StillPinned { pinned_bytes: 1, holders: Vec::new() }
+            => "still-pinned", Cache;
     }
 
     /// The variant's name in lower case with hyphens.

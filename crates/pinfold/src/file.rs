@@ -79,10 +79,10 @@ impl File {
     /// atomic add and one subtraction per folio.
     ///
     /// # Errors
-    /// [`ErrorKind::Range`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the source
-    /// fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached;
-    /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that wait for
-    /// one fill get its error. The error is not kept: the next read tries again.
+    /// [`ErrorKind::Range`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
+    /// source fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached;
+    /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that
+    /// wait for one fill get its error. The error is not kept: the next read tries again.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.handle.read_at(buf, offset)
@@ -110,8 +110,9 @@ impl File {
     /// read: each has a reference to it until it is polled, and none waits for the others.
     ///
     /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::TooManyReferences`] if
-    /// its folio has four million references; otherwise as [`read_at`](Self::read_at).
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file;
+    /// [`ErrorKind::TooManyReferences`] if its folio has four million references; otherwise as
+    /// [`read_at`](Self::read_at).
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
         self.handle.get(page)
@@ -157,7 +158,8 @@ impl File {
     ///
     /// # Errors
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
-    /// dropped. If the budget cannot hold all of the pages at once, that is [`ErrorKind::NoMemory`].
+    /// dropped. If the budget cannot hold all of the pages at once, that is
+    /// [`ErrorKind::NoMemory`].
     pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
         GetMany::new(&self.handle, pages)
     }
@@ -262,8 +264,8 @@ impl File {
     /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
     ///
     /// # Errors
-    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::ForeignReader`] if the
-    /// reader belongs to another cache.
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::ForeignReader`]
+    /// if the reader belongs to another cache.
     #[inline]
     pub fn try_borrow<'f, 'r>(
         &'f self,
@@ -346,8 +348,8 @@ impl File {
     ///
     /// # Errors
     /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
-    /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget at
-    /// once, beside what others hold.
+    /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget
+    /// at once, beside what others hold.
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         self.handle.get_many(pages)
@@ -426,9 +428,9 @@ impl File {
     /// moved.
     ///
     /// # Errors
-    /// Nothing stays pinned after an error. [`ErrorKind::PinRange`] if the range is empty, reversed, or
-    /// ends beyond the file; [`ErrorKind::PinTooLarge`] if it can never fit the budget;
-    /// [`ErrorKind::PinHeld`] if a folio must move and its holders do not release it;
+    /// Nothing stays pinned after an error. [`ErrorKind::PinRange`] if the range is empty,
+    /// reversed, or ends beyond the file; [`ErrorKind::PinTooLarge`] if it can never fit the
+    /// budget; [`ErrorKind::PinHeld`] if a folio must move and its holders do not release it;
     /// [`ErrorKind::TooManyPins`]; otherwise as [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
@@ -466,8 +468,8 @@ impl File {
     /// those in use, whose holders keep the bytes. The source gets the hint as well.
     ///
     /// # Errors
-    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::Range`] if it ends
-    /// above 2^63 - 1; [`ErrorKind::Forked`].
+    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::Range`] if it
+    /// ends above 2^63 - 1; [`ErrorKind::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
         let pages = self.pages(&range)?;
         self.handle.core.check_owner()?;
@@ -506,8 +508,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// Nothing is dropped after an error. [`ErrorKind::RangeReversed`] and [`ErrorKind::Range`] as for
-    /// [`advise`](Self::advise); [`ErrorKind::Length`] if the source cannot report its length;
+    /// Nothing is dropped after an error. [`ErrorKind::RangeReversed`] and [`ErrorKind::Range`] as
+    /// for [`advise`](Self::advise); [`ErrorKind::Length`] if the source cannot report its length;
     /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = self.pages(&range)?;

@@ -277,10 +277,8 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 fn forked<T: std::fmt::Debug>(polled: &Poll<Result<T, Error>>) {
-    assert!(
-        matches!(&polled, Poll::Ready(Err(error)) if matches!(error.kind(), ErrorKind::Forked { .. })),
-        "{polled:?}"
-    );
+    let Poll::Ready(Err(error)) = &polled else { panic!("{polled:?}") };
+    assert!(matches!(error.kind(), ErrorKind::Forked { .. }), "{polled:?}");
 }
 
 /// Whatever state it was in at the fork. It would wait for a thread that is not there.

@@ -828,10 +828,8 @@ fn a_waker_may_call_the_cache_while_a_length_changes() {
         file.invalidate(0..0).unwrap();
         assert_eq!(woken.load(Ordering::SeqCst), 1);
         let polled = poll(get, &waker);
-        assert!(
-            matches!(&polled, Poll::Ready(Err(error)) if matches!(error.kind(), ErrorKind::BeyondEnd { .. })),
-            "{polled:?}"
-        );
+        let Poll::Ready(Err(error)) = &polled else { panic!("{polled:?}") };
+        assert!(matches!(error.kind(), ErrorKind::BeyondEnd { .. }), "{polled:?}");
         source.set(Gate::Open);
     });
 }
@@ -962,10 +960,8 @@ fn a_future_that_has_returned_keeps_nothing() {
     slow.invalidate(0..0).unwrap();
     assert!(matches!(poll(read.as_mut(), Waker::noop()), Poll::Ready(Ok(0))));
     let polled = poll(get.as_mut(), Waker::noop());
-    assert!(
-        matches!(&polled, Poll::Ready(Err(error)) if matches!(error.kind(), ErrorKind::BeyondEnd { .. })),
-        "{polled:?}"
-    );
+    let Poll::Ready(Err(error)) = &polled else { panic!("{polled:?}") };
+    assert!(matches!(error.kind(), ErrorKind::BeyondEnd { .. }), "{polled:?}");
     // The claims are another's now.
     let mut buf = vec![0; 40 * PAGE as usize];
     let other = drive(pin!(slow.read_at_async(&mut buf, 0))).map(Result::ok);

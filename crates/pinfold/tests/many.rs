@@ -392,7 +392,7 @@ fn pages_behind_the_end_are_the_single_calls_error() {
     let subject = scattered(8 << 20);
     let reader = subject.cache.reader().unwrap();
     for page in [PAGES, 1 << 40, 1 << 52, u64::MAX] {
-        let beyond = |error: &Error| matches!(error.kind(), ErrorKind::BeyondEnd { page: it, .. } if *it == page);
+        let beyond = |error: &Error| matches!(*error.kind(), ErrorKind::BeyondEnd { page: it, .. } if it == page);
         for pages in [vec![page], vec![0, page], vec![page, u64::MAX, 7]] {
             assert!(beyond(&subject.file.get_many(&pages).unwrap_err()));
             assert!(beyond(&subject.file.borrow_many(&pages, &reader).unwrap_err()));

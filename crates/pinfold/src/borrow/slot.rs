@@ -223,8 +223,8 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`ErrorKind::ForeignReader`] if it is another cache's: threads that freeze scan the readers of
-    /// their own cache only.
+    /// [`ErrorKind::ForeignReader`] if it is another cache's: threads that freeze scan the readers
+    /// of their own cache only.
     pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
         if reader.is_of(&self.core.readers) {
             return Ok(());
@@ -435,8 +435,9 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyReferences`] if the folio has four million references; [`ErrorKind::Forked`] in
-    /// a child that was forked while another thread tried to evict or move it.
+    /// [`ErrorKind::TooManyReferences`] if the folio has four million references;
+    /// [`ErrorKind::Forked`] in a child that was forked while another thread tried to evict or move
+    /// it.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
         let count = &self.handle().core.frames.frame(head).count;

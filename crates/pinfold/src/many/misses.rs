@@ -98,8 +98,8 @@ impl<'a> Absent<'a> {
     /// or could not be begun.
     ///
     /// # Errors
-    /// As for [`fill::prepare`] of the first group, and [`ErrorKind::Forked`](crate::ErrorKind::Forked): an
-    /// error concerns all that was added.
+    /// As for [`fill::prepare`] of the first group, and
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
     pub(super) fn read(self) -> Result<()> {
         if self.pages.is_empty() {
             return Ok(());

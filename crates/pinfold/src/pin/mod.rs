@@ -151,8 +151,8 @@ impl PinnedRange {
     /// Free on a page boundary; elsewhere the page that both parts have is pinned once more.
     ///
     /// # Errors
-    /// The range is unchanged after an error. [`ErrorKind::OutsidePin`] if `at` is outside the range;
-    /// [`ErrorKind::TooManyPins`] if the shared page cannot be pinned once more.
+    /// The range is unchanged after an error. [`ErrorKind::OutsidePin`] if `at` is outside the
+    /// range; [`ErrorKind::TooManyPins`] if the shared page cannot be pinned once more.
     #[track_caller]
     pub fn split_off(&mut self, at: u64) -> Result<PinnedRange> {
         if at < self.start || at > self.end {

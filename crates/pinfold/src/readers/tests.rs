@@ -37,9 +37,8 @@ fn what_any_slot_of_any_record_announces_is_found() {
 fn records_are_used_again_and_no_more_than_there_can_be() {
     let readers = Arc::new(Readers::new(Barrier::FullFence));
     let mut seats: Vec<_> = (0..READERS_MAX).map(|_| readers.register().unwrap()).collect();
-    assert!(
-        matches!(readers.register(), Err(error) if matches!(error.kind(), ErrorKind::TooManyReaders { most: READERS_MAX }))
-    );
+    let error = readers.register().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::TooManyReaders { most: READERS_MAX }), "{error:?}");
     let left = seats.swap_remove(100).number;
     assert_eq!(readers.register().unwrap().number, left);
     drop(seats);

@@ -170,8 +170,8 @@ pub enum Start {
 ///   a time for each source. Requests that a future or a batch waits for go before reads ahead, and
 ///   any number of them may be queued. If all workers are busy with other sources, a batch reads in
 ///   its own thread. A future tries again whenever a read ends. It fails with
-///   [`ErrorKind::Read`](crate::ErrorKind::Read) of kind [`io::ErrorKind::TimedOut`] after two seconds in
-///   which none ended, or after thirty if reads are under way.
+///   [`ErrorKind::Read`](crate::ErrorKind::Read) of kind [`io::ErrorKind::TimedOut`] after two
+///   seconds in which none ended, or after thirty if reads are under way.
 /// - **Reading ahead**, which includes prefetches, makes requests of at most a window; for
 ///   [`Hint::WillNeed`] that is `readahead_max_bytes`, or 64 KiB if that is 0.
 ///   [`start`](Self::start) is asked first. What it calls unsupported, the worker threads carry

@@ -65,9 +65,9 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// its copy of the cache's memory until it ends or calls exec.
 ///
 /// A cache that the child makes has threads, as every cache has. Rust's standard library and glibc
-/// hold locks of the whole process while a thread starts or ends. If one of the parent's threads did
-/// so at the fork, the child's first thread waits for ever. So a program whose threads come and go
-/// should call exec in the child before it makes a cache.
+/// hold locks of the whole process while a thread starts or ends. If one of the parent's threads
+/// did so at the fork, the child's first thread waits for ever. So a program whose threads come and
+/// go should call exec in the child before it makes a cache.
 ///
 /// open(2) warns of forking while direct I/O to private memory is in flight. Linux 6.3 and later
 /// give the child copies of such memory. On older kernels a program that forks without an
@@ -168,7 +168,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Length`] if its length cannot
-    /// be read; [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
+    /// be read; [`ErrorKind::TooManyFiles`]; [`ErrorKind::TooLong`] if the length is above 2^63 -
+    /// 4096; [`ErrorKind::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -252,8 +253,8 @@ impl Cache {
     /// one per thread for as long as the thread borrows: registering takes a mutex.
     ///
     /// # Errors
-    /// [`ErrorKind::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them;
-    /// [`ErrorKind::Forked`].
+    /// [`ErrorKind::TooManyReaders`] if all [`READERS_MAX`](crate::READERS_MAX) records are in use
+    /// (a reader has one, and up to four after large batches of borrows); [`ErrorKind::Forked`].
     pub fn reader(&self) -> Result<Reader> {
         self.core.check_owner()?;
         self.core.readers.register().map(Reader::new)

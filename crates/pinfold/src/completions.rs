@@ -36,13 +36,13 @@ use crate::sync::locks::Mutex;
 /// What has come of an operation that was begun with [`Completions`].
 #[derive(Debug)]
 pub struct Completion {
-    /// What the program called it.
+    /// The number that the program gave the operation.
     pub user_data: u64,
     /// What came of it.
     pub outcome: Outcome,
 }
 
-/// Part of a [`Completion`].
+/// The result of an operation, by the call that began it: part of a [`Completion`].
 #[derive(Debug)]
 pub enum Outcome {
     /// Of [`Completions::read_at`].

@@ -15,8 +15,8 @@ use crate::source::{OpenError, Truncated};
 /// once but was opened by several paths is named by the first. [`kind`](Self::kind) has the same
 /// for programs.
 ///
-/// An error is one word, so that a result is hardly larger than what it is for. Cloning it counts
-/// a share, and allocates nothing.
+/// An error is one pointer, so that results are small. A clone adds one to a count, and allocates
+/// nothing.
 ///
 /// ```
 /// use pinfold::{Cache, ErrorKind, Options};
@@ -140,7 +140,7 @@ pub enum ErrorKind {
         page: u64,
     },
     /// The cache has as many [`Reader`](crate::Reader)s as it can.
-    #[error("there are {most} readers of this cache already, and there can be no more")]
+    #[error("all {most} records for readers of this cache are in use")]
     TooManyReaders {
         /// The most readers at once.
         most: usize,
@@ -161,7 +161,8 @@ pub enum ErrorKind {
         /// The process ID of the process that made the cache.
         owner: u32,
     },
-    /// The source failed, or panicked.
+    /// The source failed or panicked, its deadline passed, or no thread of the cache was free for a
+    /// future. In the last two cases `cause` is of kind [`TimedOut`](io::ErrorKind::TimedOut).
     #[error("cannot read {} at {offset} ({asked_bytes} bytes wanted): {cause}", path.display())]
     Read {
         /// The file.

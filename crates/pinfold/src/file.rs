@@ -66,9 +66,10 @@ impl File {
 
     /// Copies bytes of the file to `buf`, as pread(2) does. Returns how many: `buf.len()`, fewer at
     /// the end of the file, 0 beyond it. What is not cached is read from the source, and the call
-    /// waits for it without a time limit, unless the source has one (see
-    /// [`Source::deadline`](crate::source::Source::deadline)). The same is true of all other calls
-    /// here that read, but for the `try_` calls and the futures.
+    /// waits for it without a time limit: a source that wants one keeps it in its own `read_at`.
+    /// The other blocking calls wait in the same way.
+    /// [`Source::deadline`](crate::source::Source::deadline) limits reads of futures, reads ahead,
+    /// and the reads of a batch but its first.
     ///
     /// The bytes that come from one folio are a snapshot of one moment. `buf` beyond the returned
     /// count, and all of it after an error, is unspecified.
@@ -95,19 +96,20 @@ impl File {
     /// A value that spans two pages lies in one piece in [`FolioRef::folio`], if both pages are in
     /// one folio; otherwise [`read_at`](Self::read_at) copies it.
     ///
-    /// Cost of a hit: a look-up and one atomic add on the folio's line, and one subtraction when
-    /// the guard is dropped. Nothing is copied.
+    /// Cost of a hit: a look-up and one atomic addition on the folio's line, and one subtraction
+    /// when the guard is dropped. The first guard of a large folio may cost more: once large folios
+    /// with guards take a 20th of the budget, the call takes the file's mutex, splits the folio,
+    /// and copies the page.
     ///
     /// # What guards keep
     /// Guards of n pages keep at most 2n pages in memory, or a tenth of the budget, whichever is
     /// more, however large the folios are that the pages were read in. A guard keeps its folio as
-    /// long as it lives, even of a file that was invalidated. Of large folios only a 20th of the
-    /// budget is kept as a whole; another one is split when the first guard of it is taken, once.
-    /// It cannot be split, and is kept as a whole beyond that bound, if one of its pages is pinned
-    /// or borrowed at that moment, if other threads read it all the time, or if the index finds no
-    /// memory for its pieces. Nor can the folio of a borrow that is
-    /// [upgraded](crate::Borrowed::upgrade), nor one for which several futures waited while it was
-    /// read: each has a reference to it until it is polled, and none waits for the others.
+    /// long as it lives, even of a file that was invalidated. Large folios with guards may take a
+    /// 20th of the budget. Beyond that, the first guard of a large folio splits it, and keeps its
+    /// page alone. A folio cannot be split while one of its pages is pinned or borrowed, while
+    /// other threads read it all the time, while several futures that waited for it were not all
+    /// polled yet, or if there is no memory for the index of its pieces. Then the guard keeps the
+    /// whole folio, even beyond the bound. So does [`Borrowed::upgrade`](crate::Borrowed::upgrade).
     ///
     /// # Errors
     /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file;
@@ -127,14 +129,14 @@ impl File {
     /// never gets `buf`, which may have been filled in part. While memory is short, futures wait
     /// for it in turn, and fail with [`ErrorKind::NoMemory`] as threads do.
     ///
-    /// Cost of a hit: that of `read_at`. Of a miss: the read, and one wake-up by the thread that
-    /// completes it.
+    /// Cost of a hit: that of `read_at`, and some 20 instructions. Of a miss: the read, an
+    /// allocation, and one wake-up by the thread that completes it.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at). [`ErrorKind::Read`] is of kind
+    /// As [`read_at`](Self::read_at). The cause of [`ErrorKind::Read`] is of kind
     /// [`TimedOut`](std::io::ErrorKind::TimedOut) if the source's
-    /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads are
-    /// busy with other sources for too long.
+    /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads were
+    /// busy with other sources for too long ([`Source`](crate::source::Source) says how long).
     #[inline]
     pub fn read_at_async<'b>(&self, buf: &'b mut [u8], offset: u64) -> Read<'_, 'b> {
         Read::new(&self.handle, buf, offset)
@@ -151,10 +153,11 @@ impl File {
 
     /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. A page may occur
     /// more than once. The first poll starts a read for each page that is not cached, as far as
-    /// memory goes: futures together may have a quarter of the budget on its way. Guards are held
-    /// while the others are waited for.
+    /// memory goes: the futures of one file may have a quarter of the budget on its way, those of
+    /// all files half; one future of each file may always begin. Guards are held while the others
+    /// are waited for.
     ///
-    /// Cost: at most that of as many `get_async`, and an allocation.
+    /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///
     /// # Errors
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
@@ -174,8 +177,10 @@ impl File {
     /// takes a counted reference, as [`get`](Self::get) does.
     ///
     /// A guard with a slot keeps its whole folio, of up to 2 MiB and at most a 64th of the budget
-    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of one reader
-    /// keep at most a quarter of the budget. One with a counted reference keeps what `get` says.
+    /// ([`Options::folio_max_bytes`](crate::Options::folio_max_bytes)): so the borrows of a reader
+    /// with 16 slots keep at most a quarter of the budget. A reader that
+    /// [`borrow_many`](Self::borrow_many) has given 64 slots can keep all of it. One with a counted
+    /// reference keeps what `get` says.
     ///
     /// # Errors
     /// As [`get`](Self::get); [`ErrorKind::ForeignReader`] if the reader belongs to another cache.
@@ -313,14 +318,14 @@ impl File {
     /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
     /// no more memory, and every read of something that is not cached gets that error.
     ///
-    /// Cost: if all is cached, the reads are done in blocks of 16, so that the processor's cache
-    /// misses overlap. That pays from about eight reads of distant pages on; a batch of fewer than
-    /// four is that many calls of `read_at` (`cargo pinfold bench batch --cases memory` measures
-    /// both). What is not cached is read concurrently, for up to 64 of `reads` and 16 MiB at a time:
-    /// adjacent pages by one read; what is beyond that, one after the other. Where the file is one of the system's that is read directly, one system
-    /// call submits these reads and waits for them; otherwise the first is made in this thread,
-    /// the others by one submission to the source. The batch holds nothing from one read to the
-    /// next, and so may be of any size, whatever the budget is.
+    /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
+    /// That pays from about eight reads of distant pages on; with fewer than four, hits are done
+    /// one by one (`cargo pinfold bench batch --cases memory` measures both). Cost of misses: 64 of
+    /// `reads` are handled at a time. Of these, up to 16 MiB are read at once, adjacent pages by
+    /// one read; what is left is read one by one. For a file that is read by direct I/O, one system
+    /// call submits these reads and waits for them. For other sources this thread makes the first
+    /// read, and the others are one submission to the source. The batch holds nothing from one read
+    /// to the next, and so may be of any size, whatever the budget is.
     ///
     /// # Errors
     /// The first error in the order of `reads`, which its result has, too.
@@ -333,8 +338,9 @@ impl File {
     /// `pages`. A page that is wanted twice has two guards, and is read once.
     ///
     /// Cost: that of as many calls of `get`, and an allocation for the list. The processor's cache
-    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many). The
-    /// guards together keep at most two pages each, or a tenth of the budget, as those of `get`.
+    /// misses overlap, and so do the reads from the source, as by [`read_many`](Self::read_many).
+    /// The guards together keep at most two pages each, or a tenth of the budget, as those of
+    /// `get`.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -358,11 +364,12 @@ impl File {
     /// All of `pages`, announced in slots of `reader` as by [`borrow`](Self::borrow), in the order
     /// of `pages`. A page that is wanted twice has two guards, and is read once.
     ///
-    /// Cost: that of as many calls of `borrow`, an allocation for the list, and one fence in all
-    /// where a borrow has one. A reader has 16 slots; the first batches that need more make further
-    /// ones, up to 64 in all, which the reader keeps. Guards for which none is free take a counted
-    /// reference, and an allocation. The processor's cache misses overlap, and so do the reads from
-    /// the source, as by [`read_many`](Self::read_many).
+    /// Cost: that of as many calls of `borrow`, an allocation for the list, and one fence for each
+    /// 16 pages where a borrow has one (for each page in a batch of fewer than four). A reader has
+    /// 16 slots; the first batches that need more make further ones, up to 64 in all, which the
+    /// reader keeps. Guards for which none is free take a counted reference, and an allocation. The
+    /// processor's cache misses overlap, and so do the reads from the source, as by
+    /// [`read_many`](Self::read_many).
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};

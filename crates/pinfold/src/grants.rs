@@ -42,7 +42,8 @@ pub(crate) struct Grants {
 struct List {
     /// The oldest first.
     folios: VecDeque<Grant>,
-    /// Pages of these, and of those that [`Grants::oldest_idle`] took off and that are not settled yet.
+    /// Pages of these, and of those that [`Grants::oldest_idle`] took off and that are not settled
+    /// yet.
     pages: u32,
 }
 

@@ -26,6 +26,8 @@
 //! - A *hit* is a call that finds the page in the cache; a *miss* has to read it from the source.
 //! - To *fill* a folio is to read it from the source.
 //! - A *guard* is a value that gives you a page's bytes in place, and keeps them there.
+//! - A *short read* is a `read_at` of at most 64 KiB within one folio, which takes no reference. It
+//!   returns all bytes that were asked for.
 //! - A *reference* keeps a folio in memory. It is counted in a word that all readers of the folio
 //!   share. A *borrow* keeps a folio, too, by a *slot*: a word that only its own thread stores.
 //!
@@ -40,7 +42,7 @@
 //! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is valid | nothing |
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio; an addition and subtraction for the call | all folios of the range |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same for each page, but the processor's cache misses overlap | the same for each page |
-//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async` | the same as without `async`, once it is ready |
+//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async`, and some 20 instructions | the same as without `async`, once it is ready |
 //! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
 //! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | the same as without `try` |
 //!
@@ -186,9 +188,10 @@
 //! | a miss of a page that another thread reads already | that read, and gets its error; but it repeats a read ahead that failed |
 //! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`ErrorKind::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
-//! | `read_at_async`, `get_async`, `get_many_async` | a poll waits for what `prefetch` waits for; for reads and memory the future waits, and no thread ([`futures`]) |
-//! | `Completions` | the same; the program waits, by its event loop |
-//! | `try_read_at`, `try_get`, `try_borrow` | nothing. A hit that starts the next readahead waits for what `prefetch` waits for |
+//! | `read_at_async`, `get_async`, `get_many_async` | a poll may take the file's mutex for a moment, and may evict. It waits for no read and for no memory: the future is woken ([`futures`]) |
+//! | `Completions` | as for futures. [`Completions::next`] waits for nothing; the program waits for the descriptor |
+//! | `try_read_at`, `try_get`, `try_borrow` | no read and no memory. A hit that starts the next readahead waits for what `prefetch` waits for |
+//! | the first guard of a large folio, by whatever call | at times, the file's mutex, and readers of that folio; no I/O ([`File::get`], "What guards keep") |
 //! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
 //! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
@@ -202,8 +205,8 @@
 //!   ([`File::get`] says when they cannot be).
 //! - A borrow keeps the *whole folio* of its page, and so does a pin: 4 KiB where pages are read at
 //!   random, up to 2 MiB, but at most a 64th of the budget, where a file was read in order.
-//!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read single
-//!   pages.
+//!   [`Options::folio_max_bytes`] limits that, and [`Hint::Random`] on a handle makes it read
+//!   single pages.
 //!
 //! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a
 //! miss fails with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep

@@ -99,7 +99,7 @@ impl Options {
     /// budget, whatever this says.
     ///
     /// Large folios make scans and hits cheaper. But a borrow keeps its whole folio, and so does a
-    /// pin: a program that keeps many of single pages can choose smaller ones. Counted guards need
+    /// pin: a program that keeps many single pages can choose smaller folios. Counted guards need
     /// no such choice: see [`File::get`](crate::File::get).
     #[must_use]
     pub fn folio_max_bytes(mut self, bytes: usize) -> Self {

@@ -1,9 +1,9 @@
 //! Admission: which folio a counted guard is taken of.
 //!
 //! A guard keeps its whole folio. So one of a large folio is only taken if the folio is granted
-//! (`grants`), or can be granted within the limit; otherwise the folio is split, and the guard is of
-//! the page alone. A hit asks nothing: of a large folio that is not granted, the entry says that no
-//! byte may be held (`Frame::holdable`), and so the hit takes the slow path, which calls this.
+//! (`grants`), or can be granted within the limit; otherwise the folio is split, and the guard is
+//! of the page alone. A hit asks nothing: of a large folio that is not granted, the entry says that
+//! no byte may be held (`Frame::holdable`), and so the hit takes the slow path, which calls this.
 //!
 //! 1. granted, or one page: it is taken;
 //! 2. it fits the limit, or would without others that nobody uses: those are revoked, the oldest
@@ -161,9 +161,9 @@ fn split<'a>(
     }
 }
 
-/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the page
-/// meanwhile; returns the frame that the caller has to free, and the futures that it wakes without
-/// the mutex.
+/// Moves the page, which is a folio of its own, to `place`, if there is one and nobody uses the
+/// page meanwhile; returns the frame that the caller has to free, and the futures that it wakes
+/// without the mutex.
 fn move_page(
     core: &Core,
     changing: &mut Changing<'_>,

@@ -215,8 +215,8 @@ impl Handle {
 }
 
 impl<'a> FolioRef<'a> {
-    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was admitted.
-    /// `None` if the file ended before that page.
+    /// Takes over the reference of `held`, whose folio has `page`, was up to date, and was
+    /// admitted. `None` if the file ended before that page.
     #[inline(always)]
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());

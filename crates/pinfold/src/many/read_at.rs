@@ -29,8 +29,9 @@ pub struct ReadAt<'b> {
     /// Where the bytes go. Past those that were read, and after an error, its contents are
     /// unspecified.
     pub buf: &'b mut [u8],
-    /// Set by `read_many`, whatever was there before: what [`File::read_at`](crate::File::read_at)
-    /// would have returned for this read.
+    /// `Ok(0)` at first. Set by `read_many` to what [`File::read_at`](crate::File::read_at) would
+    /// have returned; but after one error for want of memory, the reads after it that are not
+    /// cached get the same error without waiting.
     pub result: Result<usize>,
 }
 

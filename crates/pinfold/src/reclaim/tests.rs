@@ -293,3 +293,31 @@ fn nodes_that_are_not_needed_are_not_waited_for() {
         core.put(head);
     }
 }
+
+/// A cache of single pages, of which one in 16 is held, without a free block of 16.
+fn in_pieces(budget: u64) -> (Cache, File) {
+    let cache = Cache::new(Options::new(budget)).unwrap();
+    let file = cache.attach("pages", Arc::new(Memory::new(vec![7; budget as usize]))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    for page in 0..budget / 4096 * 7 / 8 {
+        let folio = file.get(page).unwrap();
+        if page % 16 == 3 {
+            std::mem::forget(folio);
+        }
+    }
+    while cache.core().frames.alloc(Order::new(4).unwrap()).is_some() {} // never freed
+    (cache, file)
+}
+
+#[test]
+fn nothing_is_moved_for_a_block_with_a_folio_that_stays() {
+    let (cache, file) = in_pieces(32 << 20);
+    for page in (5..6000).step_by(16) {
+        file.invalidate(page << 12..(page + 1) << 12).unwrap();
+    }
+    let order = Order::new(4).unwrap();
+    let before = cache.stats().migrations;
+    let made = super::compact::make_block(cache.core(), order);
+    let moved = cache.stats().migrations - before;
+    assert!(moved <= 16, "{moved} pages were moved for a block of 16 pages; made: {made}");
+}

@@ -74,6 +74,8 @@ mutants! {
     VainKeepsClaim,
     /// Futures that are to be woken together are not woken.
     LaterForgotten,
+    /// The ring's thread wakes nobody as long as requests end.
+    AbsorbsAll,
     /// The eventfd of completions is not written.
     EventUnwritten,
 

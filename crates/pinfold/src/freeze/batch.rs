@@ -50,10 +50,9 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 pub(crate) struct FrozenBatch<'a> {
     folios: &'a [Candidate],
-    mappings: &'a [Arc<Mapping>],
-    /// In the order of `mappings`.
+    /// In the order of the batch's `mappings`.
     changing: Vec<Changing<'a>>,
-    /// Per folio: the index of its mapping in `mappings`, or why it is not frozen.
+    /// Per folio: the index of its mapping, or why it is not frozen.
     states: Vec<Result<usize, InUse>>,
 }
 
@@ -61,7 +60,6 @@ pub(crate) struct FrozenBatch<'a> {
 #[derive(Debug)]
 pub(crate) struct Frozen<'a, 'b> {
     pub(crate) folio: Candidate,
-    pub(crate) mapping: &'a Arc<Mapping>,
     pub(crate) changing: &'b mut Changing<'a>,
 }
 
@@ -94,6 +92,11 @@ impl Batch {
         self.folios[n]
     }
 
+    /// The files of its folios.
+    pub(crate) fn mappings(&self) -> &[Arc<Mapping>] {
+        &self.mappings
+    }
+
     /// Steps 2 to 5, except for the caller's part.
     pub(crate) fn freeze(&self, core: &Core) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
@@ -115,7 +118,7 @@ impl Batch {
                 states[n] = Err(InUse::Borrowed);
             }
         }
-        FrozenBatch { folios: &self.folios, mappings: &self.mappings, changing, states }
+        FrozenBatch { folios: &self.folios, changing, states }
     }
 }
 
@@ -141,8 +144,7 @@ impl<'a> FrozenBatch<'a> {
     /// Why it is not frozen.
     pub(crate) fn get(&mut self, n: usize) -> Result<Frozen<'a, '_>, InUse> {
         let at = self.states[n]?;
-        let (mapping, changing) = (&self.mappings[at], &mut self.changing[at]);
-        Ok(Frozen { folio: self.folios[n], mapping, changing })
+        Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
     }
 }
 

@@ -12,8 +12,6 @@
 //! 6. limit the index's shadows, and remove files that have no pages left;
 //! 7. tell the policy which folios stayed.
 
-use std::sync::Arc;
-
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
 use crate::core::Core;
@@ -29,6 +27,13 @@ pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
 /// If index nodes take more than this many thousandths of the frames, shadows are dropped.
 const NODES_PER_MILLE: u64 = 9;
 
+/// The most folios evicted under one hold of their files' mutexes, for which the fills of these
+/// files wait. A membarrier for so many is a small part of what they cost.
+const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
+
+/// The most shadows dropped under one hold of a file's mutex.
+const SHADOWS_AT_ONCE: u64 = 64;
+
 /// Evicts in batches until `pages` are evicted or the effort is spent.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
@@ -37,7 +42,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     while let left = u64::from(pages).saturating_sub(sweep.counts().evicted_pages)
         && left > 0
     {
-        let victims = core.residency.next_victims(&core.frames, &mut sweep, left, Batch::MAX);
+        let victims = core.residency.next_victims(&core.frames, &mut sweep, left, FOLIOS_AT_ONCE);
         if victims.is_empty() {
             break;
         }
@@ -60,18 +65,29 @@ fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
     let mut frozen = batch.freeze(core);
     for n in 0..batch.len() {
         match frozen.get(n) {
-            Ok(frozen) => evicted.push(take_out(core, frozen, sweep)),
+            Ok(frozen) => {
+                take_out(core, frozen, sweep);
+                evicted.push(batch.folio(n));
+            }
             Err(why) => stayed.push((batch.folio(n).head, why)),
         }
     }
     drop(frozen);
-    for (folio, mapping) in evicted {
-        let order = folio.identity.order;
-        core.frames.free(folio.head, order);
-        core.counters.count(Event::Eviction);
-        core.counters.add(Event::EvictedBytes, order.bytes() as u64);
-        bound_shadows(core, &mapping);
-        core.retire(&mapping);
+    let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
+    core.counters.add(Event::Eviction, evicted.len() as u64);
+    core.counters.add(Event::EvictedBytes, bytes);
+    for folio in &evicted {
+        core.frames.free(folio.head, folio.identity.order);
+    }
+    for mapping in batch.mappings() {
+        let of_it = |folio: &&Candidate| folio.identity.mapping == mapping.id;
+        match evicted.iter().filter(of_it).count() {
+            0 => {}
+            folios => {
+                bound_shadows(core, mapping, folios);
+                core.retire(mapping);
+            }
+        }
     }
     for (head, why) in stayed {
         let answer = match why {
@@ -83,8 +99,8 @@ fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
 }
 
 /// Steps 3 and 4.
-fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) -> (Candidate, Arc<Mapping>) {
-    let Frozen { folio, mapping, changing } = frozen;
+fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
+    let Frozen { folio, changing, .. } = frozen;
     let page = folio.identity.index;
     let shadow = core.residency.answer(&core.frames, sweep, folio.head, Answer::Evicted);
     let mut writer = changing.writer(&core.nodes);
@@ -96,21 +112,25 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) -> (Candidat
     drop(writer);
     changing.folio_removed();
     core.frames.frame(folio.head).forget_identity();
-    (folio, mapping.clone())
 }
 
-/// Limits shadows to the cache's number of pages; where the index takes too much of the budget,
-/// drops nodes that hold nothing but shadows.
-fn bound_shadows(core: &Core, mapping: &Mapping) {
+/// After so many folios of a file were evicted: limits shadows to the cache's number of pages;
+/// where the index takes too much of the budget, drops nodes that hold nothing but shadows.
+fn bound_shadows(core: &Core, mapping: &Mapping, folios: usize) {
     let frames = u64::from(core.frames.frames());
-    let nodes = core.nodes.stats();
-    let too_many_nodes = nodes.nodes_in_use * <NodePool>::node_bytes() as u64
-        > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
-    let mut changing = mapping.change();
-    let mut writer = changing.writer(&core.nodes);
-    if writer.shadow_slots() > frames {
-        writer.drop_shadows(64, TrimWhere::Anywhere);
-    } else if too_many_nodes && writer.shadow_slots() > 0 {
-        writer.drop_shadows(64, TrimWhere::ShadowOnlyNodes);
+    // Each turn may drop as many as there are new ones, and lets other threads have the mutex.
+    for _ in 0..folios.div_ceil(SHADOWS_AT_ONCE as usize) {
+        let nodes = core.nodes.stats();
+        let too_many_nodes = nodes.nodes_in_use * <NodePool>::node_bytes() as u64
+            > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
+        let mut changing = mapping.change();
+        let mut writer = changing.writer(&core.nodes);
+        if writer.shadow_slots() > frames {
+            writer.drop_shadows(SHADOWS_AT_ONCE, TrimWhere::Anywhere);
+        } else if too_many_nodes && writer.shadow_slots() > 0 {
+            writer.drop_shadows(SHADOWS_AT_ONCE, TrimWhere::ShadowOnlyNodes);
+        } else {
+            break;
+        }
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { ring_depth: 256, ring_ahead: 128, workers_max: 16, lane_max: 128 }
+        // One file alone has half of the ring. Devices gain up to 256 reads and more.
+        Self { ring_depth: 512, ring_ahead: 128, workers_max: 16, lane_max: 128 }
     }
 }
 

@@ -32,6 +32,12 @@
 //! or `close` found it so and wrote to the eventfd, or a completion came. So a request put in
 //! while `awake` is seen before the driver sleeps, and one put in while `asleep` wakes it.
 //!
+//! # Wake-ups
+//! The futures that waited for what has ended are woken together, when nothing more has completed
+//! or [`ABSORBED_MAX`] requests have ended, and after all that waited for a slot was handed to the
+//! kernel. A future's thread often preempts the driver as it is woken: the device then has its
+//! work, and the thread finds many pages at once.
+//!
 //! # When the kernel refuses the ring later
 //! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
 //! nothing ([`Start::Unsupported`]), and plain reads carry out the requests that were taken, on a
@@ -44,7 +50,7 @@
 //!
 //! Called by: `disk.rs` (start) and `engine.rs` (life).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -59,6 +65,7 @@ use super::descriptor::{Descriptor, Iovecs};
 use super::request::{Direction, Request};
 use super::waiting::Waiting;
 use super::{Start, pool};
+use crate::mutant::{self, Mutant};
 use crate::wait;
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
@@ -66,6 +73,9 @@ const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 /// How often one request is tried again after the kernel gave it back undone.
 pub(super) const RETRIES_MAX: u8 = 8;
+/// The driver wakes the futures that waited for what it has finished after so many requests at the
+/// latest.
+pub(super) const ABSORBED_MAX: usize = 64;
 /// Pause after the kernel had no memory to take requests.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -86,7 +96,8 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    files: HashMap<Key, Served>,
+    // Mostly of one or two, where a tree is faster than a hash.
+    files: BTreeMap<Key, Served>,
     /// Requests with a slot that the driver has not seen.
     begun: VecDeque<Left>,
     /// Slots that no request has.
@@ -179,7 +190,7 @@ impl Ring {
         assert!(depth > 0);
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let state = State {
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             begun: VecDeque::new(),
             free: depth,
             taken: 0,
@@ -193,15 +204,17 @@ impl Ring {
         // A single-issuer ring belongs to the thread that makes it.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let of_driver = Arc::clone(&shared);
+        let endless = mutant::on(Mutant::AbsorbsAll);
+        let absorbed_max = if endless { usize::MAX } else { ABSORBED_MAX };
         // The submission queue's entries; see "Bounds".
         let entries = 2 * depth + 1;
         let driver =
             std::thread::Builder::new().name("pinfold-ring".into()).spawn(move || match set_up(
                 entries,
             ) {
-                Ok((ring, gone)) => {
+                Ok(kernel) => {
                     tell.send(Ok(())).expect("`open` waits for this");
-                    Driver::new(of_driver, ring, gone).run();
+                    Driver::new(of_driver, kernel, absorbed_max).run();
                 }
                 Err(cause) => tell.send(Err(cause)).expect("`open` waits for this"),
             })?;
@@ -306,7 +319,7 @@ pub(super) fn set_up(entries: usize) -> io::Result<(IoUring, PipeReader)> {
     let entries = u32::try_from(entries).map_err(io::Error::other)?.next_power_of_two();
     // A forked child must not see the queues.
     let mut best = IoUring::builder();
-    best.dontfork().setup_single_issuer().setup_defer_taskrun();
+    best.dontfork().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
     let ring = match best.build(entries) {
         Ok(ring) => ring,
         // Before Linux 6.1 these flags are unknown.
@@ -359,6 +372,7 @@ struct Driver {
     free: Vec<usize>,
     wake_count: Box<u64>,
     wake_armed: bool,
+    absorbed_max: usize,
 }
 
 /// What the driver does next.
@@ -384,7 +398,7 @@ impl Drop for AbortOnUnwind {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>, ring: IoUring, gone: PipeReader) -> Self {
+    fn new(shared: Arc<Shared>, (ring, gone): (IoUring, PipeReader), absorbed_max: usize) -> Self {
         let depth = shared.depth;
         Self {
             shared,
@@ -395,6 +409,7 @@ impl Driver {
             free: (0..depth).rev().collect(),
             wake_count: Box::new(0),
             wake_armed: false,
+            absorbed_max,
         }
     }
 
@@ -419,13 +434,37 @@ impl Driver {
                 Turn::LookAgain => {}
                 Turn::End => break,
             }
-            self.shared.state.lock().asleep = false;
-            for (slot, flight) in self.reap() {
-                self.launch(slot, flight);
-            }
+            let mut absorbed = Ok(());
+            wait::together(|| absorbed = self.absorb());
+            absorbed?;
         }
         assert!(self.flights.iter().all(Option::is_none));
         Ok(())
+    }
+
+    /// Finishes what has completed, and hands the kernel what takes its slots, until nothing more
+    /// has completed or [`ABSORBED_MAX`] requests are finished. The futures that waited for them
+    /// are woken when it returns: the driver then has nothing to do but to wait, so it loses
+    /// nothing if one that is woken takes its processor.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    fn absorb(&mut self) -> io::Result<()> {
+        self.shared.state.lock().asleep = false;
+        let mut finished = 0;
+        // Ends: each turn finishes a request, or is the last.
+        loop {
+            let (again, now) = self.reap();
+            for (slot, flight) in again {
+                self.launch(slot, flight);
+            }
+            finished += now;
+            if now == 0 || finished >= self.absorbed_max {
+                return Ok(());
+            }
+            self.launch_begun();
+            self.submit()?;
+        }
     }
 
     /// Goes on without the ring; see the head of the file.
@@ -437,7 +476,7 @@ impl Driver {
             state.refused = Some(format!("refused since: {cause}"));
             state.take_all()
         };
-        let mut free: Vec<_> = self.reap().into_iter().map(|(_, flight)| flight.into()).collect();
+        let mut free: Vec<_> = self.reap().0.into_iter().map(|(_, flight)| flight.into()).collect();
         free.extend(waiting);
         for user_data in std::mem::take(&mut self.unseen) {
             if user_data == WAKE {
@@ -478,6 +517,28 @@ impl Driver {
             let why = request.stop().expect("it was asked to stop");
             ended.push((None, request, Err(why.error())));
         }
+        self.launch_all(begun, &mut ended);
+        if stops {
+            self.cancel_stopped();
+        }
+        if ended.is_empty() {
+            return Turn::Wait;
+        }
+        self.finish(ended);
+        // They may have been the last, and `close` may have sent its wake-up already.
+        Turn::LookAgain
+    }
+
+    /// The same for those that have got one while the driver is awake.
+    fn launch_begun(&mut self) {
+        let begun = std::mem::take(&mut self.shared.state.lock().begun);
+        let mut ended = Vec::new();
+        self.launch_all(begun, &mut ended);
+        self.finish(ended);
+    }
+
+    /// Adds what ended without the kernel to `ended`.
+    fn launch_all(&mut self, begun: VecDeque<Left>, ended: &mut Vec<Ended>) {
         for (file, request) in begun {
             let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
             if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
@@ -495,15 +556,6 @@ impl Driver {
             let slot = self.free.pop().expect("no more were taken");
             self.launch(slot, Box::new(flight));
         }
-        if stops {
-            self.cancel_stopped();
-        }
-        if ended.is_empty() {
-            return Turn::Wait;
-        }
-        self.finish(ended);
-        // They may have been the last, and `close` may have sent its wake-up already.
-        Turn::LookAgain
     }
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
@@ -555,7 +607,7 @@ impl Driver {
         // Ends: the armed read of the eventfd completes.
         while self.wake_armed {
             self.enter()?;
-            let again = self.reap();
+            let (again, _) = self.reap();
             assert!(again.is_empty(), "nothing else is in flight");
         }
         Ok(())
@@ -566,14 +618,30 @@ impl Driver {
     /// # Errors
     /// The kernel takes no more calls on this ring.
     fn enter(&mut self) -> io::Result<()> {
-        let entered = enter(&mut self.ring, 1);
+        self.enter_for(1)
+    }
+
+    /// Submits what was pushed, and waits for nothing; sees what has completed.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    fn submit(&mut self) -> io::Result<()> {
+        if self.unseen.is_empty() && !self.ring.submission().taskrun() {
+            return Ok(());
+        }
+        self.enter_for(0)
+    }
+
+    fn enter_for(&mut self, completions: usize) -> io::Result<()> {
+        let entered = enter(&mut self.ring, completions);
         let left = self.ring.submission().len();
         self.unseen.drain(..self.unseen.len() - left);
         entered
     }
 
-    /// Finishes completed requests; returns those that must go to the kernel once more.
-    fn reap(&mut self) -> Vec<(usize, Box<Flight>)> {
+    /// Finishes completed requests; returns those that must go to the kernel once more, and how
+    /// many it has finished.
+    fn reap(&mut self) -> (Vec<(usize, Box<Flight>)>, usize) {
         // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
         let seen: Vec<_> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
@@ -589,8 +657,9 @@ impl Driver {
                 }
             }
         }
+        let finished = landed.len();
         self.finish(landed);
-        again
+        (again, finished)
     }
 
     /// Frees the flight's slot and returns what came of it, or the flight if it has to go on.

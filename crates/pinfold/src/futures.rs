@@ -640,4 +640,86 @@ mod tests {
         let caught = mutant::with(Some(Mutant::VainKeepsClaim), a_batch_in_vain_keeps_no_claim);
         assert!(!caught, "the mutant does nothing");
     }
+
+
+    /// Audit: a waker whose clone panics when the future is refused: its claim is lost.
+    #[test]
+    fn audit_a_waker_that_cannot_be_cloned_loses_no_claim() {
+        use std::task::{RawWaker, RawWakerVTable};
+        static TABLE: RawWakerVTable =
+            RawWakerVTable::new(|_| panic!("as the test wants it"), |_| {}, |_| {}, |_| {});
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let [file, other] = ["file", "other"].map(|name| {
+            let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
+            file.advise(0..1, Hint::Random).unwrap();
+            file
+        });
+        let mut held = Vec::new();
+        while let Ok(folio) = other.get(held.len() as u64) {
+            held.push(folio);
+        }
+        // SAFETY: the table's functions use no data.
+        let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) };
+        let poll = || drop(pin!(file.get_async(0)).poll(&mut Context::from_waker(&waker)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll)).is_err());
+        let handle = file.handle();
+        let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0;
+        assert!(claimed.is_ok(), "the future is gone, and its claim is not");
+    }
+
+    /// What hangs until it is let go of.
+    #[derive(Debug)]
+    struct Hangs(std::sync::Mutex<bool>, std::sync::Condvar);
+
+    impl crate::source::Source for Hangs {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+            drop(self.1.wait_while(self.0.lock().unwrap(), |hangs| *hangs).unwrap());
+            Ok(buf.len())
+        }
+        fn len_bytes(&self) -> std::io::Result<u64> {
+            Ok(4096)
+        }
+        fn kind(&self) -> std::borrow::Cow<'static, str> {
+            "hangs".into()
+        }
+    }
+
+    /// How long a future waits for a worker until it gives up, while another file is read, or not.
+    fn given_up_after(busy: bool) -> Option<std::time::Duration> {
+        let mut options = Options::new(4 << 20);
+        options.patience = std::time::Duration::from_millis(20); // 300 while reads are under way
+        let cache = Cache::new(options).unwrap();
+        let source = Arc::new(Hangs(true.into(), std::sync::Condvar::new()));
+        let attach = |_| cache.attach("hangs", source.clone()).unwrap();
+        let files: Vec<_> = (0..17).map(attach).collect();
+        let waiting = |file| Box::pin(crate::File::get_async(file, 0));
+        let mut futures: Vec<_> = files.iter().map(waiting).collect();
+        let other = cache.attach("other", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+        let mut poll = |n: usize| {
+            futures[n].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
+        (0..16).for_each(|n| assert!(!poll(n))); // all workers
+        let since = std::time::Instant::now();
+        let mut gave_up = None;
+        while gave_up.is_none() && since.elapsed().as_secs() < 5 {
+            gave_up = poll(16).then(|| since.elapsed());
+            if busy {
+                other.invalidate(0..4096).unwrap();
+                other.get(0).unwrap();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        *source.0.lock().unwrap() = false;
+        source.1.notify_all();
+        gave_up
+    }
+
+    /// Audit: it gives up "if all of the cache's threads are busy with other sources for too long".
+    #[test]
+    fn audit_a_future_gives_up_waiting_for_a_worker_whatever_else_is_read() {
+        let idle = given_up_after(false);
+        assert!(idle.is_some(), "it gave up in vain: {idle:?}");
+        let busy = given_up_after(true);
+        assert!(busy.is_some(), "after {idle:?} if nothing else is read, else not in 5 s");
+    }
 }

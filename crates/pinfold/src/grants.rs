@@ -185,4 +185,25 @@ mod tests {
         assert!(grants.oldest_idle(&frames).is_none());
         assert!(!grants.give(&frames, folio(&frames), false));
     }
+
+
+    /// Audit: upgrades put folios on the list, and nothing takes off those that are gone.
+    #[test]
+    fn audit_the_list_does_not_grow_with_each_upgrade() {
+        use crate::{Cache, Options, source::Memory};
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let memory = std::sync::Arc::new(Memory::new(vec![7; 128 << 10]));
+        let file = cache.attach("file", memory).unwrap();
+        let reader = cache.reader().unwrap();
+        let mut buf = vec![0; 128 << 10];
+        for _ in 0..1000 {
+            file.read_at(&mut buf, 0).unwrap(); // a folio of 128 KiB
+            drop(file.borrow(0, &reader).unwrap().upgrade().unwrap());
+            file.invalidate(0..128 << 10).unwrap(); // or it is evicted
+        }
+        let list = cache.core().grants.list.lock();
+        let (folios, pages) = (list.folios.len(), list.pages);
+        drop(list);
+        assert!(folios < 100, "{folios} folios, {pages} pages, of a cache of 2048 pages");
+    }
 }

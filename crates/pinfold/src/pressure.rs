@@ -739,4 +739,24 @@ mod tests {
         let steps = told.recv_timeout(std::time::Duration::from_secs(60));
         assert!(steps.is_ok_and(|steps| steps >= 2), "it hung");
     }
+
+
+    /// Audit: "one that is not polled must not keep the others waiting" - unless another file's
+    /// futures are refused again and again.
+    #[test]
+    fn audit_who_is_not_polled_is_passed_over_whatever_other_files_do() {
+        let (pressure, turns, woken) = queued([7, 7, 8, 8], Refused::NoMemory);
+        pressure.wake_first(); // the first of 7: never polled
+        assert_eq!(woken(), [1, 0, 0, 0]);
+        for _ in 0..50 {
+            std::thread::sleep(UNPOLLED + UNPOLLED / 4);
+            pressure.wake_first(); // as the reclaiming thread does, every 20 ms at most
+            // The first of 8 is polled at once, and refused, as there is no memory.
+            if !pressure.is_queued(8, turns[2], Waker::noop()) {
+                let again = (Refused::NoMemory, pressure.progress_seen());
+                pressure.queue((8, Some(turns[2])), again, 0, Waker::noop()).expect("no progress");
+            }
+        }
+        assert!(woken()[1] > 0, "the second of 7 was not woken in a second: {:?}", woken());
+    }
 }

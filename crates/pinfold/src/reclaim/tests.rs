@@ -290,3 +290,66 @@ fn nodes_that_are_not_needed_are_not_waited_for() {
         core.put(head);
     }
 }
+
+/// A cache of single pages, of which one in 16 is held, without a free block of 16.
+fn in_pieces(budget: u64) -> (Cache, File) {
+    let cache = Cache::new(Options::new(budget)).unwrap();
+    let file = cache.attach("pages", Arc::new(Memory::new(vec![7; budget as usize]))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    for page in 0..budget / 4096 * 7 / 8 {
+        let folio = file.get(page).unwrap();
+        if page % 16 == 3 {
+            std::mem::forget(folio);
+        }
+    }
+    while cache.core().frames.alloc(Order::new(4).unwrap()).is_some() {} // never freed
+    (cache, file)
+}
+
+/// Audit: "wakers are woken while the cache holds no lock, so a waker may call the cache".
+#[test]
+fn audit_no_waker_is_woken_while_a_block_is_made() {
+    struct Reads(File);
+    impl std::task::Wake for Reads {
+        fn wake(self: Arc<Self>) {
+            self.0.read_at(&mut vec![0; 64 << 10], 1 << 20).unwrap();
+            self.0.invalidate(1 << 20..2 << 20).unwrap();
+        }
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (cache, file) = in_pieces(32 << 20);
+        for page in (0..6000).step_by(2) {
+            file.invalidate(page << 12..(page + 1) << 12).unwrap(); // memory enough, in pieces
+        }
+        let other = cache.attach("other", Arc::new(Memory::new(vec![7; 4 << 20]))).unwrap();
+        let pressure = &cache.core().pressure;
+        let waker = std::task::Waker::from(Arc::new(Reads(other.clone())));
+        for of_file in 1000..1200 {
+            let seen = pressure.progress_seen();
+            let why = (crate::pressure::Refused::OwnFile, seen);
+            let _ = pressure.queue((of_file, None), why, 0, &waker);
+        }
+        for _ in 0..100 {
+            assert!(!cache.core().frames.has_free(Order::new(4).unwrap()), "the test's error");
+            other.read_at(&mut vec![0; 64 << 10], 0).unwrap(); // makes a block
+            other.invalidate(0..1 << 20).unwrap();
+        }
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(20)).expect("a waker hung");
+}
+
+/// Audit: "a scan pays for moving no more than it reads".
+#[test]
+fn audit_no_more_is_moved_than_is_read() {
+    let (cache, file) = in_pieces(32 << 20);
+    for page in (5..6000).step_by(16) {
+        file.invalidate(page << 12..(page + 1) << 12).unwrap();
+    }
+    let order = Order::new(4).unwrap();
+    let before = cache.stats().migrations;
+    let made = super::compact::make_block(cache.core(), order);
+    let moved = cache.stats().migrations - before;
+    assert!(moved <= 16, "{moved} pages were moved for a block of 16 pages; made: {made}");
+}

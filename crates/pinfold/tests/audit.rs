@@ -59,6 +59,19 @@ fn a_waker_may_read_what_the_ring_reads() {
 #[derive(Debug)]
 struct Keeps(Memory, Mutex<Vec<Request>>);
 
+impl Keeps {
+    fn let_go(&self) {
+        let requests = std::mem::take(&mut *self.1.lock().unwrap());
+        for request in requests {
+            for extent in request.extents() {
+                extent.store(0, &vec![7; extent.bytes()]);
+            }
+            let bytes = request.bytes();
+            request.finish(Ok(bytes));
+        }
+    }
+}
+
 impl Source for Keeps {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.0.read_at(offset, buf)
@@ -88,18 +101,7 @@ fn kept_by_guards(together: bool) -> u64 {
     if together {
         futures.iter_mut().for_each(|it| assert!(poll(it.as_mut(), Waker::noop()).is_pending()));
     }
-    let requests = std::mem::take(&mut *source.1.lock().unwrap());
-    for request in requests {
-        let mut at = request.offset();
-        for extent in request.extents() {
-            let mut bytes = vec![0; extent.bytes()];
-            source.0.read_at(at, &mut bytes).unwrap();
-            extent.store(0, &bytes);
-            at += extent.bytes() as u64;
-        }
-        let bytes = request.bytes();
-        request.finish(Ok(bytes));
-    }
+    source.let_go();
     let guards: Vec<_> = futures
         .iter_mut()
         .map(|it| match poll(it.as_mut(), Waker::noop()) {
@@ -122,4 +124,80 @@ fn guards_of_futures_keep_no_more_than_others() {
     assert!(apart <= most, "{apart} of {most}");
     let together = kept_by_guards(true);
     assert!(together <= most, "guards of 24 pages keep {together} bytes: more than {most}");
+}
+
+/// The same of threads: two wait for each folio.
+#[test]
+fn guards_of_threads_that_waited_keep_no_more_than_others() {
+    const LEN: u64 = 12 * (128 << 10);
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = Arc::new(Keeps(Memory::new(vec![7; LEN as usize]), Mutex::default()));
+    let file = cache.attach("file", source.clone()).unwrap();
+    file.advise(0..LEN, Hint::WillNeed).unwrap(); // folios of 32 pages
+    let (cache, file) = (&cache, &file);
+    let guards: Vec<_> = std::thread::scope(|scope| {
+        let pages = (0..12).flat_map(|folio| [folio * 32 + 7, folio * 32 + 20]);
+        let get = |page| scope.spawn(move || file.get(page).unwrap());
+        let threads: Vec<_> = pages.map(get).collect();
+        while cache.stats().waits < 24 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        source.let_go();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    file.invalidate(0..LEN).unwrap();
+    let (kept, most) = (cache.stats().resident_bytes, (8 << 20) / 10);
+    drop(guards);
+    assert!(kept <= most, "guards of 24 pages keep {kept} bytes: more than {most}");
+}
+
+/// Sevens, when it is open.
+#[derive(Debug, Default)]
+struct Gate(Mutex<(bool, u32)>, std::sync::Condvar);
+
+impl Source for Gate {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let mut gate = self.0.lock().unwrap();
+        gate.1 += 1;
+        drop(self.1.wait_while(gate, |gate| !gate.0).unwrap());
+        buf.fill(7);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(64 << 10)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "gate".into()
+    }
+}
+
+/// "A waker may call the cache": here for a page that the thread which wakes it is about to land.
+#[test]
+fn a_waker_may_read_the_rest_of_what_lands() {
+    struct Reads(File);
+    impl Wake for Reads {
+        fn wake(self: Arc<Self>) {
+            self.0.get(1).unwrap();
+        }
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let cache = Cache::new(Options::new(8 << 20).folio_max_bytes(4096)).unwrap();
+        let source = Arc::new(Gate::default());
+        let file = cache.attach("file", source.clone()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| file.read_at(&mut [0; 8 * 4096], 0).unwrap());
+            while source.0.lock().unwrap().1 == 0 {
+                std::thread::yield_now();
+            }
+            let waker = Waker::from(Arc::new(Reads(file.clone())));
+            let mut get = pin!(file.get_async(0));
+            assert!(poll(get.as_mut(), &waker).is_pending());
+            source.0.lock().unwrap().0 = true;
+            source.1.notify_all();
+        });
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(10)).expect("it hung");
 }

@@ -534,7 +534,7 @@ mod tests {
                 Plan { engine, opened: &opened, batch, file_bytes, warm_up }.check().unwrap();
             }
             let splits = cache.stats().splits;
-            assert_eq!(splits, 0, "of 32 folios of 2 MiB, by the checks up to {engine}");
+            assert_eq!(splits, 0, "folios were split by the checks up to {engine}");
         }
     }
 }

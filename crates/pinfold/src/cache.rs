@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::borrow::Reader;
 use crate::core::Core;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::file::{self, File};
 use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::holders::PinHolder;
@@ -57,7 +57,7 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
 /// to date at the fork, from a private copy: neither process sees what the other does to its
 /// memory. Whatever needs more than that (a miss, opening a file, `prefetch`, a pin that must move
-/// a folio, advice, invalidation, a new [`Reader`]) fails with [`Error::Forked`], because the child
+/// a folio, advice, invalidation, a new [`Reader`]) fails with [`ErrorKind::Forked`], because the child
 /// has none of the cache's threads, and their locks may have been held at the fork. Three calls
 /// that cannot fail return nothing instead: [`stats`](Self::stats) is all zeros,
 /// [`pins`](Self::pins) is `None`, [`compact`](Self::compact) is false. The `try_` calls return
@@ -107,22 +107,24 @@ impl Cache {
     /// deadlines.
     ///
     /// # Errors
-    /// [`Error::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
-    /// [`Error::FolioSize`] if [`Options::folio_max_bytes`] is no size of a folio;
-    /// [`Error::Reserve`] if the system refuses the memory; [`Error::Thread`] if it refuses the
+    /// [`ErrorKind::Budget`] if the budget is below [`BUDGET_MIN_BYTES`] or above [`BUDGET_MAX_BYTES`];
+    /// [`ErrorKind::FolioSize`] if [`Options::folio_max_bytes`] is no size of a folio;
+    /// [`ErrorKind::Reserve`] if the system refuses the memory; [`ErrorKind::Thread`] if it refuses the
     /// thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
-    /// [`Error::ForkHandler`] if it has no memory to remember what to call in a forked child.
+    /// [`ErrorKind::ForkHandler`] if it has no memory to remember what to call in a forked child.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
             let (least_bytes, most_bytes) = (BUDGET_MIN_BYTES, BUDGET_MAX_BYTES);
-            return Err(Error::Budget { asked_bytes, least_bytes, most_bytes });
+            return Err(ErrorKind::Budget { asked_bytes, least_bytes, most_bytes }.into());
         }
         let Some(folio_order_max) = options.folio_order_max() else {
             let (asked_bytes, most_bytes) = (options.folio_max_bytes, options::FOLIO_MAX_BYTES);
-            return Err(Error::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes });
+            return Err(
+                ErrorKind::FolioSize { asked_bytes, least_bytes: PAGE_BYTES, most_bytes }.into()
+            );
         };
-        let reserve = |cause| Error::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
+        let reserve = |cause| ErrorKind::Reserve { bytes: asked_bytes, cause: Arc::new(cause) };
         let frames = Frames::open(asked_bytes).map_err(|cause| match cause {
             frame::OpenError::Reserve { cause, .. } => reserve(cause.into()),
             other => unreachable!("the budget was checked: {other}"),
@@ -138,7 +140,7 @@ impl Cache {
         }
         let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
-        let core = core.map_err(|cause| Error::ForkHandler { cause: Arc::new(cause) })?;
+        let core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
         let core = Arc::new(core);
         core.owner.keep(&core);
         reclaim::daemon::start(&core)?;
@@ -165,8 +167,8 @@ impl Cache {
     /// again.
     ///
     /// # Errors
-    /// [`Error::Open`] if the file cannot be opened; [`Error::Length`] if its length cannot be
-    /// read; [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
+    /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Length`] if its length cannot be
+    /// read; [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         self.open_with(path, FileOptions::default())
     }
@@ -175,7 +177,7 @@ impl Cache {
     /// only cached takes these.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and [`Error::Open`] if direct I/O is demanded and not supported, or
+    /// As [`open`](Self::open), and [`ErrorKind::Open`] if direct I/O is demanded and not supported, or
     /// if the file is open already and read through the kernel's page cache.
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
@@ -207,10 +209,10 @@ impl Cache {
     /// unless the file is open: then the call fails. So no handle ever sees bytes of two versions.
     ///
     /// # Errors
-    /// [`Error::SourceChanged`] if the object is open in another version; [`Error::BadSource`] if
+    /// [`ErrorKind::SourceChanged`] if the object is open in another version; [`ErrorKind::BadSource`] if
     /// [`Source::identity`] panics, or the cache cannot serve the source's alignment;
-    /// [`Error::Length`] if the source cannot report its length; [`Error::TooLong`] if the length
-    /// is above 2^63 - 4096; [`Error::Forked`].
+    /// [`ErrorKind::Length`] if the source cannot report its length; [`ErrorKind::TooLong`] if the length
+    /// is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn attach(&self, name: &str, source: Arc<dyn Source>) -> Result<File> {
         let path = PathBuf::from(name);
         let backing = Backing::new(source, self.core.engine.clone());
@@ -250,8 +252,8 @@ impl Cache {
     /// one per thread for as long as the thread borrows: registering takes a mutex.
     ///
     /// # Errors
-    /// [`Error::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them;
-    /// [`Error::Forked`].
+    /// [`ErrorKind::TooManyReaders`] if there are [`READERS_MAX`](crate::READERS_MAX) of them;
+    /// [`ErrorKind::Forked`].
     pub fn reader(&self) -> Result<Reader> {
         self.core.check_owner()?;
         self.core.readers.register().map(Reader::new)
@@ -279,15 +281,16 @@ impl Cache {
     /// reports nothing. Other handles and open files stay valid in both cases.
     ///
     /// # Errors
-    /// [`Error::StillPinned`], with the list of pins if the cache was made with
+    /// [`ErrorKind::StillPinned`], with the list of pins if the cache was made with
     /// [`Options::track_pins`].
     pub fn close(self) -> Result<()> {
         match pinned_pages(&self.core) {
             0 => Ok(()),
-            pages => Err(Error::StillPinned {
+            pages => Err(ErrorKind::StillPinned {
                 pinned_bytes: pages * PAGE_BYTES as u64,
                 holders: self.pins().unwrap_or_default(),
-            }),
+            }
+            .into()),
         }
     }
 
@@ -372,7 +375,7 @@ impl Cache {
 
 /// The error for a source that the cache cannot work with.
 fn bad_source(path: &Path) -> impl Fn(std::io::Error) -> Error {
-    |cause| Error::BadSource { path: path.to_owned(), cause: Arc::new(cause) }
+    |cause| ErrorKind::BadSource { path: path.to_owned(), cause: Arc::new(cause) }.into()
 }
 
 fn borrow_stats(core: &Core) -> BorrowStats {

@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use rustix::event::EventfdFlags;
 
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::file::File;
 use crate::fork::Owner;
 use crate::kept::FolioOf;
@@ -122,12 +122,13 @@ impl Completions {
     /// Nothing to wait for yet.
     ///
     /// # Errors
-    /// [`Error::Eventfd`]: the process has as many descriptors as it may have, or the system has no
-    /// memory; [`Error::ForkHandler`].
+    /// [`ErrorKind::Eventfd`]: the process has as many descriptors as it may have, or the system has no
+    /// memory; [`ErrorKind::ForkHandler`].
     pub fn new() -> Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(|why| Error::Eventfd { cause: Arc::new(why.into()) })?;
-        let owner = Owner::here().map_err(|cause| Error::ForkHandler { cause: Arc::new(cause) })?;
+        let event = event.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
+        let owner =
+            Owner::here().map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
         let woken = Mutex::new(Woken { keys: VecDeque::new(), raised: false });
         let ready = Arc::new(Ready { woken, event, owner });
         Ok(Completions { ready, waiting: HashMap::new(), ended: VecDeque::new(), last_key: 0 })

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::counters::Counters;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::failures::Failures;
 use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
@@ -28,6 +28,8 @@ use crate::wait::Waiters;
 pub(crate) struct Core {
     /// First, so that it is dropped first: it lets go of what it keeps.
     pub(crate) owner: Owner,
+    /// What a forked child gets. Made before the fork: a child allocates nothing.
+    forked: Error,
     pub(crate) counters: Counters,
     pub(crate) options: Options,
     pub(crate) mappings: Mappings,
@@ -60,8 +62,10 @@ impl Core {
     ) -> io::Result<Self> {
         let pages = frames.free_frames() - pressure.high_frames;
         let worker_is_free = pressure.hook();
+        let owner = Owner::here()?;
         Ok(Core {
-            owner: Owner::here()?,
+            forked: ErrorKind::Forked { owner: owner.pid() }.into(),
+            owner,
             counters: Counters::new(),
             mappings: Mappings::new(),
             residency: Residency::new(pages),
@@ -80,9 +84,9 @@ impl Core {
     }
 
     /// # Errors
-    /// [`Error::Forked`] if the calling process is not the cache's owner.
+    /// [`ErrorKind::Forked`] if the calling process is not the cache's owner.
     pub(crate) fn check_owner(&self) -> Result<()> {
-        if self.owner.is_here() { Ok(()) } else { Err(Error::Forked { owner: self.owner.pid() }) }
+        if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
     }
 
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may

@@ -9,13 +9,32 @@ use std::sync::Arc;
 use crate::holders::PinHolder;
 use crate::source::{OpenError, Truncated};
 
-/// Why a call failed. The cache stays usable after any of them.
+/// Why a call failed. The cache stays usable after any error.
 ///
 /// Messages name the file, and the page or the offset where there is one. A file that is cached
-/// once but was opened by several paths is named by the first.
+/// once but was opened by several paths is named by the first. [`kind`](Self::kind) has the same
+/// for programs.
+///
+/// An error is one word, so that a result is hardly larger than what it is for. Cloning it counts
+/// a share, and allocates nothing.
+///
+/// ```
+/// use pinfold::{Cache, ErrorKind, Options};
+///
+/// let cache = Cache::new(Options::new(8 << 20))?;
+/// match cache.open("/no/such/file") {
+///     Err(error) if matches!(error.kind(), ErrorKind::Open(_)) => println!("{error}"),
+///     opened => drop(opened?),
+/// }
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Error(Arc<ErrorKind>);
+
+/// What an [`Error`] says.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ErrorKind {
     /// The budget is smaller or larger than the cache supports.
     #[error("a budget of {asked_bytes} bytes: it must be from {least_bytes} to {most_bytes}")]
     Budget {
@@ -300,7 +319,7 @@ pub enum Error {
         named(path.as_deref())
     )]
     TooManyPins {
-        /// The file. `None` as in [`Error::OutsidePin`].
+        /// The file. `None` as in [`ErrorKind::OutsidePin`].
         path: Option<PathBuf>,
         /// Where in the file the page is.
         offset: u64,
@@ -335,17 +354,25 @@ pub enum Error {
 }
 
 impl Error {
+    /// What failed and why, to match on.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0
+    }
+
     /// The same error for the page that begins at `begin`, for which there is no memory either.
     pub(crate) fn of_page_at(&self, begin: u64) -> Error {
-        let mut error = self.clone();
-        if let Error::NoMemory { offset, .. } = &mut error {
+        if !matches!(self.kind(), ErrorKind::NoMemory { .. }) {
+            return self.clone();
+        }
+        let mut kind = self.kind().clone();
+        if let ErrorKind::NoMemory { offset, .. } = &mut kind {
             *offset = begin;
         }
-        error
+        kind.into()
     }
 
     /// The error as one word for programs, logs and other languages: the variant's name in lower
-    /// case with hyphens, `no-memory` for [`Error::NoMemory`]. Codes are stable: later versions may
+    /// case with hyphens, `no-memory` for [`ErrorKind::NoMemory`]. Codes are stable: later versions may
     /// add codes, but never rename one or change its meaning. Messages may change.
     ///
     /// ```
@@ -354,36 +381,68 @@ impl Error {
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     pub fn code(&self) -> &'static str {
-        match self {
-            Error::Budget { .. } => "budget",
-            Error::FolioSize { .. } => "folio-size",
-            Error::Reserve { .. } => "reserve",
-            Error::ForkHandler { .. } => "fork-handler",
-            Error::Eventfd { .. } => "eventfd",
-            Error::Thread { .. } => "thread",
-            Error::Open(_) => "open",
-            Error::TooManyFiles { .. } => "too-many-files",
-            Error::Range { .. } => "range",
-            Error::RangeReversed { .. } => "range-reversed",
-            Error::BeyondEnd { .. } => "beyond-end",
-            Error::TooManyReferences { .. } => "too-many-references",
-            Error::TooManyReaders { .. } => "too-many-readers",
-            Error::ForeignReader { .. } => "foreign-reader",
-            Error::Forked { .. } => "forked",
-            Error::Read { .. } => "read",
-            Error::Length { .. } => "length",
-            Error::BadSource { .. } => "bad-source",
-            Error::TooLong { .. } => "too-long",
-            Error::SourceChanged { .. } => "source-changed",
-            Error::Truncated { .. } => "truncated",
-            Error::NoMemory { .. } => "no-memory",
-            Error::PinRange { .. } => "pin-range",
-            Error::PinTooLarge { .. } => "pin-too-large",
-            Error::PinHeld { .. } => "pin-held",
-            Error::TooManyPins { .. } => "too-many-pins",
-            Error::OutsidePin { .. } => "outside-pin",
-            Error::StillPinned { .. } => "still-pinned",
+        match self.kind() {
+            ErrorKind::Budget { .. } => "budget",
+            ErrorKind::FolioSize { .. } => "folio-size",
+            ErrorKind::Reserve { .. } => "reserve",
+            ErrorKind::ForkHandler { .. } => "fork-handler",
+            ErrorKind::Eventfd { .. } => "eventfd",
+            ErrorKind::Thread { .. } => "thread",
+            ErrorKind::Open(_) => "open",
+            ErrorKind::TooManyFiles { .. } => "too-many-files",
+            ErrorKind::Range { .. } => "range",
+            ErrorKind::RangeReversed { .. } => "range-reversed",
+            ErrorKind::BeyondEnd { .. } => "beyond-end",
+            ErrorKind::TooManyReferences { .. } => "too-many-references",
+            ErrorKind::TooManyReaders { .. } => "too-many-readers",
+            ErrorKind::ForeignReader { .. } => "foreign-reader",
+            ErrorKind::Forked { .. } => "forked",
+            ErrorKind::Read { .. } => "read",
+            ErrorKind::Length { .. } => "length",
+            ErrorKind::BadSource { .. } => "bad-source",
+            ErrorKind::TooLong { .. } => "too-long",
+            ErrorKind::SourceChanged { .. } => "source-changed",
+            ErrorKind::Truncated { .. } => "truncated",
+            ErrorKind::NoMemory { .. } => "no-memory",
+            ErrorKind::PinRange { .. } => "pin-range",
+            ErrorKind::PinTooLarge { .. } => "pin-too-large",
+            ErrorKind::PinHeld { .. } => "pin-held",
+            ErrorKind::TooManyPins { .. } => "too-many-pins",
+            ErrorKind::OutsidePin { .. } => "outside-pin",
+            ErrorKind::StillPinned { .. } => "still-pinned",
         }
+    }
+}
+
+impl From<ErrorKind> for Error {
+    #[cold]
+    fn from(kind: ErrorKind) -> Self {
+        Error(Arc::new(kind))
+    }
+}
+
+impl From<Arc<OpenError>> for Error {
+    fn from(why: Arc<OpenError>) -> Self {
+        ErrorKind::Open(why).into()
+    }
+}
+
+/// As its kind.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.kind(), f)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.kind(), f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.kind().source()
     }
 }
 
@@ -452,13 +511,13 @@ mod tests {
     macro_rules! errors {
         ($($variant:pat = $error:expr => $code:literal, $about:ident;)*) => {
             fn listed(error: &Error) -> &'static str {
-                match error {
+                match error.kind() {
                     $($variant => $code,)*
                 }
             }
 
             fn of_each() -> Vec<(Error, &'static str, About)> {
-                vec![$(($error, $code, About::$about),)*]
+                vec![$(($error.into(), $code, About::$about),)*]
             }
         };
     }
@@ -476,56 +535,56 @@ mod tests {
     }
 
     errors! {
-        Error::Budget { .. } =
-            Error::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget", Cache;
-        Error::FolioSize { .. } =
-            Error::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
+        ErrorKind::Budget { .. } =
+            ErrorKind::Budget { asked_bytes: 1, least_bytes: 2, most_bytes: 3 } => "budget", Cache;
+        ErrorKind::FolioSize { .. } =
+            ErrorKind::FolioSize { asked_bytes: 3, least_bytes: 1, most_bytes: 2 }
             => "folio-size", Cache;
-        Error::Reserve { .. } = Error::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
-        Error::ForkHandler { .. } =
-            Error::ForkHandler { cause: cause() } => "fork-handler", Cache;
-        Error::Eventfd { .. } =
-            Error::Eventfd { cause: cause() } => "eventfd", Cache;
-        Error::Thread { .. } =
-            Error::Thread { name: "thread", cause: cause() } => "thread", Cache;
-        Error::Open(_) = Error::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))
+        ErrorKind::Reserve { .. } = ErrorKind::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
+        ErrorKind::ForkHandler { .. } =
+            ErrorKind::ForkHandler { cause: cause() } => "fork-handler", Cache;
+        ErrorKind::Eventfd { .. } =
+            ErrorKind::Eventfd { cause: cause() } => "eventfd", Cache;
+        ErrorKind::Thread { .. } =
+            ErrorKind::Thread { name: "thread", cause: cause() } => "thread", Cache;
+        ErrorKind::Open(_) = ErrorKind::Open(Arc::new(OpenError::NotAFile { path: path(), what: "a pipe" }))
             => "open", File;
-        Error::TooManyFiles { .. } =
-            Error::TooManyFiles { path: path(), most: 1 } => "too-many-files", File;
-        Error::Range { .. } =
-            Error::Range { path: path(), offset: PLACE, bytes: 2 } => "range", Place;
-        Error::RangeReversed { .. } =
-            Error::RangeReversed { path: path(), start: PLACE, end: 1 } => "range-reversed", Place;
-        Error::BeyondEnd { .. } =
-            Error::BeyondEnd { path: path(), page: PLACE, len_bytes: 2 } => "beyond-end", Place;
-        Error::TooManyReferences { .. } =
-            Error::TooManyReferences { path: path(), page: PLACE } => "too-many-references", Place;
-        Error::TooManyReaders { .. } =
-            Error::TooManyReaders { most: 1 } => "too-many-readers", Cache;
+        ErrorKind::TooManyFiles { .. } =
+            ErrorKind::TooManyFiles { path: path(), most: 1 } => "too-many-files", File;
+        ErrorKind::Range { .. } =
+            ErrorKind::Range { path: path(), offset: PLACE, bytes: 2 } => "range", Place;
+        ErrorKind::RangeReversed { .. } =
+            ErrorKind::RangeReversed { path: path(), start: PLACE, end: 1 } => "range-reversed", Place;
+        ErrorKind::BeyondEnd { .. } =
+            ErrorKind::BeyondEnd { path: path(), page: PLACE, len_bytes: 2 } => "beyond-end", Place;
+        ErrorKind::TooManyReferences { .. } =
+            ErrorKind::TooManyReferences { path: path(), page: PLACE } => "too-many-references", Place;
+        ErrorKind::TooManyReaders { .. } =
+            ErrorKind::TooManyReaders { most: 1 } => "too-many-readers", Cache;
         // It fails at any page.
-        Error::ForeignReader { .. } =
-            Error::ForeignReader { path: path() } => "foreign-reader", File;
+        ErrorKind::ForeignReader { .. } =
+            ErrorKind::ForeignReader { path: path() } => "foreign-reader", File;
         // It fails for any file; and a forked child allocates nothing, not even a name.
-        Error::Forked { .. } = Error::Forked { owner: 1 } => "forked", Cache;
-        Error::Read { .. } =
-            Error::Read { path: path(), offset: PLACE, asked_bytes: 2, cause: cause() }
+        ErrorKind::Forked { .. } = ErrorKind::Forked { owner: 1 } => "forked", Cache;
+        ErrorKind::Read { .. } =
+            ErrorKind::Read { path: path(), offset: PLACE, asked_bytes: 2, cause: cause() }
             => "read", Place;
-        Error::Length { .. } = Error::Length { path: path(), cause: cause() } => "length", File;
-        Error::BadSource { .. } =
-            Error::BadSource { path: path(), cause: cause() } => "bad-source", File;
-        Error::TooLong { .. } =
-            Error::TooLong { path: path(), len_bytes: 1, most_bytes: 2 } => "too-long", File;
-        Error::SourceChanged { .. } = Error::SourceChanged {
+        ErrorKind::Length { .. } = ErrorKind::Length { path: path(), cause: cause() } => "length", File;
+        ErrorKind::BadSource { .. } =
+            ErrorKind::BadSource { path: path(), cause: cause() } => "bad-source", File;
+        ErrorKind::TooLong { .. } =
+            ErrorKind::TooLong { path: path(), len_bytes: 1, most_bytes: 2 } => "too-long", File;
+        ErrorKind::SourceChanged { .. } = ErrorKind::SourceChanged {
             path: path(),
             key: "key".into(),
             open: "1".into(),
             attached: "2".into(),
         } => "source-changed", File;
-        Error::Truncated { .. } = Error::Truncated {
+        ErrorKind::Truncated { .. } = ErrorKind::Truncated {
             path: path(),
             cause: Truncated { offset: PLACE, asked_bytes: 2, end: 3, recorded_bytes: 4 },
         } => "truncated", Place;
-        Error::NoMemory { .. } = Error::NoMemory {
+        ErrorKind::NoMemory { .. } = ErrorKind::NoMemory {
             path: path(),
             offset: PLACE,
             wanted_bytes: 1,
@@ -537,10 +596,10 @@ mod tests {
             reclaimable_bytes: 7,
             metadata_bytes: 8,
         } => "no-memory", Place;
-        Error::PinRange { .. } =
-            Error::PinRange { path: path(), start: PLACE, end: 1, cause: PinRangeCause::Empty }
+        ErrorKind::PinRange { .. } =
+            ErrorKind::PinRange { path: path(), start: PLACE, end: 1, cause: PinRangeCause::Empty }
             => "pin-range", Place;
-        Error::PinTooLarge { .. } = Error::PinTooLarge {
+        ErrorKind::PinTooLarge { .. } = ErrorKind::PinTooLarge {
             path: path(),
             start: PLACE,
             end: 2,
@@ -548,7 +607,7 @@ mod tests {
             most_bytes: 4,
             budget_bytes: 5,
         } => "pin-too-large", Place;
-        Error::PinHeld { .. } = Error::PinHeld {
+        ErrorKind::PinHeld { .. } = ErrorKind::PinHeld {
             path: path(),
             offset: PLACE,
             bytes: 2,
@@ -557,15 +616,15 @@ mod tests {
             borrowed: false,
             waited_ms: 5,
         } => "pin-held", Place;
-        Error::TooManyPins { .. } =
-            Error::TooManyPins { path: Some(path()), offset: PLACE, most_pages: 2 }
+        ErrorKind::TooManyPins { .. } =
+            ErrorKind::TooManyPins { path: Some(path()), offset: PLACE, most_pages: 2 }
             => "too-many-pins", Place;
-        Error::OutsidePin { .. } =
-            Error::OutsidePin { path: Some(path()), at: PLACE, start: 2, end: 3 }
+        ErrorKind::OutsidePin { .. } =
+            ErrorKind::OutsidePin { path: Some(path()), at: PLACE, start: 2, end: 3 }
             => "outside-pin", Place;
         // Its holders name their files.
-        Error::StillPinned { .. } =
-            Error::StillPinned { pinned_bytes: 1, holders: Vec::new() } => "still-pinned", Cache;
+        ErrorKind::StillPinned { .. } =
+            ErrorKind::StillPinned { pinned_bytes: 1, holders: Vec::new() } => "still-pinned", Cache;
     }
 
     /// The variant's name in lower case with hyphens.
@@ -577,6 +636,13 @@ mod tests {
             format!("{hyphen}{}", letter.to_lowercase())
         });
         words.collect()
+    }
+
+    #[test]
+    fn a_result_is_hardly_larger_than_what_it_is_for() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+        assert_eq!(size_of::<Result<usize>>(), 2 * size_of::<usize>());
+        assert_eq!(size_of::<Result<crate::FolioRef<'_>>>(), size_of::<crate::FolioRef<'_>>());
     }
 
     #[test]
@@ -635,7 +701,7 @@ mod tests {
 
     #[test]
     fn a_pinned_range_without_a_name_says_why() {
-        let error = Error::OutsidePin { path: None, at: 9, start: 2, end: 3 };
+        let error = Error::from(ErrorKind::OutsidePin { path: None, at: 9, start: 2, end: 3 });
         let text = "byte 9 of a file that is no longer known is outside the pinned range 2..3";
         assert_eq!(error.to_string(), text);
     }

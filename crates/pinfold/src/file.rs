@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze;
 use crate::futures::{Get, GetMany, Read};
@@ -79,9 +79,9 @@ impl File {
     /// atomic add and one subtraction per folio.
     ///
     /// # Errors
-    /// [`Error::Range`] if `offset + buf.len()` is above 2^63 - 1; [`Error::Read`] if the source
-    /// fails; [`Error::Truncated`] if the file was cut short while it was cached;
-    /// [`Error::NoMemory`] if nothing can be evicted; [`Error::Forked`]. All threads that wait for
+    /// [`ErrorKind::Range`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the source
+    /// fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached;
+    /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that wait for
     /// one fill get its error. The error is not kept: the next read tries again.
     #[inline]
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
@@ -109,7 +109,7 @@ impl File {
     /// [upgraded](crate::Borrowed::upgrade).
     ///
     /// # Errors
-    /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::TooManyReferences`] if
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::TooManyReferences`] if
     /// its folio has four million references; otherwise as [`read_at`](Self::read_at).
     #[inline]
     pub fn get(&self, page: u64) -> Result<FolioRef<'_>> {
@@ -123,13 +123,13 @@ impl File {
     /// A future may be dropped at any time. The read that it began goes on, and what it brings
     /// stays in the cache: what was asked for, or up to 2 MiB for a sequential reader. The kernel
     /// never gets `buf`, which may have been filled in part. While memory is short, futures wait
-    /// for it in turn, and fail with [`Error::NoMemory`] as threads do.
+    /// for it in turn, and fail with [`ErrorKind::NoMemory`] as threads do.
     ///
     /// Cost of a hit: that of `read_at`. Of a miss: the read, and one wake-up by the thread that
     /// completes it.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at). [`Error::Read`] is of kind
+    /// As [`read_at`](Self::read_at). [`ErrorKind::Read`] is of kind
     /// [`TimedOut`](std::io::ErrorKind::TimedOut) if the source's
     /// [deadline](crate::source::Source::deadline) passed, or if all of the cache's threads are
     /// busy with other sources for too long.
@@ -156,7 +156,7 @@ impl File {
     ///
     /// # Errors
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
-    /// dropped. If the budget cannot hold all of the pages at once, that is [`Error::NoMemory`].
+    /// dropped. If the budget cannot hold all of the pages at once, that is [`ErrorKind::NoMemory`].
     pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
         GetMany::new(&self.handle, pages)
     }
@@ -175,7 +175,7 @@ impl File {
     /// keep at most a quarter of the budget. One with a counted reference keeps what `get` says.
     ///
     /// # Errors
-    /// As [`get`](Self::get); [`Error::ForeignReader`] if the reader belongs to another cache.
+    /// As [`get`](Self::get); [`ErrorKind::ForeignReader`] if the reader belongs to another cache.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, source::Memory};
@@ -236,7 +236,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Range`] as for `read_at`.
+    /// [`ErrorKind::Range`] as for `read_at`.
     #[inline]
     pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Option<usize>> {
         self.handle.try_read_at(buf, offset)
@@ -248,7 +248,7 @@ impl File {
     /// Cost: a hit costs what it costs `get`; a miss is two look-ups, and takes no lock.
     ///
     /// # Errors
-    /// [`Error::BeyondEnd`] if the page has no byte of the file.
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file.
     #[inline]
     pub fn try_get(&self, page: u64) -> Result<Option<FolioRef<'_>>> {
         self.handle.try_get(page)
@@ -261,7 +261,7 @@ impl File {
     /// Cost: a hit costs what it costs `borrow`; a miss is two look-ups, and takes no lock.
     ///
     /// # Errors
-    /// [`Error::BeyondEnd`] if the page has no byte of the file; [`Error::ForeignReader`] if the
+    /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::ForeignReader`] if the
     /// reader belongs to another cache.
     #[inline]
     pub fn try_borrow<'f, 'r>(
@@ -300,14 +300,14 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Forked`].
+    /// [`ErrorKind::Forked`].
     pub fn prefetch(&self, pages: &[u64]) -> Result<()> {
         many::prefetch(&self.handle, pages)
     }
 
     /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
-    /// the others, with one exception: after the first [`Error::NoMemory`] the batch waits for no
+    /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for no
     /// more memory, and every read of something that is not cached gets that error.
     ///
     /// Cost: if all is cached, the reads are done in blocks of 16, so that the processor's cache
@@ -345,7 +345,7 @@ impl File {
     ///
     /// # Errors
     /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
-    /// are held while the rest is read, so [`Error::NoMemory`] if not all pages fit the budget at
+    /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget at
     /// once, beside what others hold.
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
@@ -372,7 +372,7 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// As for [`get_many`](Self::get_many); [`Error::ForeignReader`] if the reader belongs to
+    /// As for [`get_many`](Self::get_many); [`ErrorKind::ForeignReader`] if the reader belongs to
     /// another cache, even if `pages` is empty.
     #[inline]
     pub fn borrow_many<'f, 'r>(
@@ -408,7 +408,7 @@ impl File {
     /// free as one piece. So the cache packs such folios together: one below 2 MiB is first moved
     /// to memory that is set apart for them, unless it is there already or there is none. A folio
     /// can move only at a moment at which nobody holds it. The call tries for half a second, and
-    /// then fails with [`Error::PinHeld`].
+    /// then fails with [`ErrorKind::PinHeld`].
     ///
     /// - A thread must first drop its own guards of these pages, and of others in the same folios:
     ///   otherwise the call waits for them, and fails.
@@ -425,10 +425,10 @@ impl File {
     /// moved.
     ///
     /// # Errors
-    /// Nothing stays pinned after an error. [`Error::PinRange`] if the range is empty, reversed, or
-    /// ends beyond the file; [`Error::PinTooLarge`] if it can never fit the budget;
-    /// [`Error::PinHeld`] if a folio must move and its holders do not release it;
-    /// [`Error::TooManyPins`]; otherwise as [`read_at`](Self::read_at).
+    /// Nothing stays pinned after an error. [`ErrorKind::PinRange`] if the range is empty, reversed, or
+    /// ends beyond the file; [`ErrorKind::PinTooLarge`] if it can never fit the budget;
+    /// [`ErrorKind::PinHeld`] if a folio must move and its holders do not release it;
+    /// [`ErrorKind::TooManyPins`]; otherwise as [`read_at`](Self::read_at).
     #[track_caller]
     #[inline]
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedRange> {
@@ -465,8 +465,8 @@ impl File {
     /// those in use, whose holders keep the bytes. The source gets the hint as well.
     ///
     /// # Errors
-    /// [`Error::RangeReversed`] if the range ends before it begins; [`Error::Range`] if it ends
-    /// above 2^63 - 1; [`Error::Forked`].
+    /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::Range`] if it ends
+    /// above 2^63 - 1; [`ErrorKind::Forked`].
     pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
         let pages = self.pages(&range)?;
         self.handle.core.check_owner()?;
@@ -505,9 +505,9 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// Nothing is dropped after an error. [`Error::RangeReversed`] and [`Error::Range`] as for
-    /// [`advise`](Self::advise); [`Error::Length`] if the source cannot report its length;
-    /// [`Error::TooLong`] if the length is above 2^63 - 4096; [`Error::Forked`].
+    /// Nothing is dropped after an error. [`ErrorKind::RangeReversed`] and [`ErrorKind::Range`] as for
+    /// [`advise`](Self::advise); [`ErrorKind::Length`] if the source cannot report its length;
+    /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = self.pages(&range)?;
         self.refresh_len()?;
@@ -550,10 +550,10 @@ impl File {
         let &Range { start, end } = range;
         let path = || self.handle.mapping.path.clone();
         if start > end {
-            return Err(Error::RangeReversed { path: path(), start, end });
+            return Err(ErrorKind::RangeReversed { path: path(), start, end }.into());
         }
         if end > i64::MAX as u64 {
-            return Err(Error::Range { path: path(), offset: start, bytes: end - start });
+            return Err(ErrorKind::Range { path: path(), offset: start, bytes: end - start }.into());
         }
         if range.is_empty() {
             return Ok(0..0);

@@ -32,7 +32,7 @@ use pinfold_policy::Shadow;
 
 use crate::core::{Core, Held};
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
@@ -163,14 +163,15 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                     let got = got.saturating_sub(at as usize).min(filling.order.bytes());
                     self.mapping
                         .check_read(offset + at, filling.order.bytes(), got)
-                        .map_err(|cause| Error::Truncated { path: path(), cause })
+                        .map_err(|cause| ErrorKind::Truncated { path: path(), cause }.into())
                 }
-                Err(cause) => Err(Error::Read {
+                Err(cause) => Err(ErrorKind::Read {
                     path: path(),
                     offset,
                     asked_bytes: asked_bytes as u64,
                     cause: cause.clone(),
-                }),
+                }
+                .into()),
             };
             land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
             if refused {
@@ -253,7 +254,8 @@ fn find(reader: &Handle, page: u64) -> Result<Option<Held<'_>>> {
     let changing = reader.mapping.change();
     let Some(head) = changing.head(page) else { return Ok(None) };
     let held = reader.core.hold_under_change(head);
-    let too_many = || Error::TooManyReferences { path: reader.mapping.path.clone(), page };
+    let too_many =
+        || ErrorKind::TooManyReferences { path: reader.mapping.path.clone(), page }.into();
     held.map(Some).ok_or_else(too_many)
 }
 
@@ -703,7 +705,7 @@ mod tests {
     use super::{For, prepare};
     use crate::mutant::{self, Mutant};
     use crate::source::Memory;
-    use crate::{Cache, Error, File, Options};
+    use crate::{Cache, ErrorKind, File, Options};
 
     fn file() -> (Cache, File) {
         let cache = Cache::new(Options::new(1 << 20)).unwrap();
@@ -726,7 +728,8 @@ mod tests {
             }
             drop(batch);
             let error = waits.join().unwrap().unwrap_err();
-            let Error::Read { offset: 4096, asked_bytes: 24_576, cause, .. } = error else {
+            let ErrorKind::Read { offset: 4096, asked_bytes: 24_576, cause, .. } = error.kind()
+            else {
                 panic!("{error:?}")
             };
             assert_eq!(cause.to_string(), "the read was given up");

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | a hit of any kind | a hit: it takes no lock, and nothing is evicted or filled any more |
 //! | a `try_` call of what is absent | `None`, as it takes no lock either |
-//! | anything that needs a lock, a thread or the source | [`Error::Forked`](crate::Error::Forked) |
+//! | anything that needs a lock, a thread or the source | [`ErrorKind::Forked`](crate::ErrorKind::Forked) |
 //! | dropping a handle, a guard or a pin | nothing is given back, nothing is waited for |
 //! | the last handle | the cache stays in memory until the child ends or calls exec |
 //!

@@ -11,10 +11,10 @@
 //! the read brings stays in the cache.
 //!
 //! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call the
-//! cache. In a forked child a future returns what is cached, or [`Error::Forked`].
+//! cache. In a forked child a future returns what is cached, or [`ErrorKind::Forked`].
 //!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
-//! hold. It then fails with [`Error::NoMemory`], as a thread does.
+//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
 //! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
@@ -65,7 +65,7 @@ use std::task::{Context, Poll, Waker, ready};
 use crate::borrow::{self, FolioRef};
 use crate::core::Held;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fill::{self, Begun};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
@@ -267,12 +267,13 @@ impl<'f> Bring<'f> {
         if matches!(refused, Begun::NoWorker) {
             let text = "all of the cache's threads are waiting for other sources";
             let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
-            return Error::Read {
+            return ErrorKind::Read {
                 path: handle.mapping.path.clone(),
                 offset: self.page << PAGE_SHIFT,
                 asked_bytes: self.bytes as u64,
                 cause: cause.into(),
-            };
+            }
+            .into();
         }
         reclaim::shortage(&handle.core, Order::MIN).of(&handle.mapping, self.page)
     }
@@ -305,22 +306,56 @@ impl std::fmt::Debug for Bring<'_> {
     }
 }
 
+/// What a future has once it has to bring a page. Boxed: a future that is ready at once is small,
+/// and its end is a comparison.
+#[derive(Debug)]
+struct Brought<'f>(Option<Box<Bring<'f>>>);
+
+impl Drop for Brought<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(bring) = self.0.take() {
+            end_slowly(bring);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn end_slowly(bring: Box<Bring<'_>>) {
+    drop(bring);
+}
+
 /// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
 /// gets the page once more.
 #[must_use = "a future does nothing unless it is polled"]
 #[derive(Debug)]
-pub struct Get<'f>(Bring<'f>);
+pub struct Get<'f> {
+    handle: &'f Handle,
+    page: u64,
+    bring: Brought<'f>,
+}
 
 impl<'f> Get<'f> {
     #[inline]
     pub(crate) fn new(handle: &'f Handle, page: u64) -> Self {
-        Get(Bring::new(handle, page, PAGE_BYTES))
+        Get { handle, page, bring: Brought(None) }
+    }
+
+    fn bring(&mut self) -> &mut Bring<'f> {
+        let Get { handle, page, bring } = self;
+        bring.0.get_or_insert_with(|| Box::new(Bring::new(handle, *page, PAGE_BYTES)))
+    }
+
+    /// What it waits for, if it waits.
+    fn wait(&self) -> &Wait<'f> {
+        self.bring.0.as_ref().map_or(&Wait::Look, |bring| &bring.wait)
     }
 
     #[inline]
     fn poll_with(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
-        if matches!(self.0.wait, Wait::Look)
-            && let Some(folio) = self.0.handle.get_at_once(self.0.page)
+        if self.bring.0.is_none()
+            && let Some(folio) = self.handle.get_at_once(self.page)
         {
             return Poll::Ready(Ok(folio));
         }
@@ -330,9 +365,9 @@ impl<'f> Get<'f> {
     /// As [`Self::poll_with`], for who polls it again before it relies on the waker: nobody is
     /// woken when the page is there. When its turn comes, `waker` is woken all the same.
     fn poll_unwoken(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
-        if !matches!(self.0.wait, Wait::Turn) {
+        if !matches!(self.wait(), Wait::Turn) {
             let polled = self.poll_with(Waker::noop());
-            if !matches!(self.0.wait, Wait::Turn) {
+            if !matches!(self.wait(), Wait::Turn) {
                 return polled;
             }
         }
@@ -342,14 +377,19 @@ impl<'f> Get<'f> {
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
-        let Bring { handle, page, .. } = self.0;
+        let polled = self.poll_brought(waker);
+        if polled.is_ready() {
+            self.bring.0 = None;
+        }
+        polled
+    }
+
+    fn poll_brought(&mut self, waker: &Waker) -> Poll<Result<FolioRef<'f>>> {
+        let Get { handle, page, .. } = *self;
         // Ends: each repetition follows an invalidation of this folio.
         loop {
-            if let Err(error) = handle.check_page(page) {
-                self.0.end();
-                return Poll::Ready(Err(error));
-            }
-            let held = ready!(self.0.poll(waker))?;
+            handle.check_page(page)?;
+            let held = ready!(self.bring().poll(waker))?;
             let held = borrow::admit(handle, held, page, borrow::Wait::Never)?;
             if let Some(held) = held
                 && let Some(folio) = FolioRef::of(handle, held, page)
@@ -378,20 +418,20 @@ pub struct Read<'f, 'b> {
     offset: u64,
     done: usize,
     /// The page at which `done` ends, once something had to be brought.
-    bring: Option<Bring<'f>>,
+    bring: Brought<'f>,
     polled: bool,
 }
 
 impl<'f, 'b> Read<'f, 'b> {
     #[inline]
     pub(crate) fn new(handle: &'f Handle, buf: &'b mut [u8], offset: u64) -> Self {
-        Read { handle, buf, offset, done: 0, bring: None, polled: false }
+        Read { handle, buf, offset, done: 0, bring: Brought(None), polled: false }
     }
 
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self, waker: &Waker) -> Poll<Result<usize>> {
-        let Read { handle, buf, offset, done, bring, .. } = self;
+        let Read { handle, buf, offset, done, bring: Brought(bring), .. } = self;
         handle.check_range(buf, *offset)?;
         // Ends: each turn copies at least a byte, or is the last.
         loop {
@@ -402,7 +442,7 @@ impl<'f, 'b> Read<'f, 'b> {
             }
             let wanted = at as usize % PAGE_BYTES + buf.len() - *done;
             let brought = bring
-                .get_or_insert_with(|| Bring::new(handle, at >> PAGE_SHIFT, wanted))
+                .get_or_insert_with(|| Box::new(Bring::new(handle, at >> PAGE_SHIFT, wanted)))
                 .poll(waker);
             let held = ready!(brought);
             *bring = None;
@@ -487,7 +527,7 @@ impl<'f> GetMany<'f> {
         let mut joined = Vec::new();
         for (at, part) in self.parts.iter_mut().enumerate() {
             let Part::Waits(get) = part else { continue };
-            match get.0.join(&mut absent) {
+            match get.bring().join(&mut absent) {
                 Ok(true) => joined.push(at),
                 Ok(false) => {}
                 Err(_) => break, // it queues by itself, and those after it wait for that
@@ -496,11 +536,11 @@ impl<'f> GetMany<'f> {
         absent.begin()?;
         for at in joined {
             if let Part::Waits(get) = &mut self.parts[at] {
-                get.0.has_joined();
+                get.bring().has_joined();
             }
         }
         let looks = |part: &Part<'_>| match part {
-            Part::Waits(get) => matches!(get.0.wait, Wait::Look),
+            Part::Waits(get) => matches!(get.wait(), Wait::Look),
             Part::There(_) => false,
         };
         self.begun = self.parts.iter().position(looks).unwrap_or(self.parts.len());
@@ -519,7 +559,7 @@ impl<'f> GetMany<'f> {
                 let polled = if all { get.poll_with(waker) } else { get.poll_unwoken(waker) };
                 match polled? {
                     Poll::Ready(folio) => self.parts[at] = Part::There(folio),
-                    Poll::Pending if at >= self.begun && matches!(get.0.wait, Wait::Turn) => {
+                    Poll::Pending if at >= self.begun && matches!(get.wait(), Wait::Turn) => {
                         return Poll::Pending;
                     }
                     Poll::Pending => {

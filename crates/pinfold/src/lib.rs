@@ -184,7 +184,7 @@
 //! | [`Borrowed::upgrade`] | at times, a thread that is just trying to evict or move the folio; it does no I/O meanwhile |
 //! | a miss | the source. The cache sets no time limit. A source may set its own in `read_at`. [`source::Source::deadline`] limits what the cache hands over as requests: reads ahead, reads of futures, and all but the first read of a batch |
 //! | a miss of a page that another thread reads already | that read, and gets its error; but it repeats a read ahead that failed |
-//! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`Error::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
+//! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`ErrorKind::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
 //! | `read_at_async`, `get_async`, `get_many_async` | a poll waits for what `prefetch` waits for; for reads and memory the future waits, and no thread ([`futures`]) |
 //! | `Completions` | the same; the program waits, by its event loop |
@@ -206,7 +206,7 @@
 //!   pages.
 //!
 //! That memory is not evicted as long as they live. If guards and pins hold the whole budget, a miss
-//! fails with [`Error::NoMemory`], which says how many bytes are held; hits go on. So keep guards
+//! fails with [`ErrorKind::NoMemory`], which says how many bytes are held; hits go on. So keep guards
 //! for as long as you look at the bytes, and copy what you keep for longer.
 //!
 //! Bytes never change under a guard. After [`File::invalidate`] it still has the old ones, and
@@ -215,7 +215,7 @@
 //! # What is readable past a page's end
 //!
 //! - A guard's slice ends with its page, and in the file's last page with the file. A page without
-//!   any byte of the file is an error ([`Error::BeyondEnd`]), while `read_at` then returns 0.
+//!   any byte of the file is an error ([`ErrorKind::BeyondEnd`]), while `read_at` then returns 0.
 //! - [`FolioRef::folio`] is the slice of the whole folio, so a value across two pages lies in it in
 //!   one piece if both pages are of one folio. That depends on how the file was read, and on who
 //!   else has guards of it; `read_at` copies the value in any case.
@@ -294,7 +294,7 @@ pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 #[cfg(not(loom))]
 pub use completions::{Completion, Completions, Outcome};
-pub use error::{Error, PinRangeCause, Result};
+pub use error::{Error, ErrorKind, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;

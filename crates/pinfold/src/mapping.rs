@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mutant::{self, Mutant};
@@ -37,9 +37,12 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     match backing.len_bytes() {
         Ok(len_bytes) if len_bytes <= LEN_MAX_BYTES => Ok(len_bytes),
         Ok(len_bytes) => {
-            Err(Error::TooLong { path: path.to_owned(), len_bytes, most_bytes: LEN_MAX_BYTES })
+            Err(ErrorKind::TooLong { path: path.to_owned(), len_bytes, most_bytes: LEN_MAX_BYTES }
+                .into())
         }
-        Err(cause) => Err(Error::Length { path: path.to_owned(), cause: Arc::new(cause) }),
+        Err(cause) => {
+            Err(ErrorKind::Length { path: path.to_owned(), cause: Arc::new(cause) }.into())
+        }
     }
 }
 
@@ -382,7 +385,7 @@ impl Table {
     }
 
     fn too_many(&self, path: PathBuf) -> Error {
-        Error::TooManyFiles { path, most: self.ids_end }
+        ErrorKind::TooManyFiles { path, most: self.ids_end }.into()
     }
 
     /// A number for a new mapping.
@@ -408,11 +411,14 @@ fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Optio
     else {
         return None;
     };
-    (open != attached).then(|| Error::SourceChanged {
-        path: path.to_owned(),
-        key: key.clone(),
-        open: open.clone(),
-        attached: attached.clone(),
+    (open != attached).then(|| {
+        ErrorKind::SourceChanged {
+            path: path.to_owned(),
+            key: key.clone(),
+            open: open.clone(),
+            attached: attached.clone(),
+        }
+        .into()
     })
 }
 
@@ -421,7 +427,7 @@ mod tests {
     use std::sync::Arc;
 
     use crate::source::Memory;
-    use crate::{Cache, Error, File, Options, Result};
+    use crate::{Cache, ErrorKind, File, Options, Result};
 
     fn attach(cache: &Cache, byte: u8) -> Result<File> {
         cache.attach("file", Arc::new(Memory::new(vec![byte; 64 << 10])))
@@ -454,7 +460,7 @@ mod tests {
         first.handle().core.mappings.table().ids_end = 2;
         let second = attach(&cache, 2).unwrap();
         let error = attach(&cache, 3).unwrap_err();
-        assert!(matches!(error, Error::TooManyFiles { most: 2, .. }), "{error:?}");
+        assert!(matches!(error.kind(), ErrorKind::TooManyFiles { most: 2, .. }), "{error:?}");
         assert_eq!(error.to_string(), "cannot open file: 2 files are cached, and can be no more");
         drop(second);
         check(&attach(&cache, 3).unwrap(), 3);

@@ -139,7 +139,7 @@ impl Options {
     /// ([`File::pin`](crate::File::pin), "Moving before pinning"). False by default.
     ///
     /// For programs that pin pages which other threads hold all the time, or that must not wait: no
-    /// pin then waits for holders, nor fails with [`Error::PinHeld`](crate::Error::PinHeld), and
+    /// pin then waits for holders, nor fails with [`ErrorKind::PinHeld`](crate::ErrorKind::PinHeld), and
     /// none copies a folio. The price is memory in one piece: each pinned page keeps the 2 MiB
     /// around it from becoming free as a whole, so folios stay smaller and whole runs are few as
     /// long as the pins last. Pins that last no longer than an I/O cost little. The document

@@ -25,7 +25,7 @@ use std::num::NonZero;
 
 use crate::core::Held;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::fill;
 use crate::found::{Found, Mark, Want};
 use crate::frame::{
@@ -133,11 +133,11 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`Error::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
+    /// [`ErrorKind::Range`] if a read of `buf` at `offset` ends beyond the largest file offset.
     pub(crate) fn check_range(&self, buf: &[u8], offset: u64) -> Result<()> {
         let bytes = buf.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Error::Range { path: self.mapping.path.clone(), offset, bytes });
+            return Err(ErrorKind::Range { path: self.mapping.path.clone(), offset, bytes }.into());
         }
         Ok(())
     }

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pinfold::source::{Memory, Source};
-use pinfold::{BUDGET_MIN_BYTES, Barrier, Error, Hint, Optimistic, Options, READERS_MAX, Reader};
+use pinfold::{
+    BUDGET_MIN_BYTES, Barrier, Error, ErrorKind, Hint, Optimistic, Options, READERS_MAX, Reader,
+};
 use pinfold_testing::pattern::Pattern;
 use support::{PAGE, Subject};
 
@@ -280,7 +282,7 @@ fn a_reader_of_another_cache_is_refused() {
     let (one, other) = (subject(), subject());
     let reader = other.cache.reader().unwrap();
     let error = one.file.borrow(0, &reader).unwrap_err();
-    assert!(matches!(error, Error::ForeignReader { .. }));
+    assert!(matches!(error.kind(), ErrorKind::ForeignReader { .. }));
     assert_eq!(error.to_string(), "cannot borrow from file: the reader belongs to another cache");
     drop(other.cache);
     assert!(one.file.borrow(0, &reader).is_err());
@@ -337,10 +339,12 @@ fn a_budget_full_of_borrows_is_an_error_and_no_hang() {
             Err(error) => Some(error),
         });
     assert!(since.elapsed() < Duration::from_secs(120));
-    let Some(Error::NoMemory { held_bytes, budget_bytes, .. }) = error else {
+    let Some(ErrorKind::NoMemory { held_bytes, budget_bytes, .. }) =
+        error.as_ref().map(Error::kind)
+    else {
         panic!("{error:?} with {} pages borrowed", held.len())
     };
-    assert!(held_bytes > budget_bytes / 2, "{held_bytes} of {budget_bytes} are said to be held");
+    assert!(*held_bytes > budget_bytes / 2, "{held_bytes} of {budget_bytes} are said to be held");
     for (page, one) in &held {
         assert!(!one.is_counted());
         large.check(*page * PAGE as u64, one).unwrap();
@@ -365,12 +369,14 @@ fn what_slots_borrow_is_not_said_to_be_reclaimable() {
     let mut held = Vec::new();
     let error =
         (READERS * SLOTS..8192).find_map(|page| file.get(page).map(|one| held.push(one)).err());
-    let Some(Error::NoMemory { held_bytes, reclaimable_bytes, .. }) = error else {
+    let Some(ErrorKind::NoMemory { held_bytes, reclaimable_bytes, .. }) =
+        error.as_ref().map(Error::kind)
+    else {
         panic!("{error:?} with {} pages held", held.len())
     };
     let kept = (borrowed.len() + held.len()) * PAGE;
-    assert!(held_bytes >= kept as u64, "{held_bytes} are said to be held, of {kept}");
-    assert!(reclaimable_bytes < SLOTS * PAGE as u64, "{reclaimable_bytes} reclaimable");
+    assert!(*held_bytes >= kept as u64, "{held_bytes} are said to be held, of {kept}");
+    assert!(*reclaimable_bytes < SLOTS * PAGE as u64, "{reclaimable_bytes} reclaimable");
 }
 
 /// A failed `unwrap` of a test or a program prints it.

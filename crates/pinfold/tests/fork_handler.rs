@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use pinfold::{Cache, Error, Options};
+use pinfold::{Cache, ErrorKind, Options};
 
 /// What `pthread_atfork` of glibc calls; here, in the place of glibc's.
 // SAFETY: it has glibc's signature, and registers nothing, as glibc's does when it fails.
@@ -27,5 +27,5 @@ fn a_cache_whose_fork_handler_cannot_be_registered_says_so() {
         error.to_string(),
         "cannot register the cache's fork handler: Cannot allocate memory (os error 12)"
     );
-    assert!(matches!(error, Error::ForkHandler { .. }), "{error:?}");
+    assert!(matches!(error.kind(), ErrorKind::ForkHandler { .. }), "{error:?}");
 }

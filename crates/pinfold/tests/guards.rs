@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pinfold::source::Source;
-use pinfold::{Cache, Error, File, FolioRef, Options};
+use pinfold::{Cache, Error, ErrorKind, File, FolioRef, Options};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -217,7 +217,7 @@ fn guards_fail_only_when_they_have_it_all() {
         let mut kept = Vec::new();
         let pages = (0..PAGES).map(|n| n * step % PAGES);
         let (had, error) = keep(&file, &mut kept, pages).unwrap_err();
-        let Error::NoMemory { reclaimable_bytes, filling_bytes, .. } = error else {
+        let ErrorKind::NoMemory { reclaimable_bytes, filling_bytes, .. } = error.kind() else {
             panic!("after {had} guards: {error}");
         };
         let left = reclaimable_bytes + filling_bytes;

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pinfold::{Cache, Error, File, Options};
+use pinfold::{Cache, ErrorKind, File, Options};
 use pinfold_testing::pattern::Pattern;
 
 /// Descriptors that the process may have.
@@ -116,7 +116,7 @@ fn a_closed_file_gives_way_when_the_process_has_no_descriptor_left() {
             check(open.last().unwrap(), n);
         }
         let error = cache.open(files.path(1)).unwrap_err();
-        assert!(matches!(error, Error::Open(_)), "{error:?}");
+        assert!(matches!(error.kind(), ErrorKind::Open(_)), "{error:?}");
         assert!(error.to_string().contains("Too many open files"), "{error}");
         open.iter().enumerate().for_each(|(n, file)| check(file, n + 100));
         assert_eq!(cache.stats().files as usize, CLOSED_MAX);

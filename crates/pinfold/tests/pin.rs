@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use pinfold::source::{Memory, Source};
-use pinfold::{Cache, Error, File, Hint, Options, PinRangeCause, PinnedRange};
+use pinfold::{Cache, ErrorKind, File, Hint, Options, PinRangeCause, PinnedRange};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
@@ -218,7 +218,10 @@ fn ranges_that_cannot_be_pinned_are_named_with_the_cause() {
         (20_000..20_001, PinRangeCause::BeyondEnd { len_bytes: 10_000 }, "the file ends at 10000"),
     ] {
         let error = file.pin(range.clone()).unwrap_err();
-        assert!(matches!(error, Error::PinRange { cause: told, .. } if told == cause), "{error:?}");
+        assert!(
+            matches!(*error.kind(), ErrorKind::PinRange { cause: told, .. } if told == cause),
+            "{error:?}"
+        );
         let Range { start, end } = range;
         assert_eq!(error.to_string(), format!("cannot pin bytes {start}..{end} of file: {text}"));
     }
@@ -234,7 +237,8 @@ fn more_than_can_be_pinned_is_refused_with_what_can_be_and_that_works() {
         let cache = cache_of(budget);
         let (file, pattern) = file(&cache, 2 * budget);
         let error = file.pin(1..budget).unwrap_err();
-        let Error::PinTooLarge { asked_bytes, most_bytes, budget_bytes, .. } = error else {
+        let ErrorKind::PinTooLarge { asked_bytes, most_bytes, budget_bytes, .. } = *error.kind()
+        else {
             panic!("{error:?}")
         };
         assert_eq!((asked_bytes, budget_bytes), (budget, budget));
@@ -270,7 +274,8 @@ fn when_all_is_pinned_the_error_says_so_and_the_cache_lives_on() {
             Err(error) => break error,
         }
     };
-    let Error::NoMemory { pinned_bytes, dirty_bytes, reclaimable_bytes, .. } = error else {
+    let ErrorKind::NoMemory { pinned_bytes, dirty_bytes, reclaimable_bytes, .. } = *error.kind()
+    else {
         panic!("{error:?}")
     };
     assert_eq!((pinned_bytes, dirty_bytes), (pins.len() as u64 * PAGE, 0));
@@ -298,7 +303,7 @@ fn parts_that_are_not_there_are_refused_and_nothing_changes() {
     assert!(pinned.unpin_front(10_001).is_err() && pinned.unpin_front(u64::MAX).is_err());
     for (offset, bytes) in [(9_999, 1), (19_999, 2), (u64::MAX, 1), (0, 100_000)] {
         let error = pinned.copy_to(&mut vec![0; bytes], offset).unwrap_err();
-        assert!(matches!(error, Error::OutsidePin { .. }), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::OutsidePin { .. }), "{error}");
     }
     pinned.copy_to(&mut [], 20_000).unwrap();
     check(&pinned, pattern, 10_000..20_000);
@@ -308,7 +313,7 @@ fn parts_that_are_not_there_are_refused_and_nothing_changes() {
     drop(file);
     let _other = cache.attach("other", Arc::new(Memory::new(vec![7; 100_000]))).unwrap();
     let error = pinned.split_off(9_999).unwrap_err();
-    assert!(matches!(error, Error::OutsidePin { path: None, .. }), "{error:?}");
+    assert!(matches!(error.kind(), ErrorKind::OutsidePin { path: None, .. }), "{error:?}");
 }
 
 #[test]
@@ -326,7 +331,10 @@ fn a_folio_with_as_many_pins_as_can_be_counted_takes_no_more() {
     };
     // 2^22 - 1 pages.
     assert_eq!(pins.len(), 8191);
-    assert!(matches!(error, Error::TooManyPins { most_pages: 4_194_303, .. }), "{error:?}");
+    assert!(
+        matches!(error.kind(), ErrorKind::TooManyPins { most_pages: 4_194_303, .. }),
+        "{error:?}"
+    );
     let text = "cannot pin the page at 0 of file: 4194303 pages of its folio are pinned, the most \
                 that can be counted";
     assert_eq!(error.to_string(), text);
@@ -335,7 +343,7 @@ fn a_folio_with_as_many_pins_as_can_be_counted_takes_no_more() {
     let mut cut = pins.pop().unwrap();
     let error = cut.split_off(100).unwrap_err();
     assert!(error.to_string().starts_with("cannot pin the page at 100 of file: "), "{error}");
-    assert!(matches!(error, Error::TooManyPins { .. }));
+    assert!(matches!(error.kind(), ErrorKind::TooManyPins { .. }));
     check(&cut, pattern, 0..2 * MIB);
     drop(rest);
     let back = cut.split_off(100).unwrap();
@@ -494,7 +502,7 @@ fn a_page_that_is_always_held_is_pinned_where_it_lies_if_the_cache_may() {
                 check(&pinned, pattern, 2 * PAGE..3 * PAGE);
             }
             Err(error) => {
-                assert!(matches!(error, Error::PinHeld { .. }), "{error:?}");
+                assert!(matches!(error.kind(), ErrorKind::PinHeld { .. }), "{error:?}");
                 assert!(!in_place, "{error}");
             }
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use pinfold::source::{Memory, Source, SourceIdentity};
-use pinfold::{Cache, Error, File, Hint, Options};
+use pinfold::{Cache, ErrorKind, File, Hint, Options};
 use pinfold_testing::pattern::Pattern;
 
 const PAGE: u64 = 4096;
@@ -311,7 +311,9 @@ fn another_version_is_an_error_while_the_old_is_open_and_drops_its_pages_after()
     let file = cache.attach("file", old).unwrap();
     reads(&file, 3, 1);
     let error = cache.attach("again", new.clone()).unwrap_err();
-    let Error::SourceChanged { key, open, attached, .. } = &error else { panic!("{error:?}") };
+    let ErrorKind::SourceChanged { key, open, attached, .. } = error.kind() else {
+        panic!("{error:?}")
+    };
     assert_eq!((&**key, &**open, &**attached), ("store/object", "old", "new"));
     assert!(error.to_string().starts_with("cannot attach again: store/object is open in version"));
     reads(&file, 3, 1);
@@ -352,7 +354,9 @@ fn versions_do_not_mix() {
                             reads(&file, 3, byte);
                             reads(&file, round as u64 % PAGES, byte);
                         }
-                        Err(Error::SourceChanged { .. }) => std::thread::yield_now(),
+                        Err(error) if matches!(error.kind(), ErrorKind::SourceChanged { .. }) => {
+                            std::thread::yield_now();
+                        }
                         Err(error) => panic!("{error}"),
                     }
                 }

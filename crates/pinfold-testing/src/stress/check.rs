@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use pinfold::Error;
+use pinfold::{Error, ErrorKind};
 
 use super::files::{Nature, Subject};
 use super::report::Failure;
@@ -83,11 +83,11 @@ pub(super) fn check(
 /// Excuses an error of a guard or a future: it may only come from a file that has any. That errors
 /// do not last is the readers' to see.
 pub(super) fn forgive(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Checked {
-    let may = match error {
-        Error::Read { .. } | Error::Truncated { .. } => {
+    let may = match error.kind() {
+        ErrorKind::Read { .. } | ErrorKind::Truncated { .. } => {
             matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
         }
-        Error::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
+        ErrorKind::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
         _ => false,
     };
     if !may {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use pinfold::Error;
+use pinfold::{Error, ErrorKind};
 
 use super::check::{self, Checked};
 use super::files::{Nature, Subject};
@@ -123,13 +123,13 @@ fn check(shared: &Shared, desk: &Desk, held: &Pinned) -> Checked {
 
 /// Whether a pin may fail like this.
 fn excuse(shared: &Shared, desk: &Desk, subject: &Subject, error: &Error) -> Checked {
-    let excused = match error {
+    let excused = match error.kind() {
         // Readers under references come without end.
-        Error::PinHeld { .. } => true,
-        Error::Read { .. } | Error::Truncated { .. } => {
+        ErrorKind::PinHeld { .. } => true,
+        ErrorKind::Read { .. } | ErrorKind::Truncated { .. } => {
             matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
         }
-        Error::PinRange { .. } => matches!(subject.nature, Nature::Cut(_)),
+        ErrorKind::PinRange { .. } => matches!(subject.nature, Nature::Cut(_)),
         _ => false,
     };
     if excused {

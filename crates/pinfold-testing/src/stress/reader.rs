@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use pinfold::{Error, File, ReadAt};
+use pinfold::{Error, ErrorKind, File, ReadAt};
 
 use super::check::{Before, Checked, unexpected};
 use super::files::{Nature, Subject};
@@ -254,9 +254,9 @@ impl Reader<'_> {
         error: &Error,
     ) -> Checked {
         let mut error = error.clone();
-        let at = match &error {
-            Error::Read { offset, .. } => *offset,
-            Error::Truncated { cause, .. } => cause.offset,
+        let at = match error.kind() {
+            ErrorKind::Read { offset, .. } => *offset,
+            ErrorKind::Truncated { cause, .. } => cause.offset,
             _ => offset,
         };
         let mut cell = [0; 64];
@@ -298,11 +298,11 @@ fn edge(rng: &mut Rng, bytes: u64) -> (u64, usize) {
 
 /// Whether this error is of those that this file's troubles make.
 fn injected(subject: &Subject, error: &Error) -> bool {
-    match (&subject.nature, error) {
-        (Nature::Faulty(_), Error::Read { cause, .. }) => {
+    match (&subject.nature, error.kind()) {
+        (Nature::Faulty(_), ErrorKind::Read { cause, .. }) => {
             cause.kind() == std::io::ErrorKind::InvalidData || cause.raw_os_error() == Some(5)
         }
-        (Nature::Faulty(_) | Nature::Cut(_), Error::Truncated { .. }) => true,
+        (Nature::Faulty(_) | Nature::Cut(_), ErrorKind::Truncated { .. }) => true,
         _ => false,
     }
 }

@@ -18,7 +18,7 @@
 //!    granted beyond the limit.
 
 use crate::core::{Core, Held};
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::frame::{Flags, FrameNumber, Order};
 use crate::freeze::{self, InUse};
 use crate::handle::Handle;
@@ -43,7 +43,7 @@ pub(crate) enum Wait {
 /// page has left the cache, or was dropped and is being read again; look it up again.
 ///
 /// # Errors
-/// [`Error::TooManyReferences`].
+/// [`ErrorKind::TooManyReferences`].
 pub(crate) fn admit<'a>(
     handle: &'a Handle,
     held: Held<'a>,
@@ -154,7 +154,7 @@ fn split<'a>(
         if let Some(old) = old {
             core.frames.free(old, Order::MIN);
         }
-        let too_many = || Error::TooManyReferences { path: mapping.path.clone(), page };
+        let too_many = || ErrorKind::TooManyReferences { path: mapping.path.clone(), page };
         let held = held.ok_or_else(too_many)?;
         upgraded(core, head);
         return Ok(Some(held));

@@ -29,7 +29,7 @@ use super::admit::{Wait, admit};
 use super::view::View;
 use crate::core::{Core, Held, take_one};
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::fill;
 use crate::found::{Found, HoldablePage, Mark};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, predicted};
@@ -203,14 +203,14 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`Error::BeyondEnd`] if the file ends before that page.
+    /// [`ErrorKind::BeyondEnd`] if the file ends before that page.
     #[cold]
     pub(crate) fn check_page(&self, page: u64) -> Result<()> {
         let len_bytes = self.mapping.len_bytes();
         if page < len_bytes.div_ceil(PAGE_BYTES as u64) {
             return Ok(());
         }
-        Err(Error::BeyondEnd { path: self.mapping.path.clone(), page, len_bytes })
+        Err(ErrorKind::BeyondEnd { path: self.mapping.path.clone(), page, len_bytes }.into())
     }
 }
 

@@ -30,7 +30,7 @@ use super::reader::{FreeSlots, Reader, Shown, State};
 use super::view::{self, View};
 use crate::core::Held;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::found::{AnyPage, Found, Mark, Want, WholePage};
 use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, predicted};
 use crate::handle::Handle;
@@ -223,13 +223,13 @@ impl Handle {
     }
 
     /// # Errors
-    /// [`Error::ForeignReader`] if it is another cache's: threads that freeze scan the readers of
+    /// [`ErrorKind::ForeignReader`] if it is another cache's: threads that freeze scan the readers of
     /// their own cache only.
     pub(crate) fn check_reader(&self, reader: &Reader) -> Result<()> {
         if reader.is_of(&self.core.readers) {
             return Ok(());
         }
-        Err(Error::ForeignReader { path: self.mapping.path.clone() })
+        Err(ErrorKind::ForeignReader { path: self.mapping.path.clone() }.into())
     }
 
     /// Steps 1 to 5 in any slot. `None` if a step fails.
@@ -435,7 +435,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
     /// guard that is kept for long, drop the borrow first and [`get`](crate::File::get) the page.
     ///
     /// # Errors
-    /// [`Error::TooManyReferences`] if the folio has four million references; [`Error::Forked`] in
+    /// [`ErrorKind::TooManyReferences`] if the folio has four million references; [`ErrorKind::Forked`] in
     /// a child that was forked while another thread tried to evict or move it.
     pub fn upgrade(&self) -> Result<FolioRef<'f>> {
         let head = self.state().shown.get().head;
@@ -459,7 +459,7 @@ impl<'f, 'r> Borrowed<'f, 'r> {
         });
         let (path, offset) = (&self.handle().mapping.path, self.view().folio_offset());
         let page = offset / crate::frame::PAGE_BYTES as u64;
-        got.map_err(|_| Error::TooManyReferences { path: path.clone(), page })?;
+        got.map_err(|_| ErrorKind::TooManyReferences { path: path.clone(), page })?;
         admit::upgraded(&self.handle().core, head);
         Ok(FolioRef::adopt(self.handle(), self.view()))
     }

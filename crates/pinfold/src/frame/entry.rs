@@ -312,6 +312,13 @@ impl Frame {
         (mapping, start, self.guard_bytes.load(Ordering::Relaxed))
     }
 
+    /// The offset in the file of the folio's first byte at this moment, if it is a folio's entry:
+    /// for a guess that is checked later.
+    #[inline(always)]
+    pub(crate) fn start_now(&self) -> u64 {
+        self.start.load(Ordering::Relaxed)
+    }
+
     /// Whether it is a folio of that mapping; valid under the same condition as
     /// [`Frame::readable`].
     #[inline(always)]

@@ -6,7 +6,7 @@ use crate::index::Mark;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::Memory;
-use crate::{BUDGET_MIN_BYTES, Cache, Error, File, Hint, Options};
+use crate::{BUDGET_MIN_BYTES, Cache, Error, ErrorKind, File, Hint, Options};
 
 const PAGE: u64 = 4096;
 
@@ -156,7 +156,8 @@ fn memory_full_of_what_is_dirty_is_an_error_that_says_so() {
         let got = file.get(page).map(std::mem::forget);
         got.err()
     });
-    let Some(Error::NoMemory { dirty_bytes, held_bytes, .. }) = error else {
+    let Some(ErrorKind::NoMemory { dirty_bytes, held_bytes, .. }) = error.as_ref().map(Error::kind)
+    else {
         panic!("not the error that was expected: {error:?}");
     };
     assert!(dirty_bytes + held_bytes > BUDGET_MIN_BYTES / 2, "{error:?}");

@@ -3,19 +3,21 @@
 //!
 //! # The passes
 //!
-//! 1. look up where each page's folio is (a hint), and ask for the folio's entry;
-//! 2. take each folio's version, check its identity; a read asks for its bytes where they are;
-//! 3. do what a single hit does then: copy, count or announce, and compare the version again.
+//! 1. look up where each page's folio is (a hint), and ask for the folio's entry; a read asks for
+//!    its bytes, too, where they probably are;
+//! 2. do what a single hit does with that hint: check the folio's version and identity, copy, count
+//!    or announce, and compare the version again.
 //!
-//! Guards do 2 and 3 in one pass: nobody knows yet which bytes of a page the program will look at.
-//! It looks at all pages of the batch afterwards, which then are waited for together.
+//! A guard's bytes are not asked for: nobody knows yet which of them the program will look at. It
+//! looks at all pages of the batch afterwards, which then are waited for together.
 //!
 //! By the same functions as the single call (`found.rs`, `read.rs`, `borrow/`); only the order is
 //! another. That changes nothing for a page: whatever the single call may meet between two of its
 //! steps, may happen between two passes. A page for which a step fails is tried once more by the
 //! single call, which says why if it fails there, too.
 //!
-//! What a pass leaves for the next is half a line a page, updated in place.
+//! What a read's first pass leaves for the second is the hint alone: to find the entry once more
+//! takes fewer instructions than to keep what else was found.
 //!
 //! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
 //! size of a block.
@@ -27,10 +29,11 @@ use std::num::NonZero;
 use crate::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
 use crate::counters::Event;
 use crate::found::{AnyPage, Found, HoldablePage, Want, WholePage};
-use crate::frame::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp, prefetch};
+use crate::frame::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::handle::Handle;
 
 use super::read_at::ReadAt;
+use crate::read::Bytes;
 
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
@@ -38,23 +41,11 @@ pub(super) const BLOCK: usize = 16;
 /// What is known of a page between two passes.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
-    /// Its folio's entry, by pass 1.
+    /// Its folio's entry.
     frame: &'a Frame,
-    /// Where the folio begins, by pass 1; where the page or byte is, by pass 2.
+    /// Where the folio begins.
     address: *mut u8,
-    /// By pass 2.
-    stamp: Stamp,
     head: FrameNumber,
-    /// Bytes from `address` to the folio's end, by pass 2; none if the folio is not the page's.
-    rest: u32,
-}
-
-impl<'a> Seen<'a> {
-    #[inline(always)]
-    fn found(&self) -> Found<'a> {
-        let &Seen { frame, address, stamp, head, rest } = self;
-        Found { frame, head, from: address, stamp, at: 0, span: rest.into() }
-    }
 }
 
 /// What is wanted, without a count of what is not found: the single call is tried then.
@@ -77,20 +68,14 @@ impl Handle {
     /// The reads of a block that are short ones; `left` gets the numbers of the others.
     #[inline]
     pub(crate) fn read_block(&self, reads: &mut [ReadAt<'_>], mut left: impl FnMut(usize)) {
-        let mut seen = self.nothing_seen();
-        self.begin::<true>(reads.iter().map(|read| read.offset), &mut seen);
-        for (read, seen) in reads.iter().zip(&mut seen) {
-            if let Some(found) = self.look_begun(seen, read.offset, AnyPage) {
-                seen.address = found.from.wrapping_add(found.at as usize);
-                prefetch(seen.address);
-                seen.stamp = found.stamp;
-                seen.rest = (found.span - found.at) as u32;
-            }
+        let mut heads = [FrameNumber(0); BLOCK];
+        for (read, head) in reads.iter().zip(&mut heads) {
+            *head = self.ask_for_bytes(read.offset);
         }
         let shard = self.counters().shard();
         // Reads of one length in a row, which are counted together; at first of none.
         let (mut length, mut row) = (0, 0);
-        for (at, (read, seen)) in reads.iter_mut().zip(&seen).enumerate() {
+        for (at, (read, &head)) in reads.iter_mut().zip(&heads).enumerate() {
             let bytes = read.buf.len();
             if bytes != length {
                 if bytes == 0 || bytes > self.short_max_bytes as usize {
@@ -103,14 +88,15 @@ impl Handle {
                 }
                 (length, row) = (bytes, 0);
             }
-            if bytes > seen.rest as usize {
+            let Some(found) = self.look(head, read.offset, Uncounted(Bytes(bytes as u64))) else {
                 if !self.read_alone(read) {
                     left(at);
                 }
                 continue;
-            }
+            };
             row += 1;
-            if self.copy_found(seen.found(), seen.address, read.buf) {
+            let from = found.from.wrapping_add(found.at as usize);
+            if self.copy_found(found, from, read.buf) {
                 read.result = Ok(bytes);
             } else {
                 left(at);
@@ -119,6 +105,24 @@ impl Handle {
         if let Some(length) = NonZero::new(length) {
             shard.count_reads(length, row);
         }
+    }
+
+    /// Pass 1 of a read: the folio by the index, and its entry and the bytes asked for. Where the
+    /// bytes are is a guess, as nothing is checked; pass 2 checks.
+    #[inline(always)]
+    fn ask_for_bytes(&self, offset: u64) -> FrameNumber {
+        let (head, small) = self.hint_and_size_of_byte(offset);
+        let (frame, from) = self.window.both(head);
+        let at = if small {
+            // Probably in its first page. Its entry is not waited for then.
+            prefetch(frame);
+            offset & (PAGE_BYTES as u64 - 1)
+        } else {
+            // One of few entries, so probably near.
+            offset.wrapping_sub(frame.start_now())
+        };
+        prefetch(from.wrapping_add(at as usize));
+        head
     }
 
     /// A read by the single call's short path.
@@ -152,18 +156,20 @@ impl Handle {
         mut left: impl FnMut(usize),
     ) {
         let mut seen = self.nothing_seen();
-        self.begin::<false>(pages.iter().copied(), &mut seen);
+        self.begin(pages, &mut seen);
         guards.reserve(pages.len());
         let (room, mut made, mut alone) = (guards.spare_capacity_mut(), 0, 0);
         for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
-            // Each guard is written to its place: a push would pass it through the stack.
+            // Each guard is written to its place, which is known before there is a guard: otherwise
+            // the guard would pass through the stack.
+            let place = &mut room[made];
             if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, HoldablePage)
                 && let Some(guard) = self.get_found(found)
             {
-                room[made].write(guard);
+                place.write(guard);
                 made += 1;
             } else if let Some(guard) = self.get_alone(page) {
-                room[made].write(guard);
+                place.write(guard);
                 (made, alone) = (made + 1, alone + 1);
             } else {
                 left(at);
@@ -192,19 +198,21 @@ impl Handle {
         mut left: impl FnMut(usize),
     ) {
         let mut seen = self.nothing_seen();
-        self.begin::<false>(pages.iter().copied(), &mut seen);
+        self.begin(pages, &mut seen);
         if !self.needs_no_fence(reader) {
             return self.borrow_fenced(pages, &seen, reader, free, guards, left);
         }
         guards.reserve(pages.len());
         let (room, mut made) = (guards.spare_capacity_mut(), 0);
         for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
-            let guard = match self.look_begun(seen, page << PAGE_SHIFT, WholePage) {
-                Some(found) => self.borrow_found(page, found, reader, free),
-                None => None,
-            };
-            if let Some(guard) = guard.or_else(|| self.borrow_alone(page, reader)) {
-                room[made].write(guard);
+            let place = &mut room[made]; // as in `get_block`
+            if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, WholePage)
+                && let Some(guard) = self.borrow_found(page, found, reader, free)
+            {
+                place.write(guard);
+                made += 1;
+            } else if let Some(guard) = self.borrow_alone(page, reader) {
+                place.write(guard);
                 made += 1;
             } else {
                 left(at);
@@ -246,31 +254,20 @@ impl Handle {
     fn nothing_seen(&self) -> [Seen<'_>; BLOCK] {
         let head = FrameNumber(0);
         let (frame, address) = self.window.both(head);
-        [Seen { frame, address, stamp: Stamp::default(), head, rest: 0 }; BLOCK]
+        [Seen { frame, address, head }; BLOCK]
     }
 
-    /// Pass 1, for the pages that are `wanted`; with `BYTES`, for the bytes. (An array that is
-    /// returned would be copied.)
+    /// Pass 1, for the `pages`. (An array that is returned would be copied.)
     #[inline(always)]
-    fn begin<'a, const BYTES: bool>(
-        &'a self,
-        wanted: impl Iterator<Item = u64>,
-        seen: &mut [Seen<'a>; BLOCK],
-    ) {
-        for (wanted, seen) in wanted.zip(seen) {
-            let (head, small) =
-                if BYTES { self.hint_and_size_of_byte(wanted) } else { (self.hint(wanted), false) };
-            seen.head = head;
-            (seen.frame, seen.address) = self.window.both(head);
+    fn begin<'a>(&'a self, pages: &[u64], seen: &mut [Seen<'a>; BLOCK]) {
+        for (&page, seen) in pages.iter().zip(seen) {
+            seen.head = self.hint(page);
+            (seen.frame, seen.address) = self.window.both(seen.head);
             prefetch(seen.frame);
-            if small {
-                // They are probably in its first page. Its entry is not waited for then.
-                prefetch(seen.address.wrapping_add(wanted as usize & (PAGE_BYTES - 1)));
-            }
         }
     }
 
-    /// The first half of pass 2.
+    /// The first half of pass 2 for a guard.
     #[inline(always)]
     fn look_begun<'a, W: Want>(
         &'a self,

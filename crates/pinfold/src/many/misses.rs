@@ -98,7 +98,7 @@ impl<'a> Absent<'a> {
     /// or could not be begun.
     ///
     /// # Errors
-    /// As for [`fill::prepare`] of the first group, and [`Error::Forked`](crate::Error::Forked): an
+    /// As for [`fill::prepare`] of the first group, and [`ErrorKind::Forked`](crate::ErrorKind::Forked): an
     /// error concerns all that was added.
     pub(super) fn read(self) -> Result<()> {
         if self.pages.is_empty() {
@@ -139,7 +139,7 @@ impl<'a> Absent<'a> {
     /// not be begun at once is left to them.
     ///
     /// # Errors
-    /// [`Error::Forked`](crate::Error::Forked).
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub(crate) fn begin(self) -> Result<()> {
         if self.pages.is_empty() {
             return Ok(());
@@ -263,7 +263,7 @@ fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
 /// Begins to read those of `pages` that are absent. Nobody waits for them.
 ///
 /// # Errors
-/// [`Error::Forked`](crate::Error::Forked).
+/// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
 pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
     handle.core.check_owner()?;
     let mut absent = Absent::new(handle);

@@ -6,13 +6,13 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | `read_many`, `get_many`, `borrow_many`: first what is quick, then the rest |
-//! | `hits.rs` | the quick part: three passes over blocks of pages |
+//! | `hits.rs` | the quick part: two passes over blocks of pages |
 //! | `read_at.rs` | one entry of a `read_many` |
 //! | `misses.rs` | the source's part: what is absent of many pages, as one submission |
 //!
 //! # A batch, step by step
 //!
-//! 1. the three passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries gains
+//! 1. the two passes of `hits.rs`, block by block; a batch of fewer than [`BATCH_MIN`] entries gains
 //!    nothing by them, and tries one after the other. They get what a single call gets without its
 //!    slow path. What they do not get is *left*: absent, on its way, or cached and in need of the
 //!    slow path;
@@ -42,7 +42,7 @@ mod misses;
 mod read_at;
 
 use crate::borrow::{Borrowed, FolioRef, Reader};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
 use crate::sizes::BATCH_MIN;
@@ -91,7 +91,7 @@ impl Handle {
                     }
                 };
                 let Err(error) = result else { continue };
-                if matches!(error, Error::NoMemory { .. }) {
+                if matches!(error.kind(), ErrorKind::NoMemory { .. }) {
                     // Waiting once more for each of the others would bring nothing.
                     refused.get_or_insert_with(|| error.clone());
                 }

@@ -1,4 +1,4 @@
-//! The three passes of a batch: what comes of them is what single hits would have given, whatever
+//! The two passes of a batch: what comes of them is what single hits would have given, whatever
 //! happens between two passes.
 
 use super::borrowed::reader;

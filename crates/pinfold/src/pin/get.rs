@@ -32,7 +32,7 @@ use pinfold_refcount::GetError;
 
 use crate::core::{Core, Held};
 use crate::counters::Event;
-use crate::error::{Error, PinRangeCause, Result};
+use crate::error::{Error, ErrorKind, PinRangeCause, Result};
 use crate::fill;
 use crate::found::{Found, Mark, PageOfFolio};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT, Stamp};
@@ -163,14 +163,15 @@ fn check(core: &Core, mapping: &Mapping, range: &Range<u64>) -> Result<()> {
         if asked_bytes >> PAGE_SHIFT <= pages_max(core) {
             return Ok(());
         }
-        return Err(Error::PinTooLarge {
+        return Err(ErrorKind::PinTooLarge {
             path: mapping.path.clone(),
             start: range.start,
             end: range.end,
             asked_bytes,
             most_bytes: pages_max(core) << PAGE_SHIFT,
             budget_bytes: u64::from(core.frames.frames()) << PAGE_SHIFT,
-        });
+        }
+        .into());
     }
     Err(no_range(mapping, range))
 }
@@ -184,7 +185,7 @@ fn no_range(mapping: &Mapping, range: &Range<u64>) -> Error {
         () => PinRangeCause::BeyondEnd { len_bytes },
     };
     let path = mapping.path.clone();
-    Error::PinRange { path, start: range.start, end: range.end, cause }
+    ErrorKind::PinRange { path, start: range.start, end: range.end, cause }.into()
 }
 
 /// The most pages that can be pinned if nothing else is: all but the frame table, the index nodes
@@ -298,7 +299,7 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
             Moved::Pinned(pinned) => return Ok(Some(pinned)),
             Moved::Gone => {}
             Moved::Held { offset, bytes, word, borrowed } if since.elapsed() > PATIENCE => {
-                return Err(Error::PinHeld {
+                return Err(ErrorKind::PinHeld {
                     path: handle.mapping.path.clone(),
                     offset,
                     bytes,
@@ -306,7 +307,8 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
                     pinned: word.pins(),
                     borrowed,
                     waited_ms: since.elapsed().as_millis() as u64,
-                });
+                }
+                .into());
             }
             Moved::Held { .. } => breathe(),
         }
@@ -423,7 +425,7 @@ mod tests {
     use std::sync::Arc;
 
     use crate::source::Memory;
-    use crate::{Cache, Error, Hint, Options};
+    use crate::{Cache, ErrorKind, Hint, Options};
 
     #[test]
     fn a_folio_that_has_to_move_and_is_held_is_an_error_that_says_by_whom() {
@@ -435,9 +437,14 @@ mod tests {
         let held = [(); 2].map(|()| handle.core.hold(&handle.mapping, 2).expect("it was read"));
         assert!(handle.core.frames.is_movable(held[0].head()), "a pin may not stay there");
         let error = file.pin(9_000..9_001).unwrap_err();
-        let Error::PinHeld {
-            offset: 8192, bytes: 4096, referenced: 2, pinned: 0, waited_ms, ..
-        } = error
+        let ErrorKind::PinHeld {
+            offset: 8192,
+            bytes: 4096,
+            referenced: 2,
+            pinned: 0,
+            waited_ms,
+            ..
+        } = *error.kind()
         else {
             panic!("{error:?}")
         };
@@ -464,7 +471,8 @@ mod tests {
         let error = file.pin(9_000..9_001).unwrap_err();
         let text = error.to_string();
         assert!(text.ends_with(" ms, by a borrow at the end"), "{text}");
-        let Error::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error else {
+        let ErrorKind::PinHeld { referenced: 0, pinned: 0, borrowed: true, .. } = error.kind()
+        else {
             panic!("{error:?}")
         };
         drop(page);

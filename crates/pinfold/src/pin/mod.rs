@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use crate::core::Core;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, copy_racing};
 use crate::mutant::{self, Mutant};
 
@@ -126,7 +126,7 @@ impl PinnedRange {
     /// happens meanwhile, each aligned word is of one moment.
     ///
     /// # Errors
-    /// [`Error::OutsidePin`] if not all of them are in this range; nothing is copied then.
+    /// [`ErrorKind::OutsidePin`] if not all of them are in this range; nothing is copied then.
     pub fn copy_to(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         let end = offset.checked_add(buf.len() as u64);
         let Some(end) = end.filter(|&end| offset >= self.start && end <= self.end) else {
@@ -151,8 +151,8 @@ impl PinnedRange {
     /// Free on a page boundary; elsewhere the page that both parts have is pinned once more.
     ///
     /// # Errors
-    /// The range is unchanged after an error. [`Error::OutsidePin`] if `at` is outside the range;
-    /// [`Error::TooManyPins`] if the shared page cannot be pinned once more.
+    /// The range is unchanged after an error. [`ErrorKind::OutsidePin`] if `at` is outside the range;
+    /// [`ErrorKind::TooManyPins`] if the shared page cannot be pinned once more.
     #[track_caller]
     pub fn split_off(&mut self, at: u64) -> Result<PinnedRange> {
         if at < self.start || at > self.end {
@@ -194,7 +194,7 @@ impl PinnedRange {
     /// partly given back stays pinned.
     ///
     /// # Errors
-    /// [`Error::OutsidePin`] if the range is shorter than that; nothing is unpinned then.
+    /// [`ErrorKind::OutsidePin`] if the range is shorter than that; nothing is unpinned then.
     pub fn unpin_front(&mut self, bytes: u64) -> Result<()> {
         let Some(start) = self.start.checked_add(bytes).filter(|&start| start <= self.end) else {
             return Err(self.outside(self.start.saturating_add(bytes)));
@@ -230,7 +230,7 @@ impl PinnedRange {
 
     #[cold]
     fn outside(&self, at: u64) -> Error {
-        Error::OutsidePin { path: self.path(), at, start: self.start, end: self.end }
+        ErrorKind::OutsidePin { path: self.path(), at, start: self.start, end: self.end }.into()
     }
 
     /// The name of the file, for errors, if the cache can tell. The range does not keep it: that
@@ -277,7 +277,8 @@ impl fmt::Debug for PinnedRange {
 
 #[cold]
 fn too_many(path: Option<PathBuf>, offset: u64) -> Error {
-    Error::TooManyPins { path, offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
+    ErrorKind::TooManyPins { path, offset, most_pages: <pinfold_refcount::RefCount>::MAX_PINS }
+        .into()
 }
 
 /// A part of a [`PinnedRange`] that is contiguous in memory.

@@ -56,7 +56,7 @@ pub use barrier::Barrier;
 pub(crate) use deferred::Deferred;
 
 use crate::counters::{Counters, Event};
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::fork::Birth;
 use crate::frame::FrameNumber;
 use crate::mutant::{self, Mutant};
@@ -210,7 +210,7 @@ impl Readers {
 
     /// A record, a reader's first or a `further` one.
     fn take(self: &Arc<Self>, mut seats: MutexGuard<'_, Seats>, further: bool) -> Result<Seat> {
-        let number = seats.take().ok_or(Error::TooManyReaders { most: READERS_MAX })?;
+        let number = seats.take().ok_or(ErrorKind::TooManyReaders { most: READERS_MAX })?;
         seats.further += u64::from(further);
         // Release: pairs with the acquire in `announced`.
         let unseen = further && mutant::on(Mutant::FurtherUnseen);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::evict::{EFFORT_MAX, evict};
 use super::{NAP_MAX, NAP_MIN};
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 use crate::mutant::{self, Mutant};
 use crate::pressure::Listener;
 use crate::sync::thread;
@@ -33,7 +33,8 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
             }
         }
     });
-    let thread = thread.map_err(|cause| Error::Thread { name: NAME, cause: Arc::new(cause) })?;
+    let thread =
+        thread.map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
 }

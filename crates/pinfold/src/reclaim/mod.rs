@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::counters::Event;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
 use crate::sizes::BLOCK_ORDER_MIN;
@@ -69,7 +69,7 @@ impl Shortage {
     #[cold]
     pub(crate) fn of(self, mapping: &Mapping, page: u64) -> Error {
         let Shortage { wanted_bytes, budget_bytes, metadata_bytes, census } = self;
-        Error::NoMemory {
+        ErrorKind::NoMemory {
             path: mapping.path.clone(),
             offset: page << PAGE_SHIFT,
             wanted_bytes,
@@ -81,6 +81,7 @@ impl Shortage {
             reclaimable_bytes: census.reclaimable_bytes,
             metadata_bytes,
         }
+        .into()
     }
 }
 

@@ -9,7 +9,7 @@ use super::allocate;
 use crate::counters::Event;
 use crate::frame::Order;
 use crate::source::{Extent, Memory, Source};
-use crate::{BUDGET_MIN_BYTES, Cache, Error, File, Hint, Options};
+use crate::{BUDGET_MIN_BYTES, Cache, Error, ErrorKind, File, Hint, Options};
 
 /// How long an allocation goes on after all of memory, which others held, was let go of; they held
 /// it for about two milliseconds.
@@ -170,7 +170,10 @@ fn a_source_that_hangs_is_not_waited_for_without_end() {
             }
             slow.open();
             let read = waiter.join().unwrap();
-            let Err(Error::NoMemory { filling_bytes, .. }) = read else { panic!("{read:?}") };
+            let error = read.expect_err("nothing can be evicted");
+            let ErrorKind::NoMemory { filling_bytes, .. } = *error.kind() else {
+                panic!("{error:?}")
+            };
             assert_ne!(filling_bytes, 0);
         });
     });
@@ -265,11 +268,11 @@ fn a_layered_source_that_waits_for_its_own_readers_is_told_that_there_is_no_memo
         let read = file.read_at(&mut [0; 8], 32 << 20);
         // By now some of the others have failed, and there is memory; or it fails like them, or
         // because they took longer than it waits.
-        match &read {
-            Err(Error::Read { cause, .. }) => {
+        match read.as_ref().map_err(Error::kind) {
+            Err(ErrorKind::Read { cause, .. }) => {
                 assert!(cause.to_string().contains("no memory for"), "{cause}");
             }
-            Err(Error::NoMemory { .. }) | Ok(8) => {}
+            Err(ErrorKind::NoMemory { .. }) | Ok(8) => {}
             other => panic!("{other:?}"),
         }
     });

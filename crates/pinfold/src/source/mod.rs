@@ -170,7 +170,7 @@ pub enum Start {
 ///   a time for each source. Requests that a future or a batch waits for go before reads ahead, and
 ///   any number of them may be queued. If all workers are busy with other sources, a batch reads in
 ///   its own thread. A future tries again whenever a read ends. It fails with
-///   [`Error::Read`](crate::Error::Read) of kind [`io::ErrorKind::TimedOut`] after two seconds in
+///   [`ErrorKind::Read`](crate::ErrorKind::Read) of kind [`io::ErrorKind::TimedOut`] after two seconds in
 ///   which none ended, or after thirty if reads are under way.
 /// - **Reading ahead**, which includes prefetches, makes requests of at most a window; for
 ///   [`Hint::WillNeed`] that is `readahead_max_bytes`, or 64 KiB if that is 0.
@@ -226,7 +226,7 @@ pub enum Start {
 ///
 /// Memory for the lower file's pages comes from the same budget. If pages of the layered file that
 /// are being read take up all of it, the read of the lower file fails with
-/// [`Error::NoMemory`](crate::Error::NoMemory), which the source returns as its own error.
+/// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory), which the source returns as its own error.
 pub trait Source: Send + Sync + Debug {
     /// Reads from `offset` into `buf`; returns the number of bytes read, which is short only at the
     /// end of the source and 0 at or beyond it.
@@ -450,7 +450,7 @@ pub trait Source: Send + Sync + Debug {
     /// a deadline must keep it in these calls, and return the same kind of error:
     ///
     /// ```
-    /// use pinfold::{Error, source::Source};
+    /// use pinfold::{ErrorKind, source::Source};
     /// # use std::{borrow::Cow, io, sync::Arc};
     /// use std::sync::mpsc::{Sender, channel};
     /// use std::time::Duration;
@@ -485,7 +485,8 @@ pub trait Source: Send + Sync + Debug {
     /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
     /// let (asks, _nobody_answers) = channel();
     /// let file = cache.attach("silent", Arc::new(Asking(asks)))?;
-    /// let Err(Error::Read { cause, .. }) = file.read_at(&mut [0; 8], 0) else { panic!() };
+    /// let error = file.read_at(&mut [0; 8], 0).unwrap_err();
+    /// let ErrorKind::Read { cause, .. } = error.kind() else { panic!() };
     /// assert_eq!(cause.kind(), io::ErrorKind::TimedOut);
     /// # Ok::<(), pinfold::Error>(())
     /// ```

@@ -519,22 +519,4 @@ mod tests {
         let error = check(Fault::Stale).unwrap_err().to_string();
         assert!(error.contains("wrong byte at"), "{error}");
     }
-
-    /// Audit: "In the case `memory` the cache's folios have up to 2 MiB".
-    #[test]
-    fn audit_the_engines_leave_the_folios_large() {
-        let file_bytes = 64 << 20;
-        let mut file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
-        std::io::Write::write_all(&mut file, &CONTENTS.to_vec(file_bytes)).unwrap();
-        let opened = Held::Cache(Folios::Large).open(file.path(), file_bytes as u64).unwrap();
-        let Opened::Pinfold(cache, _) = &opened else { panic!() };
-        for engine in ["pinfold-read-many", "pinfold-borrow-many", "pinfold-get"] {
-            for batch in [1, 8, 16, 64] {
-                let (file_bytes, warm_up) = (file_bytes as u64, Duration::ZERO);
-                Plan { engine, opened: &opened, batch, file_bytes, warm_up }.check().unwrap();
-            }
-            let splits = cache.stats().splits;
-            assert_eq!(splits, 0, "folios were split by the checks up to {engine}");
-        }
-    }
 }

@@ -42,6 +42,7 @@ use crate::pressure::Refused;
 use crate::reclaim;
 use crate::source::{self, Extent, Reading, Request};
 use crate::stream::Plan;
+use crate::sync::Ordering;
 use crate::wait;
 
 /// Who wants what is filled.
@@ -700,6 +701,8 @@ fn land(
         core.retire(mapping);
     }
     if !refused {
+        // Relaxed: a count.
+        mapping.reads_ended.fetch_add(1, Ordering::Relaxed);
         core.pressure.progress();
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn all(sh: &Shell) -> Result<()> {
 }
 
 fn lab<'a>(sh: &'a Shell, what: &str, args: &[String]) -> Cmd<'a> {
-    cmd!(sh, "cargo run --quiet --release -p pinfold-lab -- {what} {args...}").quiet()
+    cmd!(sh, "cargo run --quiet -p pinfold-lab -- {what} {args...}").quiet()
 }
 
 #[cfg(test)]

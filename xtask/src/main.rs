@@ -99,7 +99,7 @@ impl Command {
 fn models(sh: &Shell) -> Result<()> {
     {
         let _loom = sh.push_env("RUSTFLAGS", "--cfg loom");
-        cmd!(sh, "cargo test -p pinfold --release --lib --target-dir target/loom").run()?;
+        cmd!(sh, "cargo test -p pinfold --profile models --lib --target-dir target/loom").run()?;
     }
     let _shuttle = sh.push_env("RUSTFLAGS", "--cfg shuttle");
     // What the caught mutants print is long, and means nothing.
@@ -160,16 +160,25 @@ fn lints(sh: &Shell) -> Result<()> {
     // Tests have the feature `bench`; what people run first has not.
     cmd!(sh, "cargo clippy -p pinfold-cli -- -D warnings").run()?;
     cmd!(sh, "cargo clippy -p pinfold-refcount --features usdt -- -D warnings").run()?;
-    cmd!(sh, "cargo clippy -p pinfold -p pinfold-cli --features pinfold/mutants,pinfold-cli/mutants --all-targets -- -D warnings").run()?;
-    lint_peers(sh)
+    // Code that only these features have: the mutants, and the other caches.
+    let features = "pinfold/mutants,pinfold-cli/mutants,pinfold-cli/peers";
+    Ok(cmd!(sh, "cargo clippy --workspace --features {features} --all-targets -- -D warnings")
+        .run()?)
 }
 
 fn tests(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace").run()?;
-    // What misuse does without debug assertions.
-    cmd!(sh, "cargo test --release -p pinfold-refcount --test reference").run()?;
+    // Of the whole workspace, so that what these depend on has the features that it was built with.
+    // What misuse does without debug assertions: all but the count is as it was built.
+    let count = "profile.dev.package.pinfold-refcount";
+    let bare =
+        [format!("{count}.debug-assertions=false"), format!("{count}.overflow-checks=false")];
+    let [assertions, overflows] = &bare;
+    cmd!(sh, "cargo test --workspace --test reference --config {assertions} --config {overflows}")
+        .run()?;
     // A build of its own: pauses in it, and mutants that can be switched on.
-    cmd!(sh, "cargo test -p pinfold --features mutants --test mutants --test objections").run()?;
+    cmd!(sh, "cargo test --workspace --features pinfold/mutants --test mutants --test objections")
+        .run()?;
     Ok(())
 }
 

@@ -16,7 +16,9 @@ const PROBES: [(&str, &str, &str); 7] = [
 
 /// Builds the example with probes and runs it once under gdb for each.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
-    cmd!(sh, "cargo build -p pinfold-refcount --features usdt --example operations").run()?;
+    let what = ["--features", "pinfold-refcount/usdt", "--example", "operations"];
+    // Of the whole workspace: so `test` has built all that it depends on.
+    cmd!(sh, "cargo build --workspace {what...}").run()?;
     let program = sh.current_dir().join("target/debug/examples/operations");
     for (probe, arguments, expected) in PROBES {
         let stop = format!("break -probe-stap pinfold_refcount:{probe}");

@@ -106,7 +106,8 @@ impl File {
     /// It cannot be split, and is kept as a whole beyond that bound, if one of its pages is pinned
     /// or borrowed at that moment, if other threads read it all the time, or if the index finds no
     /// memory for its pieces. Nor can the folio of a borrow that is
-    /// [upgraded](crate::Borrowed::upgrade).
+    /// [upgraded](crate::Borrowed::upgrade), nor one for which several futures waited while it was
+    /// read: each has a reference to it until it is polled, and none waits for the others.
     ///
     /// # Errors
     /// [`ErrorKind::BeyondEnd`] if the page has no byte of the file; [`ErrorKind::TooManyReferences`] if
@@ -314,8 +315,8 @@ impl File {
     /// Cost: if all is cached, the reads are done in blocks of 16, so that the processor's cache
     /// misses overlap. That pays from about eight reads of distant pages on; a batch of fewer than
     /// four is that many calls of `read_at` (`cargo pinfold bench batch --cases memory` measures
-    /// both). What is not cached is read concurrently, for up to 64 of `reads` at a time: adjacent
-    /// pages by one read. Where the file is one of the system's that is read directly, one system
+    /// both). What is not cached is read concurrently, for up to 64 of `reads` and 16 MiB at a time:
+    /// adjacent pages by one read; what is beyond that, one after the other. Where the file is one of the system's that is read directly, one system
     /// call submits these reads and waits for them; otherwise the first is made in this thread,
     /// the others by one submission to the source. The batch holds nothing from one read to the
     /// next, and so may be of any size, whatever the budget is.

@@ -88,7 +88,7 @@ part of 64 bytes while it is measured.
 Samples under a limit are taken as by `bench miss`: by a process each, in a memory control group
 whose limit is the budget and 16 MiB for the process itself; 32 threads warm up first. By default
 the benchmark measures 1 thread in memory, and 1, 2, 8 and 32 under the limit, which takes about 15
-minutes. The cases in memory need memory of the file's length up to four times.";
+minutes. The cases in memory need memory of the file's length up to five times.";
 
 /// Options of `pinfold bench batch`.
 #[derive(Debug, Args)]
@@ -291,7 +291,8 @@ fn measure_in_memory(args: &BatchArgs, cells: &[Cell]) -> Result<Part> {
     };
     cells.iter().try_for_each(|cell| plan(cell).check())?;
     let misses = || opened.values().map(Opened::misses).collect::<Vec<_>>();
-    let before = misses();
+    let splits = || opened.get(&Held::Cache(Folios::Large)).map_or(0, Opened::splits);
+    let (before, large) = (misses(), splits());
     let board = SharedBoard::new()?;
     let samples = common.interleave(cells, |cell| {
         let taken = workers::sample_threads(cell.threads, &plan(cell), board.board(), length)?;
@@ -302,6 +303,7 @@ fn measure_in_memory(args: &BatchArgs, cells: &[Cell]) -> Result<Part> {
         before == after,
         "reads of what was in memory missed: {before:?} misses before, {after:?} after"
     );
+    ensure!(splits() == large, "{} large folios were split", splits() - large);
     let rows: Vec<(Cell, Row)> = cells
         .iter()
         .zip(samples)

@@ -67,6 +67,9 @@ pub enum Held {
     Map,
     /// The cache.
     Cache(Folios),
+    /// A cache of large folios for engines with counted guards, which split what they would keep
+    /// too much of.
+    Guarded,
 }
 
 impl Held {
@@ -76,13 +79,14 @@ impl Held {
             "empty" => Held::Nothing,
             "memcpy" | "memcpy-prefetch" => Held::Copy,
             "mmap" => Held::Map,
+            guarded if guarded.contains("-get") && folios == Folios::Large => Held::Guarded,
             _ => Held::Cache(folios),
         }
     }
 
     /// Memory that it takes beside the file itself, in multiples of the file.
     pub fn copies(self) -> u64 {
-        u64::from(matches!(self, Held::Copy | Held::Cache(_)))
+        u64::from(matches!(self, Held::Copy | Held::Cache(_) | Held::Guarded))
     }
 
     /// All bytes of the file in memory.
@@ -92,7 +96,7 @@ impl Held {
             Held::Nothing => Opened::resident("empty", &paths),
             Held::Copy => Opened::resident("memcpy", &paths),
             Held::Map => Opened::resident("mmap", &paths),
-            Held::Cache(Folios::Large) => Opened::resident("pinfold", &paths),
+            Held::Cache(Folios::Large) | Held::Guarded => Opened::resident("pinfold", &paths),
             Held::Cache(Folios::Pages) => {
                 let budget_bytes = engines::resident_budget_bytes(file_bytes);
                 let opened = Opened::cached(engines::options("pinfold", budget_bytes)?, &paths)?;
@@ -473,7 +477,10 @@ fn rounds(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
+    use crate::bench::scratch::{self, Scratch};
 
     /// Blocks as the file has them, with one thing wrong in each batch.
     struct Wrong {
@@ -505,6 +512,31 @@ mod tests {
         fn block(&self, n: usize) -> &[u8] {
             &self.blocks[n]
         }
+    }
+
+    /// How many folios the checks of the engines with guards split, and those of the others.
+    fn split_by_checks(held: impl Fn(&str) -> Held) -> [u64; 2] {
+        const BYTES: u64 = 64 << 20;
+        let file =
+            Scratch::filled(&scratch::memory_dir(), BYTES, |at, part| CONTENTS.fill(at, part));
+        let file = file.unwrap();
+        let names = ["pinfold-get-many", "pinfold-read-many", "pinfold-borrow-many"];
+        let all: BTreeSet<_> = names.iter().map(|name| held(name)).collect();
+        let all: BTreeMap<_, _> =
+            all.into_iter().map(|held| (held, held.open(&file.path(), BYTES).unwrap())).collect();
+        for engine in names {
+            let (opened, file_bytes, warm_up) = (&all[&held(engine)], BYTES, Duration::ZERO);
+            Plan { engine, opened, batch: 64, file_bytes, warm_up }.check().unwrap();
+        }
+        ["pinfold-get", "pinfold-read"].map(|name| all[&held(name)].splits())
+    }
+
+    #[test]
+    fn guards_split_no_folios_of_other_engines() {
+        let [guards, others] = split_by_checks(|name| Held::by(name, Folios::Large));
+        assert!(guards > 0 && others == 0, "{guards} by guards, {others} by others");
+        let [_, others] = split_by_checks(|_| Held::Cache(Folios::Large));
+        assert!(others > 0, "the test sees no split");
     }
 
     #[test]

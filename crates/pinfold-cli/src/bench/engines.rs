@@ -184,6 +184,14 @@ impl Opened {
             _ => None,
         }
     }
+
+    /// Large folios that were split so far.
+    pub fn splits(&self) -> u64 {
+        match self {
+            Opened::Pinfold(cache, _) => cache.stats().splits,
+            _ => 0,
+        }
+    }
 }
 
 /// A budget that holds this many bytes of files without evicting anything.

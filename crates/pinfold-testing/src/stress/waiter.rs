@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Duration;
 
 use fastrand::Rng;
 use pinfold::File;
@@ -89,8 +88,8 @@ impl<'a> Waiter<'a> {
             tasks.push(self.begin(subject)?);
         }
         let (mut ended, mut dropped) = (0, 0);
-        // Ends: a future that is not woken is what this looks for.
-        while !tasks.is_empty() && shared.goes_on() {
+        // Ends: a future that is not woken is what this looks for, also when the run is over.
+        while !tasks.is_empty() {
             let before = tasks.len();
             self.poll_woken(&mut tasks)?;
             ended += before - tasks.len();
@@ -99,8 +98,7 @@ impl<'a> Waiter<'a> {
                 tasks.swap_remove(at);
                 dropped += 1;
             } else if tasks.len() == before {
-                // Not for ever: the run may be over.
-                std::thread::park_timeout(Duration::from_millis(20));
+                std::thread::park();
             }
         }
         shared.watch.count(Doing::Await, ended as u64);

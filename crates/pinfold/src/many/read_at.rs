@@ -42,6 +42,9 @@ impl<'b> ReadAt<'b> {
 
     /// The pages that it wants, as far as they are begun with those of other reads.
     pub(super) fn pages(&self) -> std::ops::Range<u64> {
+        if self.buf.is_empty() {
+            return 0..0;
+        }
         let end = self.offset.saturating_add(self.buf.len() as u64).div_ceil(PAGE_BYTES as u64);
         let start = self.offset >> PAGE_SHIFT;
         start..end.min(start + ENTRY_PAGES)

@@ -70,20 +70,42 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
     if core.frames.has_free(order) {
         return true; // made by the one before
     }
-    let mut candidates = Vec::with_capacity(RUNS_MAX);
+    let mut candidates: Vec<(u32, FrameNumber, u32)> = Vec::with_capacity(RUNS_MAX);
     for _ in 0..RUNS_MAX {
         // Relaxed: where to look is a hint.
         let nth = core.pressure.block_hand.fetch_add(1, Ordering::Relaxed);
         let Some(run) = core.frames.whole_run(nth) else { return false };
-        let free = core.frames.free_in(run);
-        let blocks = (0..Order::MAX.frames()).step_by(order.frames() as usize);
-        let free_of = |at| (at..at + order.frames()).filter(|&at| free.contains(at)).count();
-        let best = blocks.map(|at| (free_of(at), run, at)).max_by_key(|best| best.0);
-        candidates.extend(best.filter(|best| best.0 > 0 && core.frames.is_movable(run)));
+        if candidates.iter().any(|other| other.1 == run) {
+            break; // all were looked at
+        }
+        if core.frames.is_movable(run) {
+            candidates.extend(best_block(core, run, order).map(|(free, at)| (free, run, at)));
+        }
     }
     candidates.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
     let mut tried = candidates.into_iter().take(BLOCKS_MAX);
     tried.any(|(_, run, at)| empty_block(core, run, at..at + order.frames(), &mut woken))
+}
+
+/// The block of `run` with the most free frames, if it has any: how many, and where in the run. Of
+/// the few best, the first that no folio has holders in: to empty another would be in vain.
+fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)> {
+    let free = core.frames.free_in(run);
+    let free_of = |at| (at..at + order.frames()).filter(|&at| free.contains(at)).count() as u32;
+    let blocks = (0..Order::MAX.frames()).step_by(order.frames() as usize);
+    let mut blocks: Vec<_> = blocks.map(|at| (free_of(at), at)).filter(|best| best.0 > 0).collect();
+    blocks.sort_unstable_by_key(|best| std::cmp::Reverse(best.0));
+    blocks.into_iter().take(BLOCKS_MAX).find(|&(_, at)| {
+        let (mut at, end) = (at, at + order.frames());
+        while at < end {
+            at += match can_move(core, FrameNumber(run.0 + at)) {
+                _ if free.contains(at) => 1,
+                Some(order) => order.frames(),
+                None => return false,
+            };
+        }
+        true
+    })
 }
 
 /// Empties a block of `run`; returns whether it was empty for a moment.
@@ -150,6 +172,15 @@ fn empty_some(
         }
     }
     at
+}
+
+/// The order of the folio at `head`, if it seems to have no holders.
+pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
+    let frame = core.frames.frame(head);
+    let word = frame.count.word();
+    let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
+    (alone && !frame.is_changing() && frame.identity().mapping != MAPPING_NONE)
+        .then(|| frame.order())
 }
 
 /// Moves the folio at `head` to a movable run, if it has no holders.

@@ -11,7 +11,7 @@
 //! No lock may be held.
 
 use crate::core::Core;
-use crate::frame::{FrameNumber, MAPPING_NONE, Mobility, Order, RunMap};
+use crate::frame::{FrameNumber, Mobility, Order, RunMap};
 use crate::sync::Ordering;
 
 use super::compact;
@@ -78,7 +78,7 @@ fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> (
     while at.0 < end {
         if free.contains(at.0 % Order::MAX.frames()) {
             at = at.after(1);
-        } else if let Some(order) = can_move(core, at) {
+        } else if let Some(order) = compact::can_move(core, at) {
             folios.push(at);
             at = at.after(order.frames());
         } else {
@@ -88,13 +88,4 @@ fn empty_block(core: &Core, head: FrameNumber, order: Order, free: &RunMap) -> (
     let emptied =
         !folios.is_empty() && folios.into_iter().all(|folio| compact::move_out(core, folio));
     (emptied, at.0 - head.0)
-}
-
-/// The order of the folio at `head`, if it seems to have no holders.
-fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
-    let frame = core.frames.frame(head);
-    let word = frame.count.word();
-    let alone = !word.is_frozen() && word.refs() == 1 && word.pins() == 0;
-    (alone && !frame.is_changing() && frame.identity().mapping != MAPPING_NONE)
-        .then(|| frame.order())
 }

@@ -254,6 +254,10 @@ struct Woken {
 impl Ready {
     /// A future is to be polled.
     fn add(&self, key: u64) {
+        // As in `raise`.
+        if !self.owner.is_here() {
+            return;
+        }
         let mut woken = self.woken.lock();
         woken.keys.push_back(key);
         self.raise_if_not(&mut woken);

@@ -122,7 +122,8 @@ impl File {
 
     /// As [`read_at`](Self::read_at), but the thread that polls the future waits neither for the
     /// source nor for memory ([`futures`](crate::futures)). The future is woken when the bytes are
-    /// there. Any runtime will do.
+    /// there. Any runtime will do. Its waker must not wait for a read, as the thread that completes
+    /// reads calls it; it may call what waits for none, as [`try_get`](Self::try_get).
     ///
     /// A future may be dropped at any time. The read that it began goes on, and what it brings
     /// stays in the cache: what was asked for, or up to 2 MiB for a sequential reader. The kernel

@@ -42,6 +42,8 @@ use crate::pressure::Refused;
 use crate::reclaim;
 use crate::source::{self, Extent, Reading, Request};
 use crate::stream::Plan;
+use crate::sync::Ordering;
+use crate::wait;
 
 /// Who wants what is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +147,12 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         self.land_all(read, keep_first);
     }
 
+    /// Futures are woken when all have landed: a waker may want one of the others.
     fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
+        wait::together(|| self.land_each(read, keep_first));
+    }
+
+    fn land_each(&mut self, read: io::Result<usize>, keep_first: bool) {
         let offset = self.offset();
         let asked_bytes: usize = self.folios.iter().map(|filling| filling.order.bytes()).sum();
         // One shared cause for all waiters: an `io::Error` cannot be cloned.
@@ -694,6 +701,8 @@ fn land(
         core.retire(mapping);
     }
     if !refused {
+        // Relaxed: a count.
+        mapping.reads_ended.fetch_add(1, Ordering::Relaxed);
         core.pressure.progress();
     }
 }

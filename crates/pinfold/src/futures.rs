@@ -10,8 +10,11 @@
 //! and is woken by the thread that completes the read. If it is dropped, its read goes on, and what
 //! the read brings stays in the cache.
 //!
-//! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call the
-//! cache. In a forked child a future returns what is cached, or [`ErrorKind::Forked`].
+//! Wakers are woken, cloned and dropped while the cache holds no lock, so a waker may call what
+//! waits for no read: [`try_get`](crate::File::try_get) and its like,
+//! [`prefetch`](crate::File::prefetch), the poll of a future. It must not wait for a read, as
+//! [`get`](crate::File::get) does: the thread that calls it may be the one that completes reads,
+//! and would wait for itself. In a forked child a future returns what is cached, or [`ErrorKind::Forked`].
 //!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
 //! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does.
@@ -172,11 +175,18 @@ impl<'f> Bring<'f> {
                 Begun::NoWorker => Refused::OwnFile,
                 Begun::NoMemory => claimed.err().unwrap_or_else(|| fill::why_none(handle)),
             };
-            if self.patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
+            let patience = self.patience.get_or_insert_with(|| Patience::new(core));
+            let given_up = match why {
+                Refused::OwnFile => patience.is_over_for(core, &handle.mapping),
+                Refused::NoMemory | Refused::Behind => patience.is_over(core),
+            };
+            if given_up {
                 return Poll::Ready(Err(self.given_up(&begun)));
             }
-            let claimed = std::mem::take(&mut self.claimed);
+            let claimed = self.claimed;
             let queued = core.pressure.queue((file, self.turn), (why, seen), claimed, waker);
+            // Not before: cloning the waker may panic.
+            self.claimed = 0;
             if let Some(turn) = queued {
                 self.turn = Some(turn);
                 self.wait = Wait::Turn;
@@ -615,13 +625,16 @@ impl<'f> Future for GetMany<'f> {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use std::borrow::Cow;
+    use std::io;
     use std::pin::pin;
-    use std::sync::Arc;
-    use std::task::{Context, Waker};
+    use std::sync::{Arc, Condvar, Mutex};
+    use std::task::{Context, RawWaker, RawWakerVTable, Waker};
+    use std::time::{Duration, Instant};
 
     use crate::mutant::{self, Mutant};
-    use crate::source::Memory;
-    use crate::{Cache, Hint, Options};
+    use crate::source::{Memory, Source};
+    use crate::{Cache, File, Hint, Options};
 
     /// Whether no claim is left when futures were dropped in the middle.
     fn dropped_futures_give_their_claims_back() -> bool {
@@ -679,5 +692,87 @@ mod tests {
         assert!(a_batch_in_vain_keeps_no_claim());
         let caught = mutant::with(Some(Mutant::VainKeepsClaim), a_batch_in_vain_keeps_no_claim);
         assert!(!caught, "the mutant does nothing");
+    }
+
+    /// A waker's clone may panic while the future is refused.
+    #[test]
+    fn a_waker_that_cannot_be_cloned_loses_no_claim() {
+        static TABLE: RawWakerVTable =
+            RawWakerVTable::new(|_| panic!("as the test wants it"), |_| {}, |_| {}, |_| {});
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let [file, other] = ["file", "other"].map(|name| {
+            let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
+            file.advise(0..1, Hint::Random).unwrap();
+            file
+        });
+        let mut held = Vec::new();
+        // Ends: there is no memory at last.
+        while let Ok(folio) = other.get(held.len() as u64) {
+            held.push(folio);
+        }
+        // SAFETY: the table's functions use no data.
+        let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) };
+        let poll = || drop(pin!(file.get_async(0)).poll(&mut Context::from_waker(&waker)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll)).is_err());
+        let handle = file.handle();
+        let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0;
+        assert!(claimed.is_ok(), "the future is gone, and its claim is not");
+    }
+
+    /// What hangs until it is let go of.
+    #[derive(Debug)]
+    struct Hangs(Mutex<bool>, Condvar);
+
+    impl Source for Hangs {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+            drop(self.1.wait_while(self.0.lock().unwrap(), |hangs| *hangs).unwrap());
+            Ok(buf.len())
+        }
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(4096)
+        }
+        fn kind(&self) -> Cow<'static, str> {
+            "hangs".into()
+        }
+    }
+
+    /// How long what never gives up is waited for.
+    const MOST: Duration = Duration::from_secs(20);
+
+    /// How long a future waits for a worker until it gives up, while another file is read, or not.
+    fn given_up_after(busy: bool) -> Option<Duration> {
+        let mut options = Options::new(4 << 20);
+        options.patience = Duration::from_millis(20); // 300 while reads are under way
+        let cache = Cache::new(options).unwrap();
+        let source = Arc::new(Hangs(true.into(), Condvar::new()));
+        let attach = |_| cache.attach("hangs", source.clone()).unwrap();
+        let files: Vec<_> = (0..17).map(attach).collect();
+        let waiting = |file| Box::pin(File::get_async(file, 0));
+        let mut futures: Vec<_> = files.iter().map(waiting).collect();
+        let other = cache.attach("other", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+        let mut poll =
+            |n: usize| futures[n].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        (0..16).for_each(|n| assert!(!poll(n))); // all workers
+        let since = Instant::now();
+        let mut gave_up = None;
+        while gave_up.is_none() && since.elapsed() < MOST {
+            gave_up = poll(16).then(|| since.elapsed());
+            if busy {
+                other.invalidate(0..4096).unwrap();
+                other.get(0).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        *source.0.lock().unwrap() = false;
+        source.1.notify_all();
+        gave_up
+    }
+
+    #[test]
+    fn a_future_gives_up_waiting_for_a_worker_whatever_else_is_read() {
+        let idle = given_up_after(false);
+        assert!(idle.is_some(), "it gave up in vain: {idle:?}");
+        let busy = given_up_after(true);
+        assert!(busy.is_some(), "after {idle:?} if nothing else is read, else not in {MOST:?}");
     }
 }

@@ -83,6 +83,21 @@ impl Grant {
     }
 }
 
+impl List {
+    /// Looks at two folios, and takes off what is over. Called for each that is added beyond the
+    /// limit, for which nobody looks for an idle one: so the list has at most as many that are over
+    /// as that are not, but for a few.
+    fn drop_over(&mut self, frames: &Frames) {
+        for _ in 0..2 {
+            let Some(grant) = self.folios.pop_front() else { return };
+            match grant.now(frames.frame(grant.head)) {
+                Now::Over => self.pages -= grant.pages,
+                Now::Used | Now::Idle => self.folios.push_back(grant),
+            }
+        }
+    }
+}
+
 impl Grants {
     /// For a cache of `frames` frames.
     pub(crate) fn new(frames: u32) -> Self {
@@ -96,8 +111,11 @@ impl Grants {
         let pages = frame.order().frames();
         let mut list = self.list.lock();
         if !frame.flags().contains(Flags::GRANTED) {
-            if !anyway && list.pages + pages > self.pages_max {
-                return false;
+            if list.pages + pages > self.pages_max {
+                if !anyway {
+                    return false;
+                }
+                list.drop_over(frames);
             }
             list.pages += pages;
             list.folios.push_back(Grant { head, stamp: frame.last_stamp(), pages });
@@ -136,6 +154,8 @@ impl Grants {
 mod tests {
     use super::Grants;
     use crate::frame::{FrameNumber, Frames, Order};
+    use crate::source::Memory;
+    use crate::{Cache, Options};
 
     fn folio(frames: &Frames) -> FrameNumber {
         let head = frames.alloc(Order::new(1).unwrap()).unwrap();
@@ -185,5 +205,24 @@ mod tests {
         frames.frame(first).change_begin();
         assert!(grants.oldest_idle(&frames).is_none());
         assert!(!grants.give(&frames, folio(&frames), false));
+    }
+
+    /// Upgrades put folios on it whatever the limit is.
+    #[test]
+    fn the_list_does_not_grow_with_each_upgrade() {
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let memory = std::sync::Arc::new(Memory::new(vec![7; 128 << 10]));
+        let file = cache.attach("file", memory).unwrap();
+        let reader = cache.reader().unwrap();
+        let mut buf = vec![0; 128 << 10];
+        for _ in 0..1000 {
+            file.read_at(&mut buf, 0).unwrap(); // a folio of 128 KiB
+            drop(file.borrow(0, &reader).unwrap().upgrade().unwrap());
+            file.invalidate(0..128 << 10).unwrap(); // or it is evicted
+        }
+        let list = cache.core().grants.list.lock();
+        let (folios, pages) = (list.folios.len(), list.pages);
+        drop(list);
+        assert!(folios < 100, "{folios} folios, {pages} pages, of a cache of 2048 pages");
     }
 }

@@ -59,6 +59,8 @@ pub(crate) struct Mapping {
     pub(crate) backing: Backing,
     /// What of it is being filled.
     pub(crate) on_its_way: OnItsWay,
+    /// How many of its folios' reads have ended. Not from `crate::sync`: only time depends on it.
+    pub(crate) reads_ended: std::sync::atomic::AtomicU64,
     /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
@@ -287,6 +289,7 @@ impl Mappings {
             change: Mutex::new(Change { owner, folios: 0 }),
             backing,
             on_its_way: OnItsWay::default(),
+            reads_ended: 0.into(),
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),

@@ -112,6 +112,10 @@ mutants! {
 
     /// A grant is revoked by a look at the count, without a freeze.
     RevokeUnfrozen,
+    /// Guard bytes are stored by the flags that their thread saw first.
+    GuardBytesUnsettled,
+    /// The flags are looked at by a load after the guard bytes were stored.
+    GuardBytesLoaded,
     /// A guard of a large folio is taken whether it is granted or not.
     AdmitBlindly,
 

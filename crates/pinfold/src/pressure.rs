@@ -162,16 +162,16 @@ impl Moved {
         if untried { self.next() } else { None }
     }
 
-    /// The same, even if the first of each line was woken: one that is not polled must not keep
-    /// the others waiting.
+    /// The same, after the line whose last one was woken the longest ago, and is not polled, has
+    /// its turn again: it must not keep the others of its line waiting.
     fn next_or_pass_over(&mut self) -> Option<Waker> {
-        if self.order.is_empty() {
-            let unpolled = |line: &Line| {
-                line.queue.len() > line.awake
-                    && line.woken.is_some_and(|since| since.elapsed() >= UNPOLLED)
-            };
-            let file = self.lines.iter().find(|(_, line)| unpolled(line)).map(|(&file, _)| file);
-            self.list(file?, true);
+        let unpolled = |(&file, line): (&u32, &Line)| {
+            let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
+            let waits = line.awake > 0 && line.queue.len() > line.awake && !line.listed;
+            waits.then_some((since, file))
+        };
+        if let Some((_, file)) = self.lines.iter().filter_map(unpolled).min() {
+            self.list(file, true);
         }
         self.next()
     }
@@ -738,5 +738,23 @@ mod tests {
         });
         let steps = told.recv_timeout(std::time::Duration::from_secs(60));
         assert!(steps.is_ok_and(|steps| steps >= 2), "it hung");
+    }
+
+    /// Those of another file are refused again and again.
+    #[test]
+    fn who_is_not_polled_is_passed_over_whatever_other_files_do() {
+        let (pressure, turns, woken) = queued([7, 7, 8, 8], Refused::NoMemory);
+        pressure.wake_first(); // the first of 7: never polled
+        assert_eq!(woken(), [1, 0, 0, 0]);
+        for _ in 0..10 {
+            std::thread::sleep(UNPOLLED + UNPOLLED / 4);
+            pressure.wake_first(); // as the reclaiming thread does, every 20 ms at most
+            // The first of 8 is polled at once, and refused, as there is no memory.
+            if !pressure.is_queued(8, turns[2], Waker::noop()) {
+                let again = (Refused::NoMemory, pressure.progress_seen());
+                pressure.queue((8, Some(turns[2])), again, 0, Waker::noop()).expect("no progress");
+            }
+        }
+        assert!(woken()[1] > 0, "the second of 7 was not woken: {:?}", woken());
     }
 }

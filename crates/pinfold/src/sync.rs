@@ -25,6 +25,14 @@ pub(crate) use scheduled::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, thre
 #[cfg(not(shuttle))]
 pub(crate) use std::thread;
 
+// A model's threads are not the system's.
+#[cfg(loom)]
+pub(crate) use loom::thread_local;
+#[cfg(shuttle)]
+pub(crate) use shuttle::thread_local;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use std::thread_local;
+
 /// Whether this thread unwinds from a failed model: its atomics are gone then, or are in a state
 /// that no destructor expects.
 #[inline(always)]

@@ -9,7 +9,7 @@ use std::task::Waker;
 use crate::guarded::quietly;
 use crate::mutant::{self, Mutant};
 use crate::sizes::WAIT_STRIPES as STRIPES;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{self, Condvar, Mutex, MutexGuard};
 
 /// Wait queues, shared by all folios of a cache.
 ///
@@ -151,17 +151,31 @@ impl Drop for Woken {
     }
 }
 
-std::thread_local! {
+#[cfg(not(loom))]
+sync::thread_local! {
     /// Of futures, for the end of the call of [`together`] that this thread is in.
-    static LATER: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+    static LATER: RefCell<Later> = const { RefCell::new(None) };
+}
+#[cfg(loom)]
+sync::thread_local! {
+    static LATER: RefCell<Later> = RefCell::new(None);
+}
+
+type Later = Option<Vec<Waker>>;
+
+/// What `body` does with the thread's list. `None`: a thread that ends may have none any more.
+fn with_later<R>(body: impl FnOnce(&mut Later) -> R) -> Option<R> {
+    if sync::model_failed() {
+        return None;
+    }
+    LATER.try_with(|later| body(&mut later.borrow_mut())).ok()
 }
 
 /// Wakes a future, at once or at the end of [`together`]. The caller holds no lock.
 pub(crate) fn wake(waker: Waker) {
     let mut now = Some(waker);
-    // A thread that ends may have no list any more.
-    let _ = LATER.try_with(|later| {
-        if let Some(later) = &mut *later.borrow_mut() {
+    with_later(|later| {
+        if let Some(later) = later {
             later.extend(now.take());
         }
     });
@@ -173,22 +187,20 @@ pub(crate) fn wake(waker: Waker) {
 
 /// Ends several reads by `land`, and only then wakes the futures that waited for them. A thread
 /// that is woken by the first would contend for the locks that landing the others takes, and poll
-/// for one page at a time. The caller holds no lock.
+/// for one page at a time. And a waker that runs here must not find that what it wants is on its
+/// way by this very thread. The caller holds no lock.
 pub(crate) fn together(land: impl FnOnce()) {
     struct End;
     impl Drop for End {
         fn drop(&mut self) {
-            let woken = LATER.take().unwrap_or_default();
+            let woken = with_later(Option::take).flatten().unwrap_or_default();
             if !mutant::on(Mutant::LaterForgotten) {
                 woken.into_iter().for_each(wake);
             }
         }
     }
-    if LATER.with_borrow(Option::is_some) {
-        return land();
-    }
-    LATER.set(Some(Vec::new()));
-    let _end = End;
+    let begins = |later: &mut Later| later.is_none() && later.replace(Vec::new()).is_none();
+    let _end = with_later(begins).unwrap_or(false).then_some(End);
     land();
 }
 

@@ -834,6 +834,78 @@ fn a_waker_may_call_the_cache_while_a_length_changes() {
     });
 }
 
+/// Calls what waits for no read, on the thread that completes reads.
+struct Looks(File, AtomicU64);
+
+impl Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        self.0.prefetch(&[50]).unwrap();
+        assert!(self.0.try_get(3).unwrap().is_some(), "that page has arrived");
+        let _ = self.0.try_get(50).unwrap();
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_waker_may_try_and_prefetch_on_the_thread_of_the_ring() {
+    ends(|| {
+        let disk = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(disk.path(), vec![7; 1 << 20]).unwrap();
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let file = cache.open(disk.path()).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        let looks = Arc::new(Looks(file.clone(), AtomicU64::new(0)));
+        let waker = Waker::from(looks.clone());
+        let mut woken = 0;
+        // Ends: a read is seldom faster than the poll that begins it.
+        while woken == 0 {
+            let mut get = pin!(file.get_async(3));
+            if poll(get.as_mut(), &waker).is_pending() {
+                // Ends: the read does.
+                while looks.1.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                assert!(poll(get, &waker).is_ready());
+            }
+            woken = looks.1.load(Ordering::SeqCst);
+            file.invalidate(0..1 << 20).unwrap();
+        }
+        assert_eq!(file.get(50).unwrap()[0], 7);
+    });
+}
+
+/// Gets a page that the thread which wakes it lands, too.
+struct Gets(File, AtomicBool);
+
+impl Wake for Gets {
+    fn wake(self: Arc<Self>) {
+        assert!(self.0.try_get(41).unwrap().is_some(), "it has not landed yet");
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_waker_finds_all_that_one_read_brings() {
+    ends(|| {
+        let (cache, file, source, _) = gated(Options::new(1 << 20).folio_max_bytes(4096));
+        let gets = Arc::new(Gets(file.clone(), AtomicBool::new(false)));
+        let waker = Waker::from(gets.clone());
+        let mut get = pin!(file.get_async(40));
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(|| file.read_at(&mut [0; 8 * PAGE as usize], 40 * PAGE));
+            // Ends: the other thread has nothing else to do.
+            while cache.stats().fills_in_flight < 8 {
+                std::thread::yield_now();
+            }
+            assert!(poll(get.as_mut(), &waker).is_pending());
+            source.set(Gate::Open);
+            assert_eq!(reads.join().unwrap().unwrap(), 8 * PAGE as usize);
+        });
+        assert!(gets.1.load(Ordering::SeqCst), "it was not woken, or did not get the page");
+        assert!(poll(get, &waker).is_ready());
+    });
+}
+
 #[test]
 fn a_turn_of_a_batch_is_used_or_given_on() {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();

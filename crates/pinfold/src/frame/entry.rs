@@ -439,6 +439,7 @@ impl Frame {
         let old = Flags::from_bits_truncate(self.flags.fetch_and(!flags.bits(), Ordering::AcqRel));
         if (flags & old).contains(Flags::READAHEAD) {
             self.settle_span(old - flags);
+            self.settle_guard_bytes(old - flags);
         }
         old
     }
@@ -463,6 +464,7 @@ impl Frame {
         // As in `settle_span`.
         fence_before_racing_stores(Mutant::SpanUnfenced);
         self.store_guard_bytes(flags);
+        self.settle_guard_bytes(flags);
     }
 
     /// Ends that. The caller has frozen the folio: so there is no guard, and a thread that has read
@@ -484,6 +486,29 @@ impl Frame {
         // Relaxed, all: as in `settle_span`. Too few bytes for a moment cost the slow path.
         let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.guard_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// After [`Self::store_guard_bytes`] by `flags`, where one thread may grant the folio while
+    /// another clears its readahead mark: the last store is that of who has seen both changes.
+    fn settle_guard_bytes(&self, mut flags: Flags) {
+        // Ends: each turn follows another thread's change of a flag.
+        while !mutant::on(Mutant::GuardBytesUnsettled) {
+            let now = if mutant::on(Mutant::GuardBytesLoaded) {
+                self.flags.load(Ordering::Acquire)
+            } else {
+                // AcqRel: pairs with itself, and those in `set_flags` and `clear_flags`. Either
+                // this comes after the other thread's change and sees it; or that change comes
+                // after this, and so does that thread's store after the one before this. A load
+                // could miss a change whose store is overwritten by the one before this.
+                self.flags.fetch_or(0, Ordering::AcqRel)
+            };
+            let now = Flags::from_bits_truncate(now);
+            if now == flags {
+                break;
+            }
+            flags = now;
+            self.store_guard_bytes(flags);
+        }
     }
 
     /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its readers

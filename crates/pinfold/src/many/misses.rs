@@ -39,6 +39,7 @@ use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::stream::Plan;
+use crate::wait;
 
 /// The most groups of one submission.
 const GROUPS_MAX: usize = 64;
@@ -243,9 +244,11 @@ fn read_by_own_ring<'a>(
     let read = handle.mapping.backing.read_all(&readings);
     drop(readings);
     let Some(read) = read else { return Err((first, others)) };
-    for (batch, read) in first.into_iter().chain(others).zip(read) {
-        batch.finish(read, false);
-    }
+    wait::together(|| {
+        for (batch, read) in first.into_iter().chain(others).zip(read) {
+            batch.finish(read, false);
+        }
+    });
     Ok(())
 }
 

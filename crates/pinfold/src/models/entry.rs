@@ -353,3 +353,42 @@ fn flags_lose_no_update() {
 fn mutant_that_loads_and_stores_flags() {
     flags_of_different_people(Frame::set_flags_by_store);
 }
+
+// ---- the guard bytes, which follow two flags of different threads ----
+
+/// A folio of two pages with a readahead mark: one thread grants it, another clears the mark.
+fn guard_bytes_follow_both_flags() {
+    loom::model(|| {
+        let frames = open();
+        let order = Order::new(1).expect("two pages");
+        let head = frames.alloc(order).expect("two frames");
+        let entry = frames.frame(head);
+        entry.set_identity(Identity { mapping: 1, index: 0, order });
+        entry.change_end();
+        entry.set_flags(Flags::READAHEAD);
+        let granter = thread::spawn({
+            let frames = frames.clone();
+            move || frames.frame(head).grant()
+        });
+        entry.clear_flags(Flags::READAHEAD);
+        granter.join().expect("the granter");
+        assert_eq!(entry.holdable().2 as usize, order.bytes(), "granted, and asked for each time");
+    });
+}
+
+#[test]
+fn guard_bytes_are_those_of_both_flags() {
+    guard_bytes_follow_both_flags();
+}
+
+#[test]
+#[should_panic(expected = "granted, and asked for each time")]
+fn mutant_that_stores_guard_bytes_once() {
+    mutant::with(Some(Mutant::GuardBytesUnsettled), guard_bytes_follow_both_flags);
+}
+
+#[test]
+#[should_panic(expected = "granted, and asked for each time")]
+fn mutant_that_settles_guard_bytes_by_a_load() {
+    mutant::with(Some(Mutant::GuardBytesLoaded), guard_bytes_follow_both_flags);
+}

@@ -167,7 +167,8 @@ fn empty_some(
             let folio = batch.folio(n);
             core.frames.free(folio.head, folio.identity.order);
         } else {
-            core.put(place);
+            // Which wakes nobody: the caller may hold a mutex.
+            core.give_back(place);
         }
     }
     at

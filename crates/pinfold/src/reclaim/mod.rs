@@ -37,6 +37,7 @@ use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
 use crate::sizes::BLOCK_ORDER_MIN;
 use crate::source;
+use crate::sync::Ordering;
 use census::Census;
 use evict::EFFORT_MAX;
 
@@ -152,6 +153,8 @@ fn make_whole(core: &Core, order: Order) -> Option<FrameNumber> {
 #[derive(Debug)]
 pub(crate) struct Patience {
     ended: u64,
+    /// Of the file whose reads alone it looks at: see [`Self::is_over_for`].
+    of_file: Option<u64>,
     since: Instant,
 }
 
@@ -160,18 +163,31 @@ const READS_TAKE: u32 = 15;
 
 impl Patience {
     pub(crate) fn new(core: &Core) -> Self {
-        Patience { ended: core.engine.reads().ended, since: Instant::now() }
+        Patience { ended: core.engine.reads().ended, of_file: None, since: Instant::now() }
     }
 
     pub(crate) fn is_over(&mut self, core: &Core) -> bool {
-        let (patience, now) = (core.options.patience, core.engine.reads());
-        if source::in_a_source() {
-            return self.since.elapsed() > patience;
+        let ended = core.engine.reads().ended;
+        let before = std::mem::replace(&mut self.ended, ended);
+        self.has_lasted(core, ended != before)
+    }
+
+    /// The same for a future that waits for a worker, or for what its own file has on its way: what
+    /// is read of other files is of no use to it.
+    pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping) -> bool {
+        // Relaxed: a count.
+        let ended = Some(file.reads_ended.load(Ordering::Relaxed));
+        let before = std::mem::replace(&mut self.of_file, ended);
+        self.has_lasted(core, ended != before)
+    }
+
+    fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {
+        let (patience, in_a_source) = (core.options.patience, source::in_a_source());
+        if begins_anew && !in_a_source {
+            self.since = Instant::now();
         }
-        if now.ended != self.ended {
-            *self = Patience { ended: now.ended, since: Instant::now() };
-        }
-        let limit = if now.under_way { patience.saturating_mul(READS_TAKE) } else { patience };
+        let reads_take = !in_a_source && core.engine.reads().under_way;
+        let limit = if reads_take { patience.saturating_mul(READS_TAKE) } else { patience };
         self.since.elapsed() > limit
     }
 }

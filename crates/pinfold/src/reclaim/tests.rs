@@ -294,14 +294,19 @@ fn nodes_that_are_not_needed_are_not_waited_for() {
     }
 }
 
-/// A cache of single pages, of which one in 16 is held, without a free block of 16.
-fn in_pieces(budget: u64) -> (Cache, File) {
+/// A cache of single pages, of which one in 16 stays, held or borrowed, without a free block of 16.
+fn in_pieces(budget: u64, borrowed: bool) -> (Cache, File) {
     let cache = Cache::new(Options::new(budget)).unwrap();
     let file = cache.attach("pages", Arc::new(Memory::new(vec![7; budget as usize]))).unwrap();
     file.advise(0..1, Hint::Random).unwrap();
     for page in 0..budget / 4096 * 7 / 8 {
         let folio = file.get(page).unwrap();
-        if page % 16 == 3 {
+        if page % 16 == 3 && borrowed {
+            drop(folio);
+            // Each has a slot of a reader, and so takes no reference.
+            let reader = Box::leak(Box::new(cache.reader().unwrap()));
+            std::mem::forget(file.borrow(page, reader).unwrap());
+        } else if page % 16 == 3 {
             std::mem::forget(folio);
         }
     }
@@ -309,9 +314,49 @@ fn in_pieces(budget: u64) -> (Cache, File) {
     (cache, file)
 }
 
+/// It would hang: what it prefetches needs a block, too. A block with a borrowed folio seems to be
+/// one that can be emptied.
+#[test]
+fn no_waker_is_woken_while_a_block_is_made() {
+    /// One at a time, and of a file that nobody else reads: it waits for no read of others.
+    struct Reads(File, Mutex<bool>);
+    impl std::task::Wake for Reads {
+        fn wake(self: Arc<Self>) {
+            if !std::mem::replace(&mut *self.1.lock().unwrap(), true) {
+                self.0.prefetch(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]).unwrap();
+                self.0.invalidate(0..64 << 10).unwrap();
+                *self.1.lock().unwrap() = false;
+            }
+        }
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (cache, file) = in_pieces(32 << 20, true);
+        for page in (0..6000).step_by(2) {
+            file.invalidate(page << 12..(page + 1) << 12).unwrap(); // memory enough, in pieces
+        }
+        let other = cache.attach("other", Arc::new(Memory::new(vec![7; 4 << 20]))).unwrap();
+        let third = cache.attach("third", Arc::new(Memory::new(vec![7; 64 << 10]))).unwrap();
+        let pressure = &cache.core().pressure;
+        let waker = std::task::Waker::from(Arc::new(Reads(third, false.into())));
+        for of_file in 1000..1200 {
+            let seen = pressure.progress_seen();
+            let why = (crate::pressure::Refused::OwnFile, seen);
+            let _ = pressure.queue((of_file, None), why, 0, &waker);
+        }
+        for _ in 0..100 {
+            assert!(!cache.core().frames.has_free(Order::new(4).unwrap()), "the test's error");
+            other.read_at(&mut vec![0; 64 << 10], 0).unwrap(); // makes a block
+            other.invalidate(0..1 << 20).unwrap();
+        }
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(10)).expect("a waker hung");
+}
+
 #[test]
 fn nothing_is_moved_for_a_block_with_a_folio_that_stays() {
-    let (cache, file) = in_pieces(32 << 20);
+    let (cache, file) = in_pieces(32 << 20, false);
     for page in (5..6000).step_by(16) {
         file.invalidate(page << 12..(page + 1) << 12).unwrap();
     }

@@ -894,7 +894,7 @@ fn a_waker_finds_all_that_one_read_brings() {
         let waker = Waker::from(gets.clone());
         let mut get = pin!(file.get_async(40));
         std::thread::scope(|scope| {
-            let reads = scope.spawn(|| file.read_at(&mut [0; 8 * PAGE as usize], 40 * PAGE));
+            let reads = scope.spawn(|| file.read_at(&mut vec![0; 8 * PAGE as usize], 40 * PAGE));
             // Ends: the other thread has nothing else to do.
             while cache.stats().fills_in_flight < 8 {
                 std::thread::yield_now();

@@ -563,8 +563,11 @@ fn most_unwoken() -> Option<usize> {
 fn futures_are_woken_however_many_reads_end() {
     let Some(most) = most_unwoken() else { return };
     assert!(most < ABSORBED_MAX + 4, "{most} had ended");
-    let caught = mutant::with(Some(Mutant::AbsorbsAll), most_unwoken);
-    assert_eq!(caught, Some(1000), "the mutant does nothing");
+    // The kernel may have a read wait for one of its own threads: then a turn finds no more.
+    let caught = mutant::with(Some(Mutant::AbsorbsAll), || {
+        (0..100).any(|_| most_unwoken().is_some_and(|most| most >= ABSORBED_MAX + 4))
+    });
+    assert!(caught, "the mutant does nothing");
 }
 
 #[test]

@@ -200,7 +200,7 @@ pub(crate) fn together(land: impl FnOnce()) {
         }
     }
     let begins = |later: &mut Later| later.is_none() && later.replace(Vec::new()).is_none();
-    let _end = with_later(begins).unwrap_or(false).then_some(End);
+    let _end = with_later(begins).unwrap_or(false).then(|| End);
     land();
 }
 
@@ -247,7 +247,7 @@ mod tests {
         let before = AtomicU32::new(0);
         let land = || {
             together(|| {
-                waiters.wake(1);
+                together(|| waiters.wake(1)); // its end is not the end of all
                 waiters.wake(2);
                 before.store(woken.0.load(Ordering::SeqCst), Ordering::SeqCst);
                 assert!(!panics, "as the test wants it");

@@ -155,8 +155,9 @@ impl File {
     /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. A page may occur
     /// more than once. The first poll starts a read for each page that is not cached, as far as
     /// memory goes: the futures of one file may have a quarter of the budget on its way, those of
-    /// all files half; one future of each file may always begin. Guards are held while the others
-    /// are waited for.
+    /// all files half; one future of each file may always begin. A batch that has to wait counts
+    /// with all of its pages, so any number of batches may wait at once: one that is not let in yet
+    /// holds nothing. The others hold their guards while they wait for reads.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///

@@ -14,10 +14,12 @@
 //! waits for no read: [`try_get`](crate::File::try_get) and its like,
 //! [`prefetch`](crate::File::prefetch), the poll of a future. It must not wait for a read, as
 //! [`get`](crate::File::get) does: the thread that calls it may be the one that completes reads,
-//! and would wait for itself. In a forked child a future returns what is cached, or [`ErrorKind::Forked`].
+//! and would wait for itself. In a forked child a future returns what is cached, or
+//! [`ErrorKind::Forked`].
 //!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
-//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does.
+//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does. `get_many_async` does not:
+//! while it waits for memory it holds no page, unless it wants more than a quarter of the budget.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
 //! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
@@ -51,9 +53,13 @@
 // brings; the claims of a file's futures are limited (`Pressure::claim`). A future that is refused
 // keeps its turn until it gets what it wants.
 //
-// `GetMany` is a future for each of its pages that was not cached. Those that are absent and may
-// begin it begins together before their first poll (`many/misses.rs`). Each then follows its page,
-// or, if that was not begun, gives its claim back and does what a single one does, in its turn.
+// `GetMany` is a future for each of its pages that was not cached. Before it begins any, it has a
+// claim to all of its pages, those that were cached too, until it returns: so the guards of all
+// batches that wait come to no more than claims may. Without a claim it queues, and holds nothing.
+// What is absent it begins together before the first poll (`many/misses.rs`). Each part then
+// follows its page. If one finds no memory, the batch drops its guards, gives up its claim, and
+// queues as if it were new: what it has read is probably still cached when its turn comes. Only a
+// batch that is too large for that, and so runs alone in its file, waits with its guards.
 //
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
 // any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
@@ -90,6 +96,10 @@ struct Bring<'f> {
     missed: bool,
     /// Pages that it has a claim to, or 0.
     claimed: u32,
+    /// Its batch has a claim to its page, so it needs none.
+    admitted: bool,
+    /// What it queues for is memory.
+    short: bool,
     /// It queues, or was woken and tries.
     turn: Option<Turn>,
     plan: Option<Plan>,
@@ -105,9 +115,19 @@ enum Wait<'f> {
 
 impl<'f> Bring<'f> {
     fn new(handle: &'f Handle, page: u64, bytes: usize) -> Self {
-        let (wait, missed, claimed, turn) = (Wait::Look, false, 0, None);
-        let (plan, patience) = (None, None);
-        Bring { handle, page, bytes, wait, missed, claimed, turn, plan, patience }
+        Bring {
+            handle,
+            page,
+            bytes,
+            wait: Wait::Look,
+            missed: false,
+            claimed: 0,
+            admitted: false,
+            short: false,
+            turn: None,
+            plan: None,
+            patience: None,
+        }
     }
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
@@ -190,6 +210,7 @@ impl<'f> Bring<'f> {
             if let Some(turn) = queued {
                 self.turn = Some(turn);
                 self.wait = Wait::Turn;
+                self.short = why == Refused::NoMemory;
                 return Poll::Pending;
             }
         }
@@ -211,6 +232,9 @@ impl<'f> Bring<'f> {
     fn claim(&mut self) -> (std::result::Result<(), Refused>, u64) {
         let pages = self.bytes.div_ceil(PAGE_BYTES).min(Order::MAX.frames() as usize) as u32;
         let Handle { core, mapping, .. } = self.handle;
+        if self.admitted {
+            return (Ok(()), core.pressure.progress_seen());
+        }
         self.release();
         let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
         if claimed.is_ok() {
@@ -246,6 +270,16 @@ impl<'f> Bring<'f> {
             None if mutant::on(Mutant::VainKeepsClaim) => {}
             None => core.pressure.unclaim(mapping.id, std::mem::take(&mut self.claimed)),
         }
+    }
+
+    fn queues(&self) -> bool {
+        matches!(self.wait, Wait::Turn)
+    }
+
+    /// Its turn, which the caller has from now on.
+    fn hand_over_turn(&mut self) -> Option<Turn> {
+        self.wait = Wait::Look;
+        self.turn.take()
     }
 
     fn release(&mut self) {
@@ -502,13 +536,18 @@ impl std::fmt::Debug for Read<'_, '_> {
 pub struct GetMany<'f> {
     handle: &'f Handle,
     pages: Vec<u64>,
-    /// Of each page, once some had to be brought.
+    /// Of each page, once some have to be brought and the batch is admitted.
     parts: Vec<Part<'f>>,
     /// Those before this one are there.
     there: usize,
     /// Those before this one are there, or on their way. Of the others one at most has a turn in
     /// the queue.
     begun: usize,
+    /// Pages that it has a claim to: all, while it has parts; or 0.
+    claimed: u32,
+    /// It queues for its claim, and holds nothing.
+    turn: Option<Turn>,
+    patience: Option<Patience>,
 }
 
 #[derive(Debug)]
@@ -519,7 +558,119 @@ enum Part<'f> {
 
 impl<'f> GetMany<'f> {
     pub(crate) fn new(handle: &'f Handle, pages: &[u64]) -> Self {
-        GetMany { handle, pages: pages.to_vec(), parts: Vec::new(), there: 0, begun: 0 }
+        GetMany {
+            handle,
+            pages: pages.to_vec(),
+            parts: Vec::new(),
+            there: 0,
+            begun: 0,
+            claimed: 0,
+            turn: None,
+            patience: None,
+        }
+    }
+
+    /// Gets what is there, and begins the rest if it is admitted; if not, holds nothing and queues.
+    fn enter(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
+        let Handle { core, mapping, .. } = self.handle;
+        // Ends: each turn follows progress of others.
+        loop {
+            let here = core.owner.is_here();
+            if let Some(turn) = self.turn
+                && here
+                && core.pressure.is_queued(mapping.id, turn, waker)
+            {
+                return Poll::Pending;
+            }
+            let (quick, left) = self.handle.get_quickly(&self.pages);
+            if left.is_empty() {
+                return Poll::Ready(Ok(quick));
+            }
+            if here && !mutant::on(Mutant::BatchKeepsGuards) {
+                let pages = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
+                let pages = pages.min(core.frames.frames());
+                let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
+                if let Err(why) = claimed {
+                    drop(quick);
+                    if self.has_lost_patience(why) {
+                        return Poll::Ready(Err(self.shortage(left[0])));
+                    }
+                    let to = (mapping.id, self.turn);
+                    self.turn = core.pressure.queue(to, (why, seen), 0, waker).or(self.turn);
+                    continue;
+                }
+                self.claimed = pages;
+                if let Some(turn) = self.turn.take() {
+                    core.pressure.served(mapping.id, turn);
+                }
+            }
+            self.begin(quick, &left)?;
+            return self.poll_parts(waker);
+        }
+    }
+
+    /// If a part found no memory: drops all guards and gives up the claim, and queues in the part's
+    /// place. A batch that waits for memory while it holds some could wait for another such batch.
+    /// One that may only run alone keeps its guards.
+    ///
+    /// # Errors
+    /// Its patience is over.
+    fn step_back(&mut self) -> Result<()> {
+        let Handle { core, mapping, .. } = self.handle;
+        if self.claimed == 0 || core.pressure.is_large(self.claimed) {
+            return Ok(());
+        }
+        let short = |part: &Part<'_>| match part {
+            Part::Waits(get) => get.bring.0.as_ref().is_some_and(|it| it.short && it.queues()),
+            Part::There(_) => false,
+        };
+        let Some(at) = self.parts.iter().position(short) else { return Ok(()) };
+        if self.has_lost_patience(Refused::NoMemory) {
+            return Err(self.shortage(at));
+        }
+        if let Part::Waits(get) = &mut self.parts[at] {
+            self.turn = get.bring().hand_over_turn();
+        }
+        self.parts.clear();
+        (self.there, self.begun) = (0, 0);
+        let claimed = std::mem::take(&mut self.claimed);
+        if !mutant::on(Mutant::VainKeepsClaim) {
+            // Not `release`: what it does itself is no progress, or it would try again at once.
+            core.pressure.unclaim(mapping.id, claimed);
+        }
+        Ok(())
+    }
+
+    fn has_lost_patience(&mut self, why: Refused) -> bool {
+        let Handle { core, mapping, .. } = self.handle;
+        let patience = self.patience.get_or_insert_with(|| Patience::new(core));
+        match why {
+            Refused::OwnFile => patience.is_over_for(core, mapping),
+            Refused::NoMemory | Refused::Behind => patience.is_over(core),
+        }
+    }
+
+    fn shortage(&self, at: usize) -> Error {
+        let Handle { core, mapping, .. } = self.handle;
+        reclaim::shortage(core, Order::MIN).of(mapping, self.pages[at])
+    }
+
+    /// It waits for nothing any more, and keeps nothing.
+    fn end(&mut self) {
+        self.parts.clear();
+        (self.there, self.begun) = (0, 0);
+        self.patience = None;
+        let Handle { core, mapping, .. } = self.handle;
+        let (claimed, turn) = (std::mem::take(&mut self.claimed), self.turn.take());
+        if !core.owner.is_here() || crate::sync::model_failed() {
+            return; // the locks may be held for ever
+        }
+        if let Some(turn) = turn {
+            core.pressure.leave(mapping.id, turn);
+        }
+        if claimed > 0 && !mutant::on(Mutant::DropKeepsClaim) {
+            core.pressure.release(mapping.id, claimed);
+        }
     }
 
     /// Begins what was not got `quick`, which is `left`: all at once, as far as it may.
@@ -537,6 +688,7 @@ impl<'f> GetMany<'f> {
         let mut joined = Vec::new();
         for (at, part) in self.parts.iter_mut().enumerate() {
             let Part::Waits(get) = part else { continue };
+            get.bring().admitted = self.claimed > 0;
             match get.bring().join(&mut absent) {
                 Ok(true) => joined.push(at),
                 Ok(false) => {}
@@ -598,27 +750,33 @@ impl<'f> GetMany<'f> {
     }
 }
 
+impl Drop for GetMany<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 impl<'f> Future for GetMany<'f> {
     type Output = Result<Vec<FolioRef<'f>>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let mut begun = Ok(());
-        if this.parts.is_empty() {
-            let (quick, left) = this.handle.get_quickly(&this.pages);
-            if left.is_empty() {
-                return Poll::Ready(Ok(quick));
+        let (this, waker) = (&mut *self, context.waker());
+        // Ends: each turn but the last has given up what it held, and then queues.
+        let polled = loop {
+            let polled =
+                if this.parts.is_empty() { this.enter(waker) } else { this.poll_parts(waker) };
+            if polled.is_ready() {
+                break polled;
             }
-            begun = this.begin(quick, &left);
-        }
-        let polled = match begun {
-            Ok(()) => this.poll_parts(context.waker()),
-            Err(error) => Poll::Ready(Err(error)),
+            let had = !this.parts.is_empty();
+            if let Err(error) = this.step_back() {
+                break Poll::Ready(Err(error));
+            }
+            if !had || !this.parts.is_empty() {
+                return Poll::Pending;
+            }
         };
-        if let Poll::Ready(Err(_)) = polled {
-            this.parts.clear(); // nothing stays held
-            (this.there, this.begun) = (0, 0);
-        }
+        this.end(); // nothing stays held after an error
         polled
     }
 }
@@ -628,8 +786,9 @@ mod tests {
     use std::borrow::Cow;
     use std::io;
     use std::pin::pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Condvar, Mutex};
-    use std::task::{Context, RawWaker, RawWakerVTable, Waker};
+    use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
     use std::time::{Duration, Instant};
 
     use crate::mutant::{self, Mutant};
@@ -774,5 +933,71 @@ mod tests {
         assert!(idle.is_some(), "it gave up in vain: {idle:?}");
         let busy = given_up_after(true);
         assert!(busy.is_some(), "after {idle:?} if nothing else is read, else not in {MOST:?}");
+    }
+
+    /// Whether a future was woken since it was polled; its thread is unparked.
+    struct Told(AtomicBool, std::thread::Thread);
+
+    impl Wake for Told {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+            self.1.unpark();
+        }
+    }
+
+    /// How many of so many batches fail, each of eight pages and all at once, in a cache that has
+    /// room for a sixth of them; whatever is woken is polled, and nothing else.
+    fn batches_that_fail(patience: Duration) -> usize {
+        const BATCHES: usize = 200;
+        let mut options = Options::new(1 << 20);
+        options.patience = patience;
+        let cache = Cache::new(options).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 16 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut waiting: Vec<_> = (0..BATCHES)
+            .map(|_| {
+                let pages: Vec<u64> = (0..8).map(|_| rng.u64(0..4096)).collect();
+                let told = Arc::new(Told(AtomicBool::new(true), std::thread::current()));
+                (Box::pin(file.get_many_async(&pages)), told)
+            })
+            .collect();
+        let mut failed = 0;
+        // Ends: each batch returns its pages, or loses its patience.
+        while !waiting.is_empty() {
+            let before = waiting.len();
+            let mut polled = false;
+            waiting.retain_mut(|(batch, told)| {
+                if !told.0.swap(false, Ordering::Acquire) {
+                    return true;
+                }
+                polled = true;
+                let waker = Waker::from(told.clone());
+                match batch.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    Poll::Ready(Ok(pages)) => assert!(pages.iter().all(|page| page[..8] == [7; 8])),
+                    Poll::Ready(Err(_)) => failed += 1,
+                    Poll::Pending => return true,
+                }
+                false
+            });
+            if !polled && waiting.len() == before {
+                std::thread::park();
+            }
+        }
+        let pressure = &file.handle().core.pressure;
+        assert!(
+            pressure.claim(file.handle().mapping.id, 1 << 20, false).0.is_ok(),
+            "a claim is left"
+        );
+        failed
+    }
+
+    #[test]
+    fn batches_that_want_more_than_there_is_wait_for_one_another_without_guards() {
+        assert_eq!(batches_that_fail(Duration::from_secs(20)), 0);
+        let failed = mutant::with(Some(Mutant::BatchKeepsGuards), || {
+            batches_that_fail(Duration::from_millis(20))
+        });
+        assert!(failed > 0, "the mutant does nothing");
     }
 }

@@ -72,6 +72,8 @@ mutants! {
     DropKeepsClaim,
     /// A page that was not begun with its batch keeps its claim.
     VainKeepsClaim,
+    /// A batch of futures is not admitted as a whole, and waits for memory with its guards.
+    BatchKeepsGuards,
     /// Futures that are to be woken together are not woken.
     LaterForgotten,
     /// The ring's thread wakes nobody as long as requests end.

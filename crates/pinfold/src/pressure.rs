@@ -308,6 +308,11 @@ impl Pressure {
         (claimed, seen)
     }
 
+    /// Whether a claim of so many pages is one that is granted to one future of a file alone.
+    pub(crate) fn is_large(&self, pages: u32) -> bool {
+        pages > self.on_its_way_max / 2
+    }
+
     /// The end of a claim: another future may begin.
     pub(crate) fn release(&self, file: u32, pages: u32) {
         self.moved.step(file, pages);

@@ -304,10 +304,7 @@ fn there_are_so_many_readers_and_no_more() {
     let subject = subject();
     let mut readers: Vec<_> = (0..READERS_MAX).map(|_| subject.cache.reader().unwrap()).collect();
     let error = subject.cache.reader().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "there are 4096 readers of this cache already, and there can be no more"
-    );
+    assert_eq!(error.to_string(), "all 4096 records for readers of this cache are in use");
     let borrowed = subject.file.borrow(1, &readers[READERS_MAX - 1]).unwrap();
     subject.crowd();
     subject.check(1, &borrowed);

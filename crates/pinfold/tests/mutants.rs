@@ -74,6 +74,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("drop-keeps-turn", "somebody always frees something; the tests of `pressure` see it"),
     ("refused-last", "somebody always frees something; the tests of `pressure` see it"),
     ("newcomer-first", "somebody always frees something; the tests of `pressure` see it"),
+    ("batch-keeps-guards", "somebody always frees something; the tests of `futures` see it"),
     ("vain-keeps-claim", "somebody always frees something; the tests of `futures` see it"),
     ("ahead-waits", "to wait long is no error; the tests of `source` see it"),
     ("further-unseen", "no batch here has more than 16 pages; the models see it"),

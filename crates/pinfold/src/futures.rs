@@ -58,8 +58,9 @@
 // batches that wait come to no more than claims may. Without a claim it queues, and holds nothing.
 // What is absent it begins together before the first poll (`many/misses.rs`). Each part then
 // follows its page. If one finds no memory, the batch drops its guards, gives up its claim, and
-// queues as if it were new: what it has read is probably still cached when its turn comes. Only a
-// batch that is too large for that, and so runs alone in its file, waits with its guards.
+// queues as if it were new: what it has read is probably still cached when its turn comes. A batch
+// that is too large for that, and so runs alone in its file, waits with its guards; so does one
+// that found no memory many times, as others may hold all but too little for it.
 //
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
 // any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
@@ -548,7 +549,13 @@ pub struct GetMany<'f> {
     /// It queues for its claim, and holds nothing.
     turn: Option<Turn>,
     patience: Option<Patience>,
+    /// How often it has begun and found no memory.
+    retreats: u32,
 }
+
+/// How often a batch drops its guards for want of memory. Then there is not enough for all of them,
+/// however often they are read again.
+const RETREATS_MAX: u32 = 16;
 
 #[derive(Debug)]
 enum Part<'f> {
@@ -567,6 +574,7 @@ impl<'f> GetMany<'f> {
             claimed: 0,
             turn: None,
             patience: None,
+            retreats: 0,
         }
     }
 
@@ -611,23 +619,19 @@ impl<'f> GetMany<'f> {
 
     /// If a part found no memory: drops all guards and gives up the claim, and queues in the part's
     /// place. A batch that waits for memory while it holds some could wait for another such batch.
-    /// One that may only run alone keeps its guards.
-    ///
-    /// # Errors
-    /// Its patience is over.
-    fn step_back(&mut self) -> Result<()> {
+    /// One that may only run alone keeps its guards, and so does one that has found none too often.
+    fn step_back(&mut self) {
         let Handle { core, mapping, .. } = self.handle;
-        if self.claimed == 0 || core.pressure.is_large(self.claimed) {
-            return Ok(());
+        let keeps = self.retreats == RETREATS_MAX || core.pressure.is_large(self.claimed);
+        if self.claimed == 0 || keeps {
+            return;
         }
         let short = |part: &Part<'_>| match part {
             Part::Waits(get) => get.bring.0.as_ref().is_some_and(|it| it.short && it.queues()),
             Part::There(_) => false,
         };
-        let Some(at) = self.parts.iter().position(short) else { return Ok(()) };
-        if self.has_lost_patience(Refused::NoMemory) {
-            return Err(self.shortage(at));
-        }
+        let Some(at) = self.parts.iter().position(short) else { return };
+        self.retreats += 1;
         if let Part::Waits(get) = &mut self.parts[at] {
             self.turn = get.bring().hand_over_turn();
         }
@@ -635,10 +639,8 @@ impl<'f> GetMany<'f> {
         (self.there, self.begun) = (0, 0);
         let claimed = std::mem::take(&mut self.claimed);
         if !mutant::on(Mutant::VainKeepsClaim) {
-            // Not `release`: what it does itself is no progress, or it would try again at once.
-            core.pressure.unclaim(mapping.id, claimed);
+            core.pressure.release(mapping.id, claimed);
         }
-        Ok(())
     }
 
     fn has_lost_patience(&mut self, why: Refused) -> bool {
@@ -659,7 +661,7 @@ impl<'f> GetMany<'f> {
     fn end(&mut self) {
         self.parts.clear();
         (self.there, self.begun) = (0, 0);
-        self.patience = None;
+        (self.patience, self.retreats) = (None, 0);
         let Handle { core, mapping, .. } = self.handle;
         let (claimed, turn) = (std::mem::take(&mut self.claimed), self.turn.take());
         if !core.owner.is_here() || crate::sync::model_failed() {
@@ -769,9 +771,7 @@ impl<'f> Future for GetMany<'f> {
                 break polled;
             }
             let had = !this.parts.is_empty();
-            if let Err(error) = this.step_back() {
-                break Poll::Ready(Err(error));
-            }
+            this.step_back();
             if !had || !this.parts.is_empty() {
                 return Poll::Pending;
             }

@@ -331,8 +331,8 @@ impl Pressure {
     }
 
     /// Queues a future that was refused: in its place if it had one, else at the end of its file's
-    /// line. Its claim of `claimed` pages ends. `None` if there was progress beyond `seen`: then it
-    /// has to try again, and keeps its turn if it has one.
+    /// line. Its claim of `claimed` pages ends. `None` if there was progress beyond `seen`, or
+    /// nobody is before it any more: then it has to try again, and keeps its turn if it has one.
     pub(crate) fn queue(
         &self,
         (file, turn): (u32, Option<Turn>),
@@ -343,7 +343,9 @@ impl Pressure {
         let waker = waker.clone();
         let mut moved = self.moved.lock();
         moved.give_up(file, claimed);
-        if moved.times != seen {
+        // Those before it may have left since, which is no progress.
+        let behind = moved.short > 0 || moved.lines.get(&file).is_some_and(Line::has_futures);
+        if moved.times != seen || (why == Refused::Behind && !behind) {
             drop(moved); // before the waker
             return None;
         }
@@ -460,6 +462,10 @@ impl Progress {
 }
 
 impl Line {
+    fn has_futures(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// Where in the queue the future with that turn is.
     fn at(&self, turn: Turn) -> Option<usize> {
         self.queue.binary_search_by_key(&turn, |&(turn, _)| turn).ok()

@@ -96,8 +96,8 @@ fn futures_beside_threads_get_their_pages() {
     holds_and_catches(Stores::AtOnce, beside_threads, &mutants);
 }
 
-/// Room for two batches, and for what was dropped while they have it.
-const ROOMY: Plan = Plan { frames: 16, ..PLAN };
+/// So many that two batches are admitted at once.
+const ROOMY: Plan = Plan { frames: 28, ..PLAN };
 
 fn in_batches() {
     let drop = |fixture: &Fixture| {

@@ -620,27 +620,40 @@ impl<'f> GetMany<'f> {
     /// If a part found no memory: drops all guards and gives up the claim, and queues in the part's
     /// place. A batch that waits for memory while it holds some could wait for another such batch.
     /// One that may only run alone keeps its guards, and so does one that has found none too often.
-    fn step_back(&mut self) {
+    ///
+    /// # Errors
+    /// It had not got anything, and its patience is over.
+    fn step_back(&mut self) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
         let keeps = self.retreats == RETREATS_MAX || core.pressure.is_large(self.claimed);
         if self.claimed == 0 || keeps {
-            return;
+            return Ok(());
         }
         let short = |part: &Part<'_>| match part {
             Part::Waits(get) => get.bring.0.as_ref().is_some_and(|it| it.short && it.queues()),
             Part::There(_) => false,
         };
-        let Some(at) = self.parts.iter().position(short) else { return };
-        self.retreats += 1;
+        let Some(at) = self.parts.iter().position(short) else { return Ok(()) };
+        let gives_up_something = self.parts.iter().any(|part| match part {
+            Part::Waits(get) => matches!(get.wait(), Wait::Arrival(..)),
+            Part::There(_) => true,
+        });
+        if !gives_up_something && self.has_lost_patience(Refused::NoMemory) {
+            return Err(self.shortage(at));
+        }
         if let Part::Waits(get) = &mut self.parts[at] {
             self.turn = get.bring().hand_over_turn();
         }
         self.parts.clear();
         (self.there, self.begun) = (0, 0);
         let claimed = std::mem::take(&mut self.claimed);
-        if !mutant::on(Mutant::VainKeepsClaim) {
+        if gives_up_something {
+            self.retreats += 1;
             core.pressure.release(mapping.id, claimed);
+        } else if !mutant::on(Mutant::VainKeepsClaim) {
+            core.pressure.unclaim(mapping.id, claimed);
         }
+        Ok(())
     }
 
     fn has_lost_patience(&mut self, why: Refused) -> bool {
@@ -771,7 +784,9 @@ impl<'f> Future for GetMany<'f> {
                 break polled;
             }
             let had = !this.parts.is_empty();
-            this.step_back();
+            if let Err(error) = this.step_back() {
+                break Poll::Ready(Err(error));
+            }
             if !had || !this.parts.is_empty() {
                 return Poll::Pending;
             }

@@ -622,7 +622,7 @@ impl<'f> GetMany<'f> {
     /// One that may only run alone keeps its guards, and so does one that has found none too often.
     ///
     /// # Errors
-    /// It had not got anything, and its patience is over.
+    /// It had no guard, and its patience is over.
     fn step_back(&mut self) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
         let keeps = self.retreats == RETREATS_MAX || core.pressure.is_large(self.claimed);
@@ -634,11 +634,8 @@ impl<'f> GetMany<'f> {
             Part::There(_) => false,
         };
         let Some(at) = self.parts.iter().position(short) else { return Ok(()) };
-        let gives_up_something = self.parts.iter().any(|part| match part {
-            Part::Waits(get) => matches!(get.wait(), Wait::Arrival(..)),
-            Part::There(_) => true,
-        });
-        if !gives_up_something && self.has_lost_patience(Refused::NoMemory) {
+        let has_guards = self.parts.iter().any(|part| matches!(part, Part::There(_)));
+        if !has_guards && self.has_lost_patience(Refused::NoMemory) {
             return Err(self.shortage(at));
         }
         if let Part::Waits(get) = &mut self.parts[at] {
@@ -647,7 +644,8 @@ impl<'f> GetMany<'f> {
         self.parts.clear();
         (self.there, self.begun) = (0, 0);
         let claimed = std::mem::take(&mut self.claimed);
-        if gives_up_something {
+        if has_guards {
+            // What they kept can be evicted: another future may go on.
             self.retreats += 1;
             core.pressure.release(mapping.id, claimed);
         } else if !mutant::on(Mutant::VainKeepsClaim) {

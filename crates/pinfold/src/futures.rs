@@ -18,8 +18,9 @@
 //! [`ErrorKind::Forked`].
 //!
 //! A task that keeps guards while it waits for more pages may wait for memory that other such tasks
-//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does. `get_many_async` does not:
-//! while it waits for memory it holds no page, unless it wants more than a quarter of the budget.
+//! hold. It then fails with [`ErrorKind::NoMemory`], as a thread does. `get_many_async` itself
+//! holds no page while it waits for memory, unless it wants more than a quarter of the budget, or
+//! has had to begin anew many times.
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with
 //! an event loop of its own, has [`Completions`](crate::Completions) (`examples/event_loop.rs`).
@@ -197,10 +198,7 @@ impl<'f> Bring<'f> {
                 Begun::NoMemory => claimed.err().unwrap_or_else(|| fill::why_none(handle)),
             };
             let patience = self.patience.get_or_insert_with(|| Patience::new(core));
-            let given_up = match why {
-                Refused::OwnFile => patience.is_over_for(core, &handle.mapping),
-                Refused::NoMemory | Refused::Behind => patience.is_over(core),
-            };
+            let given_up = patience.is_over_for(core, &handle.mapping, why);
             if given_up {
                 return Poll::Ready(Err(self.given_up(&begun)));
             }
@@ -244,37 +242,19 @@ impl<'f> Bring<'f> {
         (claimed, seen)
     }
 
-    /// Adds the page to what is begun as one submission; true if it is absent, and not on its way.
-    /// Called before the first poll, by the process that has the cache.
-    ///
-    /// # Errors
-    /// It may not begin.
-    fn join(&mut self, absent: &mut Absent<'_>) -> std::result::Result<bool, Refused> {
-        if !absent.add(self.page..self.page.saturating_add(1)) {
-            return Ok(false);
-        }
-        let (claimed, _) = self.claim();
-        if claimed.is_err() {
-            absent.take_back();
-        }
-        claimed.map(|()| true)
-    }
-
-    /// After the submission that it joined: follows its page, if that is there or on its way now.
-    /// If not, the claim was of no use, and it is as if it had not joined.
-    fn has_joined(&mut self) {
-        let Handle { core, mapping, .. } = self.handle;
+    /// For a part of a batch, after the submission of all that was absent: follows its page, if that
+    /// is there or on its way now. If not, it begins by itself when it is polled.
+    fn follow(&mut self) {
         // What its batch has read is no hit.
         self.missed = true;
-        match core.hold(mapping, self.page) {
-            Some(held) => self.wait_for(held),
-            None if mutant::on(Mutant::VainKeepsClaim) => {}
-            None => core.pressure.unclaim(mapping.id, std::mem::take(&mut self.claimed)),
+        if let Some(held) = self.handle.core.hold(&self.handle.mapping, self.page) {
+            self.wait_for(held);
         }
     }
 
-    fn queues(&self) -> bool {
-        matches!(self.wait, Wait::Turn)
+    /// Whether it queues for memory.
+    fn is_short(&self) -> bool {
+        self.short && matches!(self.wait, Wait::Turn)
     }
 
     /// Its turn, which the caller has from now on.
@@ -629,11 +609,13 @@ impl<'f> GetMany<'f> {
         if self.claimed == 0 || keeps {
             return Ok(());
         }
-        let short = |part: &Part<'_>| match part {
-            Part::Waits(get) => get.bring.0.as_ref().is_some_and(|it| it.short && it.queues()),
-            Part::There(_) => false,
+        // No other part is polled while it is missing: see `poll_parts`.
+        let polled = [self.there, self.begun];
+        let is_short = |&at: &usize| match self.parts.get(at) {
+            Some(Part::Waits(get)) => get.bring.0.as_ref().is_some_and(|it| it.is_short()),
+            Some(Part::There(_)) | None => false,
         };
-        let Some(at) = self.parts.iter().position(short) else { return Ok(()) };
+        let Some(at) = polled.into_iter().find(is_short) else { return Ok(()) };
         let has_guards = self.parts.iter().any(|part| matches!(part, Part::There(_)));
         if !has_guards && self.has_lost_patience(Refused::NoMemory) {
             return Err(self.shortage(at));
@@ -657,10 +639,7 @@ impl<'f> GetMany<'f> {
     fn has_lost_patience(&mut self, why: Refused) -> bool {
         let Handle { core, mapping, .. } = self.handle;
         let patience = self.patience.get_or_insert_with(|| Patience::new(core));
-        match why {
-            Refused::OwnFile => patience.is_over_for(core, mapping),
-            Refused::NoMemory | Refused::Behind => patience.is_over(core),
-        }
+        patience.is_over_for(core, mapping, why)
     }
 
     fn shortage(&self, at: usize) -> Error {
@@ -694,24 +673,23 @@ impl<'f> GetMany<'f> {
             None => Part::There(quick.next().expect("it is in one of the parts")),
         };
         self.parts = self.pages.iter().enumerate().map(part).collect();
-        if !self.handle.core.owner.is_here() {
-            return Ok(()); // each says by itself whether it is cached
+        if self.claimed == 0 {
+            return Ok(()); // in a forked child, where each says by itself whether it is cached
         }
         let mut absent = Absent::new(self.handle);
         let mut joined = Vec::new();
         for (at, part) in self.parts.iter_mut().enumerate() {
             let Part::Waits(get) = part else { continue };
-            get.bring().admitted = self.claimed > 0;
-            match get.bring().join(&mut absent) {
-                Ok(true) => joined.push(at),
-                Ok(false) => {}
-                Err(_) => break, // it queues by itself, and those after it wait for that
+            let bring = get.bring();
+            bring.admitted = true;
+            if absent.add(bring.page..bring.page.saturating_add(1)) {
+                joined.push(at);
             }
         }
         absent.begin()?;
         for at in joined {
             if let Part::Waits(get) = &mut self.parts[at] {
-                get.bring().has_joined();
+                get.bring().follow();
             }
         }
         let looks = |part: &Part<'_>| match part {

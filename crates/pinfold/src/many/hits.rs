@@ -16,8 +16,8 @@
 //! steps, may happen between two passes. A page for which a step fails is tried once more by the
 //! single call, which says why if it fails there, too.
 //!
-//! What a read's first pass leaves for the second is the hint alone: to find the entry once more
-//! takes fewer instructions than to keep what else was found.
+//! What the first pass leaves for the second is the hint alone: to find the entry once more takes
+//! fewer instructions than to keep what else was found.
 //!
 //! A core waits for some number of lines at a time (16 on the machine of docs/log.md): hence the
 //! size of a block.
@@ -28,7 +28,7 @@ use std::num::NonZero;
 
 use crate::borrow::{Borrowed, FolioRef, FreeSlots, Reader};
 use crate::counters::Event;
-use crate::found::{AnyPage, Found, HoldablePage, Want, WholePage};
+use crate::found::{AnyPage, HoldablePage, Want, WholePage};
 use crate::frame::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, prefetch};
 use crate::handle::Handle;
 
@@ -37,16 +37,6 @@ use crate::read::Bytes;
 
 /// Pages of a block.
 pub(super) const BLOCK: usize = 16;
-
-/// What is known of a page between two passes.
-#[derive(Clone, Copy)]
-struct Seen<'a> {
-    /// Its folio's entry.
-    frame: &'a Frame,
-    /// Where the folio begins.
-    address: *mut u8,
-    head: FrameNumber,
-}
 
 /// What is wanted, without a count of what is not found: the single call is tried then.
 #[derive(Clone, Copy)]
@@ -155,15 +145,14 @@ impl Handle {
         guards: &mut Vec<FolioRef<'a>>,
         mut left: impl FnMut(usize),
     ) {
-        let mut seen = self.nothing_seen();
-        self.begin(pages, &mut seen);
+        let heads = self.ask_for_entries(pages);
         guards.reserve(pages.len());
         let (room, mut made, mut alone) = (guards.spare_capacity_mut(), 0, 0);
-        for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
+        for (at, (&page, &head)) in pages.iter().zip(&heads).enumerate() {
             // Each guard is written to its place, which is known before there is a guard: otherwise
             // the guard would pass through the stack.
             let place = &mut room[made];
-            if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, HoldablePage)
+            if let Some(found) = self.look(head, page << PAGE_SHIFT, Uncounted(HoldablePage))
                 && let Some(guard) = self.get_found(found)
             {
                 place.write(guard);
@@ -197,16 +186,15 @@ impl Handle {
         guards: &mut Vec<Borrowed<'f, 'r>>,
         mut left: impl FnMut(usize),
     ) {
-        let mut seen = self.nothing_seen();
-        self.begin(pages, &mut seen);
+        let heads = self.ask_for_entries(pages);
         if !self.needs_no_fence(reader) {
-            return self.borrow_fenced(pages, &seen, reader, free, guards, left);
+            return self.borrow_fenced(pages, &heads, reader, free, guards, left);
         }
         guards.reserve(pages.len());
         let (room, mut made) = (guards.spare_capacity_mut(), 0);
-        for (at, (&page, seen)) in pages.iter().zip(&seen).enumerate() {
+        for (at, (&page, &head)) in pages.iter().zip(&heads).enumerate() {
             let place = &mut room[made]; // as in `get_block`
-            if let Some(found) = self.look_begun(seen, page << PAGE_SHIFT, WholePage)
+            if let Some(found) = self.look(head, page << PAGE_SHIFT, Uncounted(WholePage))
                 && let Some(guard) = self.borrow_found(page, found, reader, free)
             {
                 place.write(guard);
@@ -230,15 +218,15 @@ impl Handle {
     fn borrow_fenced<'f, 'r>(
         &'f self,
         pages: &[u64],
-        seen: &[Seen<'f>; BLOCK],
+        heads: &[FrameNumber; BLOCK],
         reader: &'r Reader,
         free: &mut FreeSlots<'r>,
         guards: &mut Vec<Borrowed<'f, 'r>>,
         left: impl FnMut(usize),
     ) {
         let mut found = [None; BLOCK];
-        for ((&page, seen), found) in pages.iter().zip(seen).zip(&mut found) {
-            *found = self.look_begun(seen, page << PAGE_SHIFT, AnyPage);
+        for ((&page, &head), found) in pages.iter().zip(heads).zip(&mut found) {
+            *found = self.look(head, page << PAGE_SHIFT, Uncounted(AnyPage));
         }
         self.borrow_all_found(pages, &found, reader, free, guards, left);
     }
@@ -249,32 +237,14 @@ impl Handle {
         self.borrow_at_once(page, reader)
     }
 
-    /// Of pages that are nowhere.
+    /// Pass 1 for guards: the folios by the index, and their entries asked for.
     #[inline(always)]
-    fn nothing_seen(&self) -> [Seen<'_>; BLOCK] {
-        let head = FrameNumber(0);
-        let (frame, address) = self.window.both(head);
-        [Seen { frame, address, head }; BLOCK]
-    }
-
-    /// Pass 1, for the `pages`. (An array that is returned would be copied.)
-    #[inline(always)]
-    fn begin<'a>(&'a self, pages: &[u64], seen: &mut [Seen<'a>; BLOCK]) {
-        for (&page, seen) in pages.iter().zip(seen) {
-            seen.head = self.hint(page);
-            (seen.frame, seen.address) = self.window.both(seen.head);
-            prefetch(seen.frame);
+    fn ask_for_entries(&self, pages: &[u64]) -> [FrameNumber; BLOCK] {
+        let mut heads = [FrameNumber(0); BLOCK];
+        for (&page, head) in pages.iter().zip(&mut heads) {
+            *head = self.hint(page);
+            prefetch(self.window.both(*head).0);
         }
-    }
-
-    /// The first half of pass 2 for a guard.
-    #[inline(always)]
-    fn look_begun<'a, W: Want>(
-        &'a self,
-        seen: &Seen<'a>,
-        offset: u64,
-        want: W,
-    ) -> Option<Found<'a>> {
-        self.look_into((seen.frame, seen.address), seen.head, offset, Uncounted(want))
+        heads
     }
 }

@@ -80,11 +80,6 @@ impl<'a> Absent<'a> {
         self.pages.len() > before
     }
 
-    /// Takes out the page that was added last.
-    pub(crate) fn take_back(&mut self) {
-        self.pages.pop();
-    }
-
     /// The groups, of at most `window` pages, that do not cross a multiple of that.
     fn groups(mut self, window: u64) -> Vec<Range<u64>> {
         self.pages.sort_unstable();

@@ -98,11 +98,12 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
     blocks.into_iter().take(BLOCKS_MAX).find(|&(_, at)| {
         let (mut at, end) = (at, at + order.frames());
         while at < end {
-            at += match can_move(core, FrameNumber(run.0 + at)) {
-                _ if free.contains(at) => 1,
-                Some(order) => order.frames(),
-                None => return false,
-            };
+            if free.contains(at) {
+                at += 1;
+                continue;
+            }
+            let Some(order) = can_move(core, FrameNumber(run.0 + at)) else { return false };
+            at += order.frames();
         }
         true
     })

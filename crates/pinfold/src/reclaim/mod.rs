@@ -35,6 +35,7 @@ use crate::counters::Event;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
+use crate::pressure::Refused;
 use crate::sizes::BLOCK_ORDER_MIN;
 use crate::source;
 use crate::sync::Ordering;
@@ -172,9 +173,12 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// The same for a future that waits for a worker, or for what its own file has on its way: what
-    /// is read of other files is of no use to it.
-    pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping) -> bool {
+    /// The same for a future. If it waits for a worker, or for what its own file has on its way,
+    /// what is read of other files is of no use to it.
+    pub(crate) fn is_over_for(&mut self, core: &Core, file: &Mapping, why: Refused) -> bool {
+        if why != Refused::OwnFile {
+            return self.is_over(core);
+        }
         // Relaxed: a count.
         let ended = Some(file.reads_ended.load(Ordering::Relaxed));
         let before = std::mem::replace(&mut self.of_file, ended);

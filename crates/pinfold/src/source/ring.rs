@@ -96,7 +96,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    // Mostly of one or two, where a tree is faster than a hash.
+    // Mostly of one or two.
     files: BTreeMap<Key, Served>,
     /// Requests with a slot that the driver has not seen.
     begun: VecDeque<Left>,

@@ -33,6 +33,7 @@ use pinfold_policy::Shadow;
 use crate::core::{Core, Held};
 use crate::counters::Event;
 use crate::error::{Error, ErrorKind, Result};
+use crate::failures::Failed;
 use crate::frame::{Flags, Frame, FrameNumber, Identity, MAPPING_NONE, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
@@ -89,9 +90,11 @@ pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
-    /// If somebody waits for its first folio, an error is left for all waiters. Otherwise an error
-    /// only removes the folios, and those that waited read for themselves.
+    /// If somebody wants it, an error is left for all waiters. If it is read ahead, an error only
+    /// removes the folios, and those that waited read for themselves.
     wanted: For,
+    /// Who is told of errors, too.
+    failed: Option<Arc<Failed>>,
 }
 
 impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
@@ -123,6 +126,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
     /// The offset and the memory of the read.
     pub(crate) fn reading(&self) -> Reading<'_> {
         (self.offset(), self.extents())
+    }
+
+    /// From now on `failed` is told of errors.
+    pub(crate) fn tell(&mut self, failed: &Arc<Failed>) {
+        self.failed = Some(failed.clone());
     }
 
     /// How many folios it has.
@@ -159,6 +167,8 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         let read = read.map_err(Arc::new);
         // One that was not even started is tried again by whoever waits.
         let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
+        let failed = self.failed.take().filter(|_| !refused);
+        let of_all = self.folios[0].page..self.end().expect("it has folios");
         let mut keep = keep_first;
         // Each folio leaves the batch before it lands: if landing panics, the drop lands the
         // others.
@@ -180,6 +190,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                 }
                 .into()),
             };
+            if let (Err(error), Some(failed)) = (&checked, &failed) {
+                let of_one = filling.page..filling.end();
+                let pages = if read.is_err() { of_all.clone() } else { of_one };
+                failed.remember(pages, Error::clone(error));
+            }
             land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
             if refused {
                 self.core.give_back(filling.head);
@@ -194,14 +209,14 @@ impl<'a> Batch<&'a Core, &'a Mapping> {
     /// A batch of one folio so far.
     pub(crate) fn of(reader: &'a Handle, filling: Filling, wanted: For) -> Self {
         let (core, mapping) = (&*reader.core, &*reader.mapping);
-        Batch { core, mapping, folios: VecDeque::from([filling]), wanted }
+        Batch { core, mapping, folios: VecDeque::from([filling]), wanted, failed: None }
     }
 
     /// The same batch with owned handles, which outlives the call.
     fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         let folios = std::mem::take(&mut self.folios);
-        Batch { core, mapping, folios, wanted: self.wanted }
+        Batch { core, mapping, folios, wanted: self.wanted, failed: self.failed.take() }
     }
 }
 
@@ -455,7 +470,7 @@ pub(crate) fn prepare(
     wanted: For,
 ) -> Result<Batch<&Core, &Mapping>> {
     let (core, mapping) = (&*reader.core, &*reader.mapping);
-    let mut batch = Batch { core, mapping, folios: VecDeque::new(), wanted };
+    let mut batch = Batch { core, mapping, folios: VecDeque::new(), wanted, failed: None };
     let mut at = page;
     while at < end && batch.folios.len() < FOLIOS_MAX {
         let wish = Order::of_block_at(at, end).min(core.pressure.order_max);
@@ -673,7 +688,7 @@ fn land(
                 // It tries again, and has counted nothing yet.
                 For::Thread | For::Future | For::Batch => {}
             }
-            if matches!(wanted_by, For::Thread | For::Future) && !refused {
+            if wanted_by != For::Nobody && !refused {
                 core.failures.remember(filling.head, frame, error);
             }
             let removed = changing.writer(&core.nodes).remove(filling.page);

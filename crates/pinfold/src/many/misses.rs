@@ -108,7 +108,9 @@ impl<'a> Absent<'a> {
         let groups = self.groups(WINDOW);
         let (first, groups) = First::of(handle, groups, For::Thread)?;
         let (mut others, _) = prepare(handle, submission(&groups), For::Batch);
-        others.iter_mut().for_each(|batch| batch.tell(&failed));
+        for batch in &mut others {
+            batch.tell(&failed);
+        }
         let mut misses = folios(&others);
         let first = first.map(|First { mut batch, plan, after, missed }| {
             batch.tell(&failed);

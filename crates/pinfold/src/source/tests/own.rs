@@ -130,7 +130,7 @@ impl Device {
             // SAFETY: the memory is lent to the device until it says that the read is over.
             unsafe { to.write(byte_at(byte)) };
         }
-        got as i32
+        i32::try_from(got).unwrap_or(i32::MAX)
     }
 }
 

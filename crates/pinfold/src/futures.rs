@@ -636,8 +636,7 @@ impl<'f> GetMany<'f> {
     /// It had no page, and its patience is over.
     fn step_back(&mut self, waker: &Waker) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
-        let keeps = self.keeps || core.pressure.is_large(self.claimed);
-        if self.claimed == 0 || keeps {
+        if self.claimed == 0 || core.pressure.is_large(self.claimed) {
             return Ok(());
         }
         // No other part is polled while it is missing: see `poll_parts`.
@@ -646,7 +645,13 @@ impl<'f> GetMany<'f> {
             Some(Part::Waits(get)) => Some((at, get.bring.0.as_ref()?.is_short()?)),
             Some(Part::There(_)) | None => None,
         };
-        let Some((at, seen)) = polled.into_iter().find_map(is_short) else { return Ok(()) };
+        let Some((at, seen)) = polled.into_iter().find_map(is_short) else {
+            self.keep_no_guards(); // it waits for reads alone, perhaps of a source that hangs
+            return Ok(());
+        };
+        if self.keeps {
+            return Ok(());
+        }
         // A page on its way is given up, too: when it has come, it can be evicted.
         let has_some = self.parts.iter().any(|part| match part {
             Part::There(_) => true,
@@ -667,7 +672,7 @@ impl<'f> GetMany<'f> {
         if has_some {
             // What it had can be evicted: another future may go on. This one does not queue
             // meanwhile: to be woken by itself would be in vain.
-            self.retreats += 1;
+            self.retreats = RETREATS_MAX.min(self.retreats + 1);
             self.leave();
             if !mutant::on(Mutant::RetreatKeepsClaim) {
                 core.pressure.release(mapping.id, claimed);
@@ -707,8 +712,13 @@ impl<'f> GetMany<'f> {
         if claimed > 0 && !mutant::on(Mutant::DropKeepsClaim) {
             core.pressure.release(mapping.id, claimed);
         }
+        self.keep_no_guards();
+    }
+
+    /// It does not wait for memory with its guards, or not any more.
+    fn keep_no_guards(&mut self) {
         if std::mem::take(&mut self.keeps) {
-            core.pressure.keeps_no_guards();
+            self.handle.core.pressure.keeps_no_guards();
         }
     }
 

@@ -21,6 +21,10 @@
 //! read is under way, and a file's claims are bounded as what it has on its way is. One future of
 //! a file may always begin, however much it wants.
 //!
+//! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
+//! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
+//! time: two could wait for each other. The others queue without guards.
+//!
 //! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
 //! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
 //! and are not polled.
@@ -70,6 +74,8 @@ struct Moved {
     /// Pages that futures bring.
     claimed: u32,
     last: u64,
+    /// A batch may wait for memory with its guards.
+    keeps_guards: bool,
 }
 
 /// The futures of one file.
@@ -311,6 +317,19 @@ impl Pressure {
     /// Whether a claim of so many pages is one that is granted to one future of a file alone.
     pub(crate) fn is_large(&self, pages: u32) -> bool {
         pages > self.on_its_way_max / 2
+    }
+
+    /// Whether a batch may wait for memory with its guards: if so, it is the only one, until
+    /// [`Self::keeps_no_guards`]. Two could wait for each other.
+    pub(crate) fn may_keep_guards(&self) -> bool {
+        let others = std::mem::replace(&mut self.moved.lock().keeps_guards, true);
+        !others || mutant::on(Mutant::AllKeepGuards)
+    }
+
+    /// The end of such a batch: another one may.
+    pub(crate) fn keeps_no_guards(&self) {
+        self.moved.lock().keeps_guards = false;
+        self.progress();
     }
 
     /// The end of a claim: another future may begin.

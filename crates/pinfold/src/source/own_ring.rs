@@ -1,6 +1,6 @@
 //! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own.
 //!
-//! The cache's ring (`ring.rs`) has a thread of its own. It is woken for the submission and for
+//! The cache's ring (`ring/`) has a thread of its own. It is woken for the submission and for
 //! completions, and then wakes those that wait: several switches of threads for a batch. Here, one
 //! system call submits all reads of a batch and waits for all of them; the thread sleeps once.
 //!
@@ -14,7 +14,7 @@
 //! The caller, who lends it for the time of the call: the call returns when the kernel is done with
 //! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
 //! completions do not appear; then the ring is closed, and waited for until the kernel has released
-//! it, as in `ring.rs`. What has no result by then is read by `preadv`.
+//! it, as in `ring/driver.rs`. What has no result by then is read by `preadv`.
 //!
 //! Called by: `backing.rs`.
 
@@ -27,7 +27,7 @@ use io_uring::IoUring;
 use super::descriptor::{Descriptor, Iovecs};
 use super::extent::{self, Extent};
 use super::request::Direction;
-use super::ring::{self, AbortOnUnwind};
+use super::uring::{self, AbortOnUnwind};
 use crate::fork::Birth;
 
 /// The most reads of one call.
@@ -52,7 +52,7 @@ struct OfThread {
 
 impl OfThread {
     fn new() -> Option<Self> {
-        let kernel = ManuallyDrop::new(ring::set_up(READS_MAX).ok()?);
+        let kernel = ManuallyDrop::new(uring::set_up(READS_MAX).ok()?);
         Some(OfThread { kernel, birth: Birth::here() })
     }
 }
@@ -127,7 +127,7 @@ fn read_through(
     }
     // Ends: each turn sees a completion, or was interrupted; the kernel completes every read.
     while waiting > 0 {
-        ring::enter(ring, waiting)?;
+        uring::enter(ring, waiting)?;
         // Bounded by the reads in flight.
         let seen: Vec<_> =
             ring.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect();
@@ -153,7 +153,7 @@ fn launch(
 ) {
     flight.iovecs.fill(extents, flight.done);
     let at = offset + flight.done as u64;
-    let entry = ring::transfer(file, Direction::Read, at, &flight.iovecs).user_data(n as u64);
+    let entry = uring::transfer(file, Direction::Read, at, &flight.iovecs).user_data(n as u64);
     // SAFETY: the memory is lent to this call, and the iovecs are in an array that is neither moved
     // nor freed; both until the completion was seen or the kernel has released the ring.
     let pushed = unsafe { ring.submission().push(&entry) };
@@ -169,7 +169,7 @@ fn landed(file: &Descriptor, (_, extents): &Reading<'_>, flight: &mut Flight, re
         }
         Ok(flight.done)
     } else {
-        if ring::is_given_back(result) && flight.retries < ring::RETRIES_MAX {
+        if uring::is_given_back(result) && flight.retries < uring::RETRIES_MAX {
             flight.retries += 1;
             return false;
         }
@@ -186,6 +186,6 @@ fn do_without(mut own: OfThread) {
     let (ring, gone) = unsafe { ManuallyDrop::take(&mut own.kernel) };
     std::mem::forget(own);
     drop(ring);
-    ring::wait_for_release(gone);
+    uring::wait_for_release(gone);
     drop(guard);
 }

@@ -3,14 +3,36 @@
 use std::borrow::Cow;
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::time::{Duration, Instant};
+
+use pinfold_testing::waker::Woken;
 
 use crate::mutant::{self, Mutant};
 use crate::source::{Memory, Source};
-use crate::{Cache, File, Hint, Options};
+use crate::{Cache, File, FolioRef, Hint, Options};
+
+/// Two files of a cache that has memory for half of one.
+fn two_files() -> (Cache, File, File) {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let [file, other] = ["file", "other"].map(|name| {
+        let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        file
+    });
+    (cache, file, other)
+}
+
+/// Guards of as much of the file as there is memory for.
+fn all_memory(file: &File) -> Vec<FolioRef<'_>> {
+    let mut held = Vec::new();
+    // Ends: there is no memory at last.
+    while let Ok(folio) = file.get(held.len() as u64) {
+        held.push(folio);
+    }
+    held
+}
 
 /// Whether no claim is left when futures were dropped in the middle.
 fn dropped_futures_give_their_claims_back() -> bool {
@@ -40,17 +62,8 @@ fn a_dropped_future_gives_its_claim_back() {
 
 /// Whether no claim is left when there was no memory to begin what a batch wants.
 fn a_batch_in_vain_keeps_no_claim() -> bool {
-    let cache = Cache::new(Options::new(1 << 20)).unwrap();
-    let [file, other] = ["file", "other"].map(|name| {
-        let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
-        file.advise(0..1, Hint::Random).unwrap();
-        file
-    });
-    let mut held = Vec::new();
-    // Ends: there is no memory at last.
-    while let Ok(folio) = other.get(held.len() as u64) {
-        held.push(folio);
-    }
+    let (_cache, file, other) = two_files();
+    let _held = all_memory(&other);
     let pages: Vec<u64> = (0..40).map(|n| n * 10).collect();
     let mut many = pin!(file.get_many_async(&pages));
     assert!(many.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -75,17 +88,8 @@ fn what_a_batch_could_not_begin_keeps_no_claim() {
 fn a_waker_that_cannot_be_cloned_loses_no_claim() {
     static TABLE: RawWakerVTable =
         RawWakerVTable::new(|_| panic!("as the test wants it"), |_| {}, |_| {}, |_| {});
-    let cache = Cache::new(Options::new(1 << 20)).unwrap();
-    let [file, other] = ["file", "other"].map(|name| {
-        let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
-        file.advise(0..1, Hint::Random).unwrap();
-        file
-    });
-    let mut held = Vec::new();
-    // Ends: there is no memory at last.
-    while let Ok(folio) = other.get(held.len() as u64) {
-        held.push(folio);
-    }
+    let (_cache, file, other) = two_files();
+    let _held = all_memory(&other);
     // SAFETY: the table's functions use no data.
     let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) };
     let poll = || drop(pin!(file.get_async(0)).poll(&mut Context::from_waker(&waker)));
@@ -152,16 +156,6 @@ fn a_future_gives_up_waiting_for_a_worker_whatever_else_is_read() {
     assert!(busy.is_some(), "after {idle:?} if nothing else is read, else not in {MOST:?}");
 }
 
-/// Whether a future was woken since it was polled; its thread is unparked.
-struct Told(AtomicBool, std::thread::Thread);
-
-impl Wake for Told {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Release);
-        self.1.unpark();
-    }
-}
-
 /// How many of so many batches fail, each of eight pages and all at once, in a cache that has
 /// room for a sixth of them; whatever is woken is polled, and nothing else.
 fn batches_that_fail(patience: Duration) -> usize {
@@ -175,8 +169,7 @@ fn batches_that_fail(patience: Duration) -> usize {
     let mut waiting: Vec<_> = (0..BATCHES)
         .map(|_| {
             let pages: Vec<u64> = (0..8).map(|_| rng.u64(0..4096)).collect();
-            let told = Arc::new(Told(AtomicBool::new(true), std::thread::current()));
-            (Box::pin(file.get_many_async(&pages)), told)
+            (Box::pin(file.get_many_async(&pages)), Woken::new())
         })
         .collect();
     let mut failed = 0;
@@ -184,12 +177,12 @@ fn batches_that_fail(patience: Duration) -> usize {
     while !waiting.is_empty() {
         let before = waiting.len();
         let mut polled = false;
-        waiting.retain_mut(|(batch, told)| {
-            if !told.0.swap(false, Ordering::Acquire) {
+        waiting.retain_mut(|(batch, woken)| {
+            if !woken.take() {
                 return true;
             }
             polled = true;
-            let waker = Waker::from(told.clone());
+            let waker = Waker::from(woken.clone());
             match batch.as_mut().poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(Ok(pages)) => assert!(pages.iter().all(|page| page[..8] == [7; 8])),
                 Poll::Ready(Err(_)) => failed += 1,

@@ -1,21 +1,13 @@
 //! Futures that queue for memory: whose turn it is, what they claim, and what wakes them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Wake, Waker};
+
+use pinfold_testing::waker::Counted;
 
 use super::queue::UNPOLLED;
 use super::{Order, Pressure, Refused, Turn};
 use crate::mutant::{self, Mutant};
-
-#[derive(Default)]
-struct Woken(AtomicU32);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
 
 /// Whatever else: a future is dropped, and its waker with it.
 struct Enters(Arc<Pressure>);
@@ -39,12 +31,11 @@ fn queue(pressure: &Pressure, file: u32, why: Refused, waker: &Waker) -> Turn {
 fn queued<const N: usize>(
     files: [u32; N],
     why: Refused,
-) -> (Pressure, [Turn; N], impl Fn() -> [u32; N]) {
+) -> (Pressure, [Turn; N], impl Fn() -> [usize; N]) {
     let pressure = Pressure::new(1 << 10, Order::MAX);
-    let woken: [Arc<Woken>; N] = std::array::from_fn(|_| Arc::default());
-    let wakers = woken.clone().map(Waker::from);
-    let turns = std::array::from_fn(|n| queue(&pressure, files[n], why, &wakers[n]));
-    (pressure, turns, move || std::array::from_fn(|n| woken[n].0.load(Ordering::SeqCst)))
+    let woken: [_; N] = std::array::from_fn(|_| Counted::waker());
+    let turns = std::array::from_fn(|n| queue(&pressure, files[n], why, &woken[n].1));
+    (pressure, turns, move || std::array::from_fn(|n| woken[n].0.times()))
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use pinfold_testing::waker::Counted;
+
 use super::*;
 use crate::mutant::{self, Mutant};
 use crate::source::descriptor::Descriptor;
@@ -520,13 +522,6 @@ fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
 /// How many reads at most had ended without the future being woken that waited for them, where each
 /// turn of the ring's thread finds that more have ended.
 fn most_unwoken() -> Option<usize> {
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-    impl std::task::Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
     const READS: usize = 1000;
     let directory = tempfile::tempdir().unwrap();
     // In the kernel's cache: what is read ends as it is submitted.
@@ -535,17 +530,19 @@ fn most_unwoken() -> Option<usize> {
     let options = EngineOptions { ring_depth: 4, ..EngineOptions::default() };
     let engine = Arc::new(Engine::new(options));
     let Ok(ring) = engine.ring() else { return None };
-    let (woken, ended, most) = <(Arc<Woken>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+    let (woken, waker) = Counted::waker();
+    let (ended, most) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
     let (tell, told) = channel();
     let read = |_| {
-        let (woken, ended, most) = (woken.clone(), ended.clone(), most.clone());
+        let (woken, waker) = (woken.clone(), waker.clone());
+        let (ended, most) = (ended.clone(), most.clone());
         let (lent, tell) = (Lent::filled(PAGE, 0xaa), tell.clone());
         let extent = lent.extent();
         let end = move |result: io::Result<usize>| {
             assert_eq!(result.unwrap(), lent.bytes().len());
             let ended = ended.fetch_add(1, Ordering::SeqCst) + 1;
-            most.fetch_max(ended - woken.0.load(Ordering::SeqCst), Ordering::SeqCst);
-            crate::wait::wake(woken.clone().into());
+            most.fetch_max(ended - woken.times(), Ordering::SeqCst);
+            crate::wait::wake(waker.clone());
             tell.send(()).unwrap();
         };
         // SAFETY: the completion owns the memory.
@@ -555,7 +552,7 @@ fn most_unwoken() -> Option<usize> {
     assert_eq!(ring.start(&Arc::new(file), &mut batch), Start::Started);
     (0..READS).for_each(|_| told.recv_timeout(WAIT).unwrap());
     drop((ring, engine)); // the ring's thread has woken all when it has ended
-    assert_eq!(woken.0.load(Ordering::SeqCst), READS);
+    assert_eq!(woken.times(), READS);
     Some(most.load(Ordering::SeqCst))
 }
 

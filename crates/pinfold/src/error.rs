@@ -89,7 +89,7 @@ pub enum ErrorKind {
     },
     /// A file could not be opened.
     #[error(transparent)]
-    Open(#[from] Arc<OpenError>),
+    Open(Arc<OpenError>),
     /// The cache has as many files as it can number.
     #[error("cannot open {}: {most} files are cached, and can be no more", path.display())]
     TooManyFiles {

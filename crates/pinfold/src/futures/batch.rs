@@ -16,7 +16,7 @@ use super::Get;
 use super::bring::Wait;
 use crate::borrow::FolioRef;
 use crate::error::{Error, Result};
-use crate::frame::Order;
+use crate::frame::PAGE_BYTES;
 use crate::handle::Handle;
 use crate::many::Absent;
 use crate::mutant::{self, Mutant};
@@ -86,6 +86,7 @@ impl<'f> GetMany<'f> {
             if left.is_empty() {
                 return Poll::Ready(Ok(quick));
             }
+            self.handle.check_fits(&self.pages)?;
             if here && !mutant::on(Mutant::BatchKeepsGuards) {
                 let pages = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
                 let pages = pages.min(core.frames.frames());
@@ -156,7 +157,7 @@ impl<'f> GetMany<'f> {
 
     fn shortage(&self, at: usize) -> Error {
         let Handle { core, mapping, .. } = self.handle;
-        reclaim::shortage(core, Order::MIN).of(mapping, self.pages[at])
+        reclaim::shortage(core, PAGE_BYTES as u64).of(mapping, self.pages[at])
     }
 
     /// It waits for nothing any more, and keeps nothing.

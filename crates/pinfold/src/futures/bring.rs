@@ -242,7 +242,7 @@ impl<'f> Bring<'f> {
             }
             .into();
         }
-        reclaim::shortage(&handle.core, Order::MIN).of(&handle.mapping, self.page)
+        reclaim::shortage(&handle.core, PAGE_BYTES as u64).of(&handle.mapping, self.page)
     }
 
     fn meet_mark(&self, held: Held<'f>) -> Held<'f> {

@@ -1,11 +1,12 @@
 //! Errors of failed fills, kept for the threads that waited for them. `fill` stores them, `core`
-//! frees folios.
+//! frees folios. And those of a batch's reads, kept for the batch (`many`).
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::error::Error;
 use crate::frame::{Flags, Frame, FrameNumber};
-use crate::sync::Mutex;
+use crate::sync::{self, Mutex};
 
 /// The error of each failed folio, as long as a thread holds the folio.
 #[derive(Debug)]
@@ -37,5 +38,25 @@ impl Failures {
             let error = self.0.lock().remove(&head.0);
             drop(error);
         }
+    }
+}
+
+/// The errors of a batch's reads, for the batch alone. A page whose read fails leaves the index at
+/// once: when its entry's turn comes, there may be nothing to wait for any more.
+// Not `crate::sync::Mutex`: it is held for a moment, and nothing is waited for under it.
+#[derive(Debug, Default)]
+pub(crate) struct Failed(sync::locks::Mutex<Vec<(Range<u64>, Error)>>);
+
+impl Failed {
+    /// Stores the error of a read of `pages`. Call it before they leave the index.
+    pub(crate) fn remember(&self, pages: Range<u64>, error: Error) {
+        self.0.lock().push((pages, error));
+    }
+
+    /// The error of a read of some of `pages`, and of which pages it was.
+    pub(crate) fn of(&self, pages: Range<u64>) -> Option<(Range<u64>, Error)> {
+        let all = self.0.lock();
+        let meets = |(of, _): &&(Range<u64>, Error)| of.start < pages.end && pages.start < of.end;
+        all.iter().find(meets).cloned()
     }
 }

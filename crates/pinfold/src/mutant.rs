@@ -74,6 +74,8 @@ mutants! {
     VainKeepsClaim,
     /// A batch of futures is not admitted as a whole, and waits for memory with its guards.
     BatchKeepsGuards,
+    /// A future that is dropped while its folio is on its way leaves its waker there.
+    DropKeepsWaker,
     /// Futures that are to be woken together are not woken.
     LaterForgotten,
     /// The ring's thread wakes nobody as long as requests end.
@@ -193,6 +195,10 @@ mutants! {
     SleepUntilWoken,
     /// A batch waits for memory although it has folios on their way.
     GroupsWait,
+    /// Completions of a thread's own ring are taken for its reads in their order.
+    LandInTurn,
+    /// A short read by a thread's own ring is taken for the whole.
+    ShortIsWhole,
     /// Reads that the source does not take are forgotten.
     ForgetUnsubmitted,
     /// A batch takes the mutexes in the order of its folios.

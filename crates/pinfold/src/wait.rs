@@ -103,12 +103,21 @@ impl Waiters {
 
     /// The future does not wait any more.
     pub(crate) fn leave(&self, key: u32, ticket: Ticket) {
+        if mutant::on(Mutant::DropKeepsWaker) {
+            return;
+        }
         let mut futures = self.stripe(key).futures.lock();
         let left = futures.iter().position(|left| left.ticket == ticket);
         // Dropped without the mutex: a waker is the program's.
         let left = left.map(|at| futures.swap_remove(at));
         drop(futures);
         drop(left);
+    }
+
+    /// Whether no future waits.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.stripes.iter().all(|stripe| stripe.futures.lock().is_empty())
     }
 
     /// Wakes all that wait for `key`. The caller holds no lock.
@@ -222,6 +231,7 @@ fn take(mut futures: MutexGuard<'_, Vec<Left>>, key: u32) -> Vec<Left> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Waker;
 
     use pinfold_testing::waker::Counted;
 
@@ -246,6 +256,25 @@ mod tests {
         let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(land)).is_err();
         assert_eq!(unwound, panics);
         (before.into_inner(), woken.times())
+    }
+
+    /// How often a future's waker is kept once it has left, beside another's.
+    fn kept_by_who_left() -> usize {
+        let (waiters, (woken, of_first)) = (Waiters::new(), Counted::waker());
+        let tickets = [Ticket::new(), Ticket::new()];
+        let poll = |ticket, waker: &Waker| assert!(!waiters.poll(1, ticket, waker, || false));
+        poll(tickets[0], &of_first);
+        drop(of_first);
+        poll(tickets[1], Waker::noop());
+        waiters.leave(1, tickets[0]);
+        std::sync::Arc::strong_count(&woken) - 1
+    }
+
+    #[test]
+    fn who_leaves_takes_its_waker_back() {
+        assert_eq!(kept_by_who_left(), 0);
+        let caught = mutant::with(Some(Mutant::DropKeepsWaker), kept_by_who_left);
+        assert_eq!(caught, 1, "the mutant does nothing");
     }
 
     #[test]

@@ -660,3 +660,146 @@ fn meeting_the_mark_reads_on() {
     assert_eq!(cache.stats().misses, 1);
     assert_eq!(device.asked().calls.len(), 1, "all but the first was read ahead");
 }
+
+/// Sevens, but for the page 50: a read that has it waits until the gate is opened, and then fails.
+#[derive(Debug, Default)]
+struct FailsLate {
+    /// Whether the gate is open, and how many reads had the page.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl FailsLate {
+    fn open(&self) {
+        self.state.lock().unwrap().0 = true;
+        self.changed.notify_all();
+    }
+
+    /// How many reads had the page, after at least one had.
+    fn reads(&self) -> usize {
+        self.changed.wait_while(self.state.lock().unwrap(), |state| state.1 == 0).unwrap().1
+    }
+}
+
+impl Source for FailsLate {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if (offset..offset + buf.len() as u64).contains(&at(50)) {
+            let mut state = self.state.lock().unwrap();
+            state.1 += 1;
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| !state.0).unwrap());
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        buf.fill(7);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(BYTES as u64)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "fails late".into()
+    }
+}
+
+/// A batch, and another call that waits for the page of it that fails: how many reads had the page.
+fn reads_until_both_fail(batch: &[u64], other: impl Fn(&File) -> Option<Error> + Sync) -> usize {
+    let source = Arc::new(FailsLate::default());
+    let (cache, file) = file_of(source.clone(), Options::new(8 << 20));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| file.get_many(batch).map(drop).unwrap_err());
+        source.reads(); // it is being read
+        let second = scope.spawn(|| other(&file).expect("its page cannot be read"));
+        // The batch waits for its page, too, unless it reads the page itself.
+        let waits = 1 + u64::from(batch[0] != 50);
+        // Ends: both wait, or the other does not, and has read the page.
+        while cache.stats().waits < waits && source.reads() == 1 {
+            std::thread::yield_now();
+        }
+        source.open();
+        for error in [first.join().unwrap(), second.join().unwrap()] {
+            assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
+        }
+    });
+    // Not kept.
+    let before = source.reads();
+    assert!(file.get(50).is_err());
+    assert_eq!(source.reads(), before + 1);
+    before
+}
+
+#[test]
+fn the_error_of_a_batchs_read_is_for_all_who_wait() {
+    for batch in [&[50, 1][..], &[1, 50], &[1, 50, 90], &[1, 49, 50, 51]] {
+        assert_eq!(reads_until_both_fail(batch, |file| file.get(50).err()), 1, "{batch:?}");
+        assert_eq!(reads_until_both_fail(batch, |file| file.get_many(&[3, 50]).err()), 1);
+        let read = |file: &File| {
+            let mut bufs = [[0; 8]; 2];
+            let [first, second] = &mut bufs;
+            file.read_many(&mut [ReadAt::new(at(3), first), ReadAt::new(at(50), second)]).err()
+        };
+        assert_eq!(reads_until_both_fail(batch, read), 1, "{batch:?}");
+        let future = |file: &File| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(file.get_many_async(&[50])).err()
+        };
+        assert_eq!(reads_until_both_fail(batch, future), 1, "{batch:?}");
+    }
+}
+
+/// The same where the batch is of futures.
+#[test]
+fn the_error_of_a_read_of_futures_is_for_all_who_wait() {
+    for batch in [&[50, 1][..], &[1, 50], &[1, 50, 90], &[1, 49, 50, 51]] {
+        let source = Arc::new(FailsLate::default());
+        let (cache, file) = file_of(source.clone(), Options::new(8 << 20));
+        let mut many = std::pin::pin!(file.get_many_async(batch));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(many.as_mut().poll(&mut context).is_pending());
+        source.reads();
+        let waits = cache.stats().waits;
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| file.get(50).map(drop).unwrap_err());
+            // Ends: it waits, or has read the page.
+            while cache.stats().waits == waits && source.reads() == 1 {
+                std::thread::yield_now();
+            }
+            source.open();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let error = runtime.block_on(many.as_mut()).map(drop).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
+            let error = other.join().unwrap();
+            assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
+        });
+        assert_eq!(source.reads(), 1, "{batch:?}");
+    }
+}
+
+/// Adjacent pages are one read, which then fails for all of them.
+#[test]
+fn an_error_in_one_read_for_several_is_that_ones() {
+    let source = Arc::new(FailsLate::default());
+    source.open();
+    let (_cache, file) = file_of(source.clone(), Options::new(8 << 20));
+    let mut bufs = [[0; 8]; 5];
+    let pages = [48, 49, 50, 51, 90];
+    let mut reads: Vec<_> =
+        bufs.iter_mut().zip(pages).map(|(buf, page)| ReadAt::new(at(page), buf)).collect();
+    assert!(file.read_many(&mut reads).is_err());
+    for (read, page) in reads.iter().zip(pages) {
+        assert_eq!(read.result.is_ok(), page != 50, "page {page}: {:?}", read.result);
+    }
+    assert_eq!(source.reads(), 2, "with the others, and alone");
+}
+
+/// One whose pages are read by nobody else is read once.
+#[test]
+fn what_fails_in_a_batch_is_not_read_again() {
+    let source = Arc::new(FailsLate::default());
+    source.open();
+    let (_cache, file) = file_of(source.clone(), Options::new(8 << 20));
+    let (mut first, mut second) = ([0; 8], [0; 8]);
+    let mut reads = [ReadAt::new(at(50), &mut first), ReadAt::new(at(70), &mut second)];
+    assert!(file.read_many(&mut reads).is_err());
+    assert!(reads[0].result.is_err() && reads[1].result.is_ok());
+    assert_eq!(source.reads(), 1);
+}

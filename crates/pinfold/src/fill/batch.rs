@@ -13,7 +13,8 @@ use pinfold_policy::Shadow;
 
 use crate::core::Core;
 use crate::counters::Event;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::failures::Failed;
 use crate::frame::{FrameNumber, Order, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::mapping::Mapping;
@@ -59,9 +60,11 @@ pub(crate) struct Batch<C: Deref<Target = Core>, M: Deref<Target = Mapping>> {
     core: C,
     mapping: M,
     folios: VecDeque<Filling>,
-    /// If somebody waits for its first folio, an error is left for all waiters. Otherwise an error
-    /// only removes the folios, and those that waited read for themselves.
+    /// If somebody wants it, an error is left for all waiters. If it is read ahead, an error only
+    /// removes the folios, and those that waited read for themselves.
     wanted: For,
+    /// Who is told of errors, too.
+    failed: Option<Arc<Failed>>,
 }
 
 impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
@@ -93,6 +96,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
     /// The offset and the memory of the read.
     pub(crate) fn reading(&self) -> Reading<'_> {
         (self.offset(), self.extents())
+    }
+
+    /// From now on `failed` is told of errors.
+    pub(crate) fn tell(&mut self, failed: &Arc<Failed>) {
+        self.failed = Some(failed.clone());
     }
 
     /// How many folios it has.
@@ -138,6 +146,8 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         let read = read.map_err(Arc::new);
         // One that was not even started is tried again by whoever waits.
         let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
+        let failed = self.failed.take().filter(|_| !refused);
+        let of_all = self.folios[0].page..self.end().expect("it has folios");
         let mut keep = keep_first;
         // Each folio leaves the batch before it lands: if landing panics, the drop lands the
         // others.
@@ -159,6 +169,11 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                 }
                 .into()),
             };
+            if let (Err(error), Some(failed)) = (&checked, &failed) {
+                let of_one = filling.page..filling.end();
+                let pages = if read.is_err() { of_all.clone() } else { of_one };
+                failed.remember(pages, Error::clone(error));
+            }
             land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
             if refused {
                 self.core.give_back(filling.head);
@@ -173,7 +188,7 @@ impl<'a> Batch<&'a Core, &'a Mapping> {
     /// A batch of no folio so far.
     pub(super) fn new(reader: &'a Handle, wanted: For) -> Self {
         let (core, mapping) = (&*reader.core, &*reader.mapping);
-        Batch { core, mapping, folios: VecDeque::new(), wanted }
+        Batch { core, mapping, folios: VecDeque::new(), wanted, failed: None }
     }
 
     /// A batch of one folio so far.
@@ -187,7 +202,7 @@ impl<'a> Batch<&'a Core, &'a Mapping> {
     fn into_owned(mut self, reader: &Handle) -> Batch<Arc<Core>, Arc<Mapping>> {
         let (core, mapping) = (reader.core.clone(), reader.mapping.clone());
         let folios = std::mem::take(&mut self.folios);
-        Batch { core, mapping, folios, wanted: self.wanted }
+        Batch { core, mapping, folios, wanted: self.wanted, failed: self.failed.take() }
     }
 }
 
@@ -256,7 +271,7 @@ fn land(
                 // It tries again, and has counted nothing yet.
                 For::Thread | For::Future | For::Batch => {}
             }
-            if matches!(wanted_by, For::Thread | For::Future) && !refused {
+            if wanted_by != For::Nobody && !refused {
                 core.failures.remember(filling.head, frame, error);
             }
             let removed = changing.writer(&core.nodes).remove(filling.page);

@@ -28,10 +28,12 @@
 //! that the engine did not take to each future's own attempt.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::Result;
+use crate::failures::Failed;
 use crate::fill::{self, Batch, FOLIOS_MAX, For};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::handle::Handle;
@@ -91,22 +93,25 @@ impl<'a> Absent<'a> {
     }
 
     /// All steps, for a thread that waits for what was added: afterwards it is cached, on its way,
-    /// or could not be begun.
+    /// could not be begun, or has failed; the errors come to the value that is returned.
     ///
     /// # Errors
     /// As for [`fill::prepare`] of the first group, and
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
-    pub(super) fn read(self) -> Result<()> {
+    pub(super) fn read(self) -> Result<Arc<Failed>> {
+        let failed = Arc::new(Failed::default());
         if self.pages.is_empty() {
-            return Ok(());
+            return Ok(failed);
         }
         let handle = self.handle;
         handle.core.check_owner()?;
         let groups = self.groups(WINDOW);
         let (first, groups) = First::of(handle, groups, For::Thread)?;
-        let (others, _) = prepare(handle, submission(&groups), For::Batch);
+        let (mut others, _) = prepare(handle, submission(&groups), For::Batch);
+        others.iter_mut().for_each(|batch| batch.tell(&failed));
         let mut misses = folios(&others);
-        let first = first.map(|First { batch, plan, after, missed }| {
+        let first = first.map(|First { mut batch, plan, after, missed }| {
+            batch.tell(&failed);
             misses += missed;
             if plan.ahead_end > after {
                 fill::start_ahead(handle, after, plan);
@@ -115,7 +120,7 @@ impl<'a> Absent<'a> {
         });
         handle.core.counters.add(Event::Miss, misses);
         let (first, others) = match read_by_own_ring(handle, first, others) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(failed),
             Err(left) => left,
         };
         let request = |batch| fill::request(handle, batch).awaited();
@@ -128,7 +133,7 @@ impl<'a> Absent<'a> {
             let read = handle.mapping.backing.read(request.offset(), request.extents());
             request.finish(read);
         }
-        Ok(())
+        Ok(failed)
     }
 
     /// The same for futures, of which each then waits for its page. Nothing waits here: what could

@@ -21,7 +21,9 @@
 //! 3. each entry that is left by the single call's slow path, in the order of the batch. It waits
 //!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
 //!    begun in 2. So the single call decides what each entry's result is, and nothing depends on
-//!    how far 2 has got;
+//!    how far 2 has got; with one exception: what has failed in 2 is not read again. Its error is
+//!    the entry's, as that of a single call is; but a copy whose page was read together with those
+//!    of other entries is tried once more, alone;
 //! 4. put both parts together, in the order of the batch.
 //!
 //! # Why batches do not wait for one another
@@ -41,8 +43,12 @@ mod hits;
 mod misses;
 mod read_at;
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::borrow::{Borrowed, FolioRef, Reader};
 use crate::error::{Error, ErrorKind, Result};
+use crate::failures::Failed;
 use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
 use crate::reclaim;
@@ -82,15 +88,22 @@ impl Handle {
         for some in left.chunks(AT_ONCE) {
             let mut absent = Absent::new(self);
             let misses: Vec<_> = some.iter().map(|&at| absent.add(reads[at].pages())).collect();
-            refused = refused.or_else(|| absent.read().err());
+            let begun = if refused.is_none() { absent.read() } else { Ok(Arc::default()) };
+            let failed = begun.unwrap_or_else(|error| {
+                refused = Some(error);
+                Arc::default()
+            });
             for (&at, miss) in some.iter().zip(misses) {
-                let ReadAt { offset, buf, result } = &mut reads[at];
-                *result = match &refused {
-                    None => self.long(buf, *offset, !miss),
+                let read = &mut reads[at];
+                let result = match &refused {
+                    None => self.copy_left(read, miss, &failed),
                     Some(error) => {
-                        or_refused(self.try_long(buf, *offset), error, *offset >> PAGE_SHIFT)
+                        let read = self.try_long(read.buf, read.offset);
+                        or_refused(read, error, reads[at].offset >> PAGE_SHIFT)
                     }
                 };
+                reads[at].result = result;
+                let result = &reads[at].result;
                 let Err(error) = result else { continue };
                 if matches!(error.kind(), ErrorKind::NoMemory { .. }) {
                     // Waiting once more for each of the others would bring nothing.
@@ -102,6 +115,26 @@ impl Handle {
             }
         }
         first
+    }
+
+    /// Step 3 for a copy, of which something was absent in 2, or nothing.
+    fn copy_left(&self, read: &mut ReadAt<'_>, miss: bool, failed: &Failed) -> Result<usize> {
+        let pages = read.pages();
+        let failed = || failed.of(pages.clone()).filter(|_| miss);
+        let is_alone = |of: &Range<u64>| pages.start <= of.start && of.end <= pages.end;
+        let before = failed();
+        if let Some((of, error)) = &before
+            && is_alone(of)
+        {
+            return Err(error.clone());
+        }
+        let result = self.long(read.buf, read.offset, !miss);
+        // The error of others may be that of the read: then this one is tried alone.
+        let of_others = |(of, _): (Range<u64>, _)| before.is_none() && !is_alone(&of);
+        if result.is_err() && failed().is_some_and(of_others) {
+            return self.long(read.buf, read.offset, false);
+        }
+        result
     }
 
     /// All `pages` under counted references, in order.
@@ -189,7 +222,10 @@ impl Handle {
             let refused = absent.read();
             for (&at, miss) in some.iter().zip(misses) {
                 late.push(match &refused {
-                    Ok(()) => slowly(pages[at], miss)?,
+                    Ok(failed) => match failed.of(page(at)).filter(|_| miss) {
+                        Some((_, error)) => return Err(error),
+                        None => slowly(pages[at], miss)?,
+                    },
                     Err(error) => or_refused(now(pages[at]), error, pages[at])?,
                 });
             }

@@ -191,12 +191,12 @@ pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
 }
 
 /// Moves the folio at `head` to `new`, which is the caller's, if it has that size and no holders.
-/// If not, returns false and frees `new`.
+/// If not, returns false and gives `new` back.
 fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
     let order = core.frames.frame(new).order();
     let identity = core.frames.frame(head).identity();
     let Some(mapping) = core.mappings.get(identity.mapping) else {
-        core.put(new);
+        core.give_back(new);
         return false;
     };
     let mut changing = mapping.change();
@@ -215,7 +215,8 @@ fn move_to(core: &Core, head: FrameNumber, new: FrameNumber) -> bool {
     if is_moved {
         core.frames.free(head, order);
     } else {
-        core.put(new);
+        // It was free before: that is no progress.
+        core.give_back(new);
     }
     is_moved
 }

@@ -366,3 +366,23 @@ fn nothing_is_moved_for_a_block_with_a_folio_that_stays() {
     let moved = cache.stats().migrations - before;
     assert!(moved <= 16, "{moved} pages were moved for a block of 16 pages; made: {made}");
 }
+
+/// A borrow takes no reference, so its folio seems to be one that can be moved. What was to become
+/// the new folio was free before: if that counted as progress, a future that looks for memory by
+/// moving would try again and again in one poll.
+#[test]
+fn a_move_in_vain_is_no_progress() {
+    let cache = Cache::new(Options::new(32 << 20)).unwrap();
+    let file = cache.attach("page", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+    let reader = cache.reader().unwrap();
+    let borrowed = file.borrow(0, &reader).unwrap();
+    let core = cache.core();
+    let mapping = core.mappings.all().pop().unwrap();
+    let head = core.hold(&mapping, 0).unwrap().head();
+    assert!(super::compact::can_move(core, head).is_some());
+    let before = core.pressure.progress_seen();
+    assert!(!super::compact::move_out(core, head));
+    assert_eq!(core.pressure.progress_seen(), before);
+    drop(borrowed);
+    assert!(super::compact::move_out(core, head));
+}

@@ -29,6 +29,7 @@ use super::extent::{self, Extent};
 use super::request::Direction;
 use super::uring::{self, AbortOnUnwind};
 use crate::fork::Birth;
+use crate::mutant::{self, Mutant};
 
 /// The most reads of one call.
 pub(super) const READS_MAX: usize = 64;
@@ -72,11 +73,44 @@ std::thread_local! {
 }
 
 /// One of the reads.
-struct Flight {
+pub(super) struct Flight {
     iovecs: Iovecs,
     done: usize,
     retries: u8,
-    result: Option<io::Result<usize>>,
+    pub(super) result: Option<io::Result<usize>>,
+}
+
+/// What carries reads out: the kernel by a ring, or a test's device. It has room for
+/// [`READS_MAX`] of them.
+pub(super) trait Carrier {
+    /// Takes the read number `n`, from `at` of `file` on.
+    ///
+    /// # Safety
+    /// The iovecs stay where they are, and their memory is the carrier's, until the completion was
+    /// seen or the carrier is gone.
+    unsafe fn push(&mut self, file: &Descriptor, n: usize, at: u64, iovecs: &Iovecs);
+
+    /// Waits for so many completions, and returns the number and the result of each that has come:
+    /// fewer, perhaps none. Each read that was pushed completes once, in any order.
+    ///
+    /// # Errors
+    /// It takes no more calls; it may still have some of the reads.
+    fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>>;
+}
+
+impl Carrier for IoUring {
+    unsafe fn push(&mut self, file: &Descriptor, n: usize, at: u64, iovecs: &Iovecs) {
+        let entry = uring::transfer(file, Direction::Read, at, iovecs).user_data(n as u64);
+        // SAFETY: the caller's promise.
+        let pushed = unsafe { self.submission().push(&entry) };
+        assert!(pushed.is_ok(), "the submission queue has room for all reads");
+    }
+
+    fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
+        uring::enter(self, completions)?;
+        // Bounded by the reads in flight.
+        Ok(self.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect())
+    }
 }
 
 /// Carries out all `reads`, at most [`READS_MAX`]: the number of bytes or the error of each. `None`
@@ -106,9 +140,9 @@ pub(super) fn read_all(file: &Descriptor, reads: &[Reading<'_>]) -> Option<Vec<i
 }
 
 /// # Errors
-/// The kernel takes no more calls on this ring; it may still have some of the reads.
-fn read_through(
-    ring: &mut IoUring,
+/// As [`Carrier::enter`].
+pub(super) fn read_through(
+    carrier: &mut impl Carrier,
     file: &Descriptor,
     reads: &[Reading<'_>],
     flights: &mut Vec<Flight>,
@@ -121,22 +155,20 @@ fn read_through(
     }
     for (n, (flight, read)) in flights.iter_mut().zip(reads).enumerate() {
         if flight.result.is_none() {
-            launch(ring, file, read, n, flight);
+            launch(carrier, file, read, n, flight);
             waiting += 1;
         }
     }
     // Ends: each turn sees a completion, or was interrupted; the kernel completes every read.
     while waiting > 0 {
-        uring::enter(ring, waiting)?;
-        // Bounded by the reads in flight.
-        let seen: Vec<_> =
-            ring.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect();
-        for (n, result) in seen {
+        for (n, result) in carrier.enter(waiting)? {
+            let first = || flights.iter().position(|it| it.result.is_none()).unwrap_or(n);
+            let n = if mutant::on(Mutant::LandInTurn) { first() } else { n };
             let (flight, read) = (&mut flights[n], &reads[n]);
             if landed(file, read, flight, result) {
                 waiting -= 1;
             } else {
-                launch(ring, file, read, n, flight);
+                launch(carrier, file, read, n, flight);
             }
         }
     }
@@ -145,7 +177,7 @@ fn read_through(
 }
 
 fn launch(
-    ring: &mut IoUring,
+    carrier: &mut impl Carrier,
     file: &Descriptor,
     (offset, extents): &Reading<'_>,
     n: usize,
@@ -153,18 +185,17 @@ fn launch(
 ) {
     flight.iovecs.fill(extents, flight.done);
     let at = offset + flight.done as u64;
-    let entry = uring::transfer(file, Direction::Read, at, &flight.iovecs).user_data(n as u64);
     // SAFETY: the memory is lent to this call, and the iovecs are in an array that is neither moved
     // nor freed; both until the completion was seen or the kernel has released the ring.
-    let pushed = unsafe { ring.submission().push(&entry) };
-    assert!(pushed.is_ok(), "the submission queue has room for all reads");
+    unsafe { carrier.push(file, n, at, &flight.iovecs) };
 }
 
 /// What came of the read; false if it has to go to the kernel once more.
 fn landed(file: &Descriptor, (_, extents): &Reading<'_>, flight: &mut Flight, result: i32) -> bool {
     let result = if let Ok(got) = usize::try_from(result) {
         flight.done += got;
-        if flight.done < extent::total_bytes(extents) && !file.ended(flight.done, got) {
+        let whole = flight.done >= extent::total_bytes(extents) || file.ended(flight.done, got);
+        if !whole && !mutant::on(Mutant::ShortIsWhole) {
             return false;
         }
         Ok(flight.done)

@@ -3,7 +3,9 @@
 
 use super::opening::forbid;
 use super::*;
-use crate::source::own_ring::READS_MAX;
+use crate::mutant::{self, Mutant};
+use crate::source::descriptor::{Descriptor, Iovecs};
+use crate::source::own_ring::{self, Carrier, READS_MAX};
 
 const READS: usize = 3 * READS_MAX + 5;
 const LEN: usize = READS * PAGE - 77;
@@ -89,4 +91,115 @@ fn a_ring_of_ones_own_that_is_refused_later_is_done_without() {
         assert!(read_all(&backing));
         assert!(!read_all(&backing));
     });
+}
+
+/// A device that completes reads in any order, some in several parts, gives some back undone, and
+/// fails some after a part. It must not panic: the process would be aborted.
+struct Device {
+    numbers: Numbers,
+    pushed: Vec<(usize, u64, Vec<libc::iovec>)>,
+    given_back: [u8; READS_MAX],
+}
+
+const BLOCK: usize = 512;
+const DEVICE_LEN: usize = 1000 * BLOCK + 77;
+
+impl Device {
+    /// The error by which the read number `n` ends, if it fails: not that of its neighbours.
+    fn error_of(n: usize) -> Option<i32> {
+        n.is_multiple_of(5).then_some([libc::EIO, libc::ENXIO, libc::EREMOTEIO][n % 3])
+    }
+
+    /// Carries out the first part of a read, or all of it.
+    fn complete(&mut self, n: usize, at: u64, iovecs: &[libc::iovec]) -> i32 {
+        if self.given_back[n] < 3 && self.numbers.below(6) == 0 {
+            self.given_back[n] += 1;
+            return -[libc::EINTR, libc::EAGAIN][n % 2];
+        }
+        let asked: usize = iovecs.iter().map(|part| part.iov_len).sum();
+        let blocks = asked as u64 / BLOCK as u64;
+        let part = (1 + self.numbers.below(blocks)) as usize * BLOCK;
+        if let Some(error) = Self::error_of(n).filter(|_| part == asked) {
+            return -error;
+        }
+        let got = part.min(DEVICE_LEN.saturating_sub(at as usize));
+        let memory = iovecs.iter().flat_map(|part| {
+            (0..part.iov_len).map(|nth| part.iov_base.cast::<u8>().wrapping_add(nth))
+        });
+        for (byte, to) in (at..at + got as u64).zip(memory) {
+            // SAFETY: the memory is lent to the device until it says that the read is over.
+            unsafe { to.write(byte_at(byte)) };
+        }
+        got as i32
+    }
+}
+
+impl Carrier for Device {
+    unsafe fn push(&mut self, _: &Descriptor, n: usize, at: u64, iovecs: &Iovecs) {
+        self.pushed.push((n, at, iovecs.as_slice().to_vec()));
+    }
+
+    fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
+        if completions != self.pushed.len() {
+            return Err(io::Error::other("a read is waited for that the device does not have"));
+        }
+        let mut ended = Vec::new();
+        for _ in 0..self.numbers.below(completions as u64 + 1) {
+            let nth = self.numbers.below(self.pushed.len() as u64) as usize;
+            let (n, at, iovecs) = self.pushed.swap_remove(nth);
+            ended.push((n, self.complete(n, at, &iovecs)));
+        }
+        Ok(ended)
+    }
+}
+
+/// Whether each of many reads by such a device gets its own bytes and its own error.
+fn is_each_itself(seed: u64) -> Result<(), String> {
+    let file = tempfile::tempfile().unwrap();
+    let file =
+        Descriptor { fd: file.into(), block_device: false, writable: false, alignment: BLOCK };
+    let mut numbers = Numbers(seed);
+    let offset = |_| numbers.below(1010) * BLOCK as u64;
+    let offsets: Vec<_> = (0..READS_MAX).map(offset).collect();
+    let memory: Vec<_> = (0..READS_MAX).map(|n| Lent::filled((1 + n % 8) * BLOCK, 0xaa)).collect();
+    let to_read = |(&offset, lent): (&u64, &Lent)| {
+        let whole = lent.extent();
+        let blocks = whole.bytes() / BLOCK;
+        (offset, (0..blocks).map(|nth| whole.part(nth * BLOCK, BLOCK)).collect())
+    };
+    let reads: Vec<_> = offsets.iter().zip(&memory).map(to_read).collect();
+    let mut device = Device { numbers, pushed: Vec::new(), given_back: [0; READS_MAX] };
+    let mut flights = Vec::new();
+    own_ring::read_through(&mut device, &file, &reads, &mut flights)
+        .map_err(|cause| cause.to_string())?;
+    for (n, ((flight, &offset), lent)) in flights.into_iter().zip(&offsets).zip(&memory).enumerate()
+    {
+        let result = flight.result.ok_or("a read has no result")?;
+        let left = (DEVICE_LEN as u64).saturating_sub(offset);
+        let whole = left.min(lent.bytes().len() as u64);
+        let ended = whole < lent.bytes().len() as u64;
+        match (result, Device::error_of(n)) {
+            // At the end of the file a part may have been the whole.
+            (Ok(got), error) if error.is_none() || ended => {
+                let right = |(at, byte): (u64, &u8)| byte_at(offset + at) == *byte;
+                let right = (0..got as u64).zip(lent.bytes()).all(right);
+                if got as u64 != whole || !right {
+                    return Err(format!("read {n}: {got} bytes of {whole}, right: {right}"));
+                }
+            }
+            (Err(cause), Some(error)) if cause.raw_os_error() == Some(error) => {}
+            (result, error) => return Err(format!("read {n}: {result:?} and not {error:?}")),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reads_that_end_in_any_order_and_in_parts_are_each_themselves() {
+    (0..200).for_each(|seed| is_each_itself(seed).unwrap());
+    for mutant in [Mutant::LandInTurn, Mutant::ShortIsWhole] {
+        let caught =
+            mutant::with(Some(mutant), || (0..10).find_map(|seed| is_each_itself(seed).err()));
+        assert!(caught.is_some(), "{mutant:?} does nothing");
+    }
 }

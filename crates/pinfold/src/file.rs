@@ -318,7 +318,9 @@ impl File {
     /// Carries out all `reads`, each as [`read_at`](Self::read_at) does, and sets the result of
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
     /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
-    /// no more memory, and every read of something that is not cached gets that error.
+    /// no more memory, and every read of something that is not cached gets that error. What the
+    /// source fails to read is not read again, unless it was read for several of `reads` at once:
+    /// then each of these is tried once more, alone.
     ///
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
     /// That pays from about eight reads of distant pages on; with fewer than four, hits are done

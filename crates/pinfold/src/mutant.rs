@@ -74,6 +74,16 @@ mutants! {
     VainKeepsClaim,
     /// A batch of futures is not admitted as a whole, and waits for memory with its guards.
     BatchKeepsGuards,
+    /// A batch of futures that steps back keeps its claim.
+    RetreatKeepsClaim,
+    /// A batch of futures that steps back from reads alone does not count that.
+    RetreatUncounted,
+    /// A batch of futures that steps back loses the turn of the part that found no memory.
+    RetreatLosesTurn,
+    /// Any number of batches of futures wait for memory with their guards.
+    AllKeepGuards,
+    /// A batch of futures that is dropped while it queues for its claim stays in the queue.
+    BatchStaysQueued,
     /// A future that is dropped while its folio is on its way leaves its waker there.
     DropKeepsWaker,
     /// Futures that are to be woken together are not woken.
@@ -179,6 +189,8 @@ mutants! {
 
     /// A fill does not check whether its folio was dropped meanwhile.
     LandBlindly,
+    /// An error of a read for a batch is not left for those who wait.
+    BatchErrorUnshared,
     /// Folios of an abandoned batch stay in flight.
     BatchForgotten,
     /// A file without folios is removed after an unlocked check of its handles.

@@ -74,6 +74,10 @@ sizes! {
     /// held examines each of them as often as it may.
     SWEEP_EFFORT_MAX: u32 = 4096, loom 4096, shuttle 16;
 
+    /// How often a batch of futures drops its guards for want of memory. Then there is not enough for
+    /// all of them, however often they are read again.
+    RETREATS_MAX: u32 = 16, loom 16, shuttle 2;
+
     /// How long a thread waits for memory that others hold before it gets an error; for reads under
     /// way it waits longer (`reclaim`). No time passes in a model.
     PATIENCE: std::time::Duration = std::time::Duration::from_secs(2),

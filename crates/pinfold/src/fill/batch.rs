@@ -271,7 +271,8 @@ fn land(
                 // It tries again, and has counted nothing yet.
                 For::Thread | For::Future | For::Batch => {}
             }
-            if wanted_by != For::Nobody && !refused {
+            let unshared = wanted_by == For::Batch && mutant::on(Mutant::BatchErrorUnshared);
+            if wanted_by != For::Nobody && !unshared && !refused {
                 core.failures.remember(filling.head, frame, error);
             }
             let removed = changing.writer(&core.nodes).remove(filling.page);

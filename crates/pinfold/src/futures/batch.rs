@@ -7,7 +7,8 @@
 //! page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as if
 //! it were new: what it has read is probably still cached when its turn comes. A batch that is too
 //! large for that, and so runs alone in its file, waits with its guards; so does one that found no
-//! memory many times, as others may hold all but too little for it.
+//! memory many times, as others may hold all but too little for it. Of the latter a cache has one at
+//! a time: the others wait for its end without guards.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -22,6 +23,7 @@ use crate::many::Absent;
 use crate::mutant::{self, Mutant};
 use crate::pressure::{Refused, Turn};
 use crate::reclaim::{self, Patience};
+use crate::sizes::RETREATS_MAX;
 
 /// returned, it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
@@ -43,11 +45,9 @@ pub struct GetMany<'f> {
     patience: Option<Patience>,
     /// How often it has begun and found no memory.
     retreats: u32,
+    /// It is the one that may wait for memory with its guards.
+    keeps: bool,
 }
-
-/// How often a batch drops its guards for want of memory. Then there is not enough for all of them,
-/// however often they are read again.
-const RETREATS_MAX: u32 = 16;
 
 #[derive(Debug)]
 enum Part<'f> {
@@ -67,7 +67,14 @@ impl<'f> GetMany<'f> {
             turn: None,
             patience: None,
             retreats: 0,
+            keeps: false,
         }
+    }
+
+    /// How often it has stepped back.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn retreats(&self) -> u32 {
+        self.retreats
     }
 
     /// Gets what is there, and begins the rest if it is admitted; if not, holds nothing and queues.
@@ -90,11 +97,14 @@ impl<'f> GetMany<'f> {
             if here && !mutant::on(Mutant::BatchKeepsGuards) {
                 let pages = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
                 let pages = pages.min(core.frames.frames());
-                let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
+                let (claimed, seen) = self.claim(pages);
                 if let Err(why) = claimed {
                     drop(quick);
                     if self.has_lost_patience(why) {
                         return Poll::Ready(Err(self.shortage(left[0])));
+                    }
+                    if self.retreats == RETREATS_MAX && !self.keeps {
+                        self.leave(); // the one that keeps its guards may be behind it
                     }
                     let to = (mapping.id, self.turn);
                     self.turn = core.pressure.queue(to, (why, seen), 0, waker).or(self.turn);
@@ -110,39 +120,73 @@ impl<'f> GetMany<'f> {
         }
     }
 
-    /// If a part found no memory: drops all guards and gives up the claim, and queues in the part's
-    /// place. A batch that waits for memory while it holds some could wait for another such batch.
-    /// One that may only run alone keeps its guards, and so does one that has found none too often.
+    /// Claims all its pages. If it has found no memory too often, it may keep its guards from now
+    /// on, and has to wait while another one does. Also with the progress seen.
+    fn claim(&mut self, pages: u32) -> (std::result::Result<(), Refused>, u64) {
+        let Handle { core, mapping, .. } = self.handle;
+        if self.retreats == RETREATS_MAX && !self.keeps {
+            let seen = core.pressure.progress_seen();
+            self.keeps = core.pressure.may_keep_guards();
+            if !self.keeps {
+                return (Err(Refused::NoMemory), seen);
+            }
+        }
+        core.pressure.claim(mapping.id, pages, self.turn.is_some())
+    }
+
+    /// Gives its turn up. If it has come, another one's has.
+    fn leave(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            self.handle.core.pressure.served(self.handle.mapping.id, turn);
+        }
+    }
+
+    /// If a part found no memory: drops all guards, gives up the claim, and queues. A batch that
+    /// waits for memory while it holds some could wait for another such batch. One that may only
+    /// run alone keeps its guards, and so does one that has found none too often.
     ///
     /// # Errors
-    /// It had no guard, and its patience is over.
-    fn step_back(&mut self) -> Result<()> {
+    /// It had no page, and its patience is over.
+    fn step_back(&mut self, waker: &Waker) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
-        let keeps = self.retreats == RETREATS_MAX || core.pressure.is_large(self.claimed);
+        let keeps = self.keeps || core.pressure.is_large(self.claimed);
         if self.claimed == 0 || keeps {
             return Ok(());
         }
         // No other part is polled while it is missing: see `poll_parts`.
         let polled = [self.there, self.begun];
-        let is_short = |&at: &usize| match self.parts.get(at) {
-            Some(Part::Waits(get)) => get.bring.0.as_ref().is_some_and(|it| it.is_short()),
-            Some(Part::There(_)) | None => false,
+        let is_short = |at: usize| match self.parts.get(at) {
+            Some(Part::Waits(get)) => Some((at, get.bring.0.as_ref()?.is_short()?)),
+            Some(Part::There(_)) | None => None,
         };
-        let Some(at) = polled.into_iter().find(is_short) else { return Ok(()) };
-        let has_guards = self.parts.iter().any(|part| matches!(part, Part::There(_)));
-        if !has_guards && self.has_lost_patience(Refused::NoMemory) {
+        let Some((at, seen)) = polled.into_iter().find_map(is_short) else { return Ok(()) };
+        // A page on its way is given up, too: when it has come, it can be evicted.
+        let has_some = self.parts.iter().any(|part| match part {
+            Part::There(_) => true,
+            Part::Waits(get) => {
+                matches!(get.wait(), Wait::Arrival(..)) && !mutant::on(Mutant::RetreatUncounted)
+            }
+        });
+        if !has_some && self.has_lost_patience(Refused::NoMemory) {
             return Err(self.shortage(at));
         }
         if let Part::Waits(get) = &mut self.parts[at] {
-            self.turn = get.bring().hand_over_turn();
+            let turn = get.bring().hand_over_turn();
+            self.turn = turn.filter(|_| !mutant::on(Mutant::RetreatLosesTurn));
         }
         self.parts.clear();
         (self.there, self.begun) = (0, 0);
         let claimed = std::mem::take(&mut self.claimed);
-        if has_guards {
-            // What they kept can be evicted: another future may go on.
+        if has_some {
+            // What it had can be evicted: another future may go on. This one does not queue
+            // meanwhile: to be woken by itself would be in vain.
             self.retreats += 1;
-            core.pressure.release(mapping.id, claimed);
+            self.leave();
+            if !mutant::on(Mutant::RetreatKeepsClaim) {
+                core.pressure.release(mapping.id, claimed);
+            }
+            let why = (Refused::NoMemory, seen + 1); // its own release is no progress for it
+            self.turn = core.pressure.queue((mapping.id, None), why, 0, waker);
         } else if !mutant::on(Mutant::VainKeepsClaim) {
             core.pressure.unclaim(mapping.id, claimed);
         }
@@ -170,11 +214,14 @@ impl<'f> GetMany<'f> {
         if !core.owner.is_here() || crate::sync::model_failed() {
             return; // the locks may be held for ever
         }
-        if let Some(turn) = turn {
+        if let Some(turn) = turn.filter(|_| !mutant::on(Mutant::BatchStaysQueued)) {
             core.pressure.leave(mapping.id, turn);
         }
         if claimed > 0 && !mutant::on(Mutant::DropKeepsClaim) {
             core.pressure.release(mapping.id, claimed);
+        }
+        if std::mem::take(&mut self.keeps) {
+            core.pressure.keeps_no_guards();
         }
     }
 
@@ -273,7 +320,7 @@ impl<'f> Future for GetMany<'f> {
                 break polled;
             }
             let had = !this.parts.is_empty();
-            if let Err(error) = this.step_back() {
+            if let Err(error) = this.step_back(waker) {
                 break Poll::Ready(Err(error));
             }
             if !had || !this.parts.is_empty() {

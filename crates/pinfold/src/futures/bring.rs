@@ -42,8 +42,8 @@ pub(super) struct Bring<'f> {
     claimed: u32,
     /// Its batch has a claim to its page, so it needs none.
     pub(super) admitted: bool,
-    /// What it queues for is memory.
-    short: bool,
+    /// What it queues for is memory: the progress seen before it found none.
+    short: Option<u64>,
     /// It queues, or was woken and tries.
     turn: Option<Turn>,
     plan: Option<Plan>,
@@ -67,7 +67,7 @@ impl<'f> Bring<'f> {
             missed: false,
             claimed: 0,
             admitted: false,
-            short: false,
+            short: None,
             turn: None,
             plan: None,
             patience: None,
@@ -151,7 +151,7 @@ impl<'f> Bring<'f> {
             if let Some(turn) = queued {
                 self.turn = Some(turn);
                 self.wait = Wait::Turn;
-                self.short = why == Refused::NoMemory;
+                self.short = (why == Refused::NoMemory).then_some(seen);
                 return Poll::Pending;
             }
         }
@@ -194,9 +194,9 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// Whether it queues for memory.
-    pub(super) fn is_short(&self) -> bool {
-        self.short && matches!(self.wait, Wait::Turn)
+    /// If it queues for memory: the progress seen before.
+    pub(super) fn is_short(&self) -> Option<u64> {
+        self.short.filter(|_| matches!(self.wait, Wait::Turn))
     }
 
     /// Its turn, which the caller has from now on.

@@ -14,8 +14,8 @@
 //! 4. put all of these folios into the index under one hold of the file's mutex. Where another
 //!    thread was faster, its folio stays, and this one is given back;
 //! 5. if a thread waits, and the file is one of the system's: read all groups at once by the
-//!    thread's own ring (`source/own_ring.rs`). Otherwise give one request for each group to the
-//!    source's engine, all in one call;
+//!    thread's own ring (`source/own_ring.rs`), the first perhaps before steps 3 and 4. Otherwise
+//!    give one request for each group to the source's engine, all in one call;
 //! 6. if a thread waits, and has not read them by now: read the first group in this thread, and
 //!    then, one by one, the requests that the engine did not take. Otherwise give up those
 //!    requests, which takes their folios out of the index again.
@@ -107,22 +107,42 @@ impl<'a> Absent<'a> {
         handle.core.check_owner()?;
         let groups = self.groups(WINDOW);
         let (first, groups) = First::of(handle, groups, For::Thread)?;
-        let (mut others, _) = prepare(handle, submission(&groups), For::Batch);
-        others.iter_mut().for_each(|batch| batch.tell(&failed));
-        let mut misses = folios(&others);
-        let first = first.map(|First { mut batch, plan, after, missed }| {
+        let ahead = first.as_ref().map(|First { plan, after, .. }| (*plan, *after));
+        let first = first.map(|First { mut batch, missed, .. }| {
             batch.tell(&failed);
-            misses += missed;
-            if plan.ahead_end > after {
-                fill::start_ahead(handle, after, plan);
-            }
+            handle.core.counters.add(Event::Miss, missed);
             batch
         });
-        handle.core.counters.add(Event::Miss, misses);
-        let (first, others) = match read_by_own_ring(handle, first, others) {
-            Ok(()) => return Ok(failed),
-            Err(left) => left,
+        let prepare_others = || {
+            let (mut others, _) = prepare(handle, submission(&groups), For::Batch);
+            for batch in &mut others {
+                batch.tell(&failed);
+            }
+            handle.core.counters.add(Event::Miss, folios(&others));
+            // Behind these, which are waited for.
+            if let Some((plan, after)) = ahead
+                && plan.ahead_end > after
+            {
+                fill::start_ahead(handle, after, plan);
+            }
+            others
         };
+        let several = usize::from(first.is_some()) + groups.len() > 1;
+        if several && let Some(ring) = handle.mapping.backing.own_ring() {
+            let mut others = Vec::new();
+            let prepared = &mut others;
+            let read = ring.read_all(first.as_ref().map(Batch::reading), move || {
+                *prepared = prepare_others();
+                prepared.iter().map(Batch::reading).collect()
+            });
+            wait::together(|| {
+                for (batch, read) in first.into_iter().chain(others).zip(read) {
+                    batch.finish(read, false);
+                }
+            });
+            return Ok(failed);
+        }
+        let others = prepare_others();
         let request = |batch| fill::request(handle, batch).awaited();
         let mut requests = others.into_iter().map(request).collect();
         handle.mapping.backing.submit(&mut requests);
@@ -227,30 +247,6 @@ fn folios(batches: &[Borrowed<'_>]) -> u64 {
 }
 
 type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;
-
-/// Step 5 where the thread has a ring of its own, and more than one group: it needs no step 6.
-///
-/// # Errors
-/// What is left, which is all, where it has none.
-fn read_by_own_ring<'a>(
-    handle: &Handle,
-    first: Option<Borrowed<'a>>,
-    others: Vec<Borrowed<'a>>,
-) -> Result<(), (Option<Borrowed<'a>>, Vec<Borrowed<'a>>)> {
-    if others.is_empty() || first.is_none() && others.len() == 1 {
-        return Err((first, others));
-    }
-    let readings: Vec<_> = first.iter().chain(&others).map(Batch::reading).collect();
-    let read = handle.mapping.backing.read_all(&readings);
-    drop(readings);
-    let Some(read) = read else { return Err((first, others)) };
-    wait::together(|| {
-        for (batch, read) in first.into_iter().chain(others).zip(read) {
-            batch.finish(read, false);
-        }
-    });
-    Ok(())
-}
 
 /// Where the folio that has `page` ends, if it seems to be cached or on its way. May be wrong both
 /// ways: it takes no lock, and holds nothing.

@@ -168,6 +168,19 @@ impl Pressure {
         pages > self.on_its_way_max / 2
     }
 
+    /// Whether a batch may wait for memory with its guards: if so, it is the only one, until
+    /// [`Self::keeps_no_guards`]. Two could wait for each other.
+    pub(crate) fn may_keep_guards(&self) -> bool {
+        let others = std::mem::replace(&mut self.progress.lock().keeps_guards, true);
+        !others || mutant::on(Mutant::AllKeepGuards)
+    }
+
+    /// The end of such a batch: another one may.
+    pub(crate) fn keeps_no_guards(&self) {
+        self.progress.lock().keeps_guards = false;
+        self.progress();
+    }
+
     /// The end of a claim: another future may begin.
     pub(crate) fn release(&self, file: u32, pages: u32) {
         self.progress.step(file, pages);

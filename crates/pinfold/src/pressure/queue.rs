@@ -16,6 +16,10 @@
 //! read is under way, and a file's claims are bounded as what it has on its way is. One future of
 //! a file may always begin, however much it wants.
 //!
+//! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
+//! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
+//! time: two could wait for each other. The others queue without guards.
+//!
 //! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
 //! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
 //! and are not polled.
@@ -42,6 +46,8 @@ pub(super) struct Queue {
     /// Pages that futures bring.
     claimed: u32,
     last: u64,
+    /// A batch may wait for memory with its guards.
+    pub(super) keeps_guards: bool,
 }
 
 /// The futures of one file.

@@ -17,7 +17,7 @@ use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
 use super::meter::Meter;
 use super::open::{ALIGNMENT_MAX, Opened};
-use super::own_ring::{self, READS_MAX, Reading};
+use super::own_ring::{self, Reading};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
@@ -27,6 +27,9 @@ use crate::guarded::guarded;
 
 /// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";
+
+/// How many requests and calls of its sources leave a device little to do.
+const FEW: u64 = 1;
 
 /// A source in use by a cache.
 #[derive(Debug)]
@@ -81,6 +84,39 @@ impl Truncated {
             return Ok(());
         }
         Err(Self { offset, asked_bytes, end: offset + got_bytes, recorded_bytes })
+    }
+}
+
+/// Reads many at once, in the calling thread; see [`Backing::own_ring`].
+pub(crate) struct OwnRing<'b> {
+    ring: own_ring::Taken,
+    backing: &'b Backing,
+}
+
+impl OwnRing<'_> {
+    /// The same as [`Backing::read`] for all of `first` and `others`, all of them under way at the
+    /// same time. `others` is called once. The first read may be under way then: so it must wait
+    /// for nothing but locks.
+    ///
+    /// Cost: one system call for each [`own_ring::READS_MAX`] reads, and three or four more where
+    /// the sources of the cache have little else to do.
+    pub(crate) fn read_all<'a>(
+        self,
+        first: Option<Reading<'a>>,
+        others: impl FnOnce() -> Vec<Reading<'a>>,
+    ) -> Vec<io::Result<usize>> {
+        let Backing { engine, meter, .. } = self.backing;
+        let early = engine.under_way().count() <= FEW;
+        let _moves = engine.under_way().begin();
+        let since = Instant::now();
+        let read = self.ring.read_all(first, others, early);
+        let took = since.elapsed();
+        let settle = |((_, extents), read): (Reading<'_>, _)| {
+            let result = request::settle(&extents, read);
+            meter.read.count(took, extent::total_bytes(&extents), &result);
+            result
+        };
+        read.into_iter().map(settle).collect()
     }
 }
 
@@ -165,31 +201,10 @@ impl Backing {
         result
     }
 
-    /// The same for many reads at once, in this thread, all of them under way at the same time.
-    /// `None` if that cannot be: then nothing was done.
-    ///
-    /// Cost: one system call for each [`READS_MAX`] of them.
-    pub(crate) fn read_all(&self, reads: &[Reading<'_>]) -> Option<Vec<io::Result<usize>>> {
+    /// The calling thread's ring for a batch of reads, where it may have one for this source.
+    pub(crate) fn own_ring(&self) -> Option<OwnRing<'_>> {
         let file = self.current.read().own_rings.clone()?;
-        let mut results = Vec::with_capacity(reads.len());
-        for some in reads.chunks(READS_MAX) {
-            let (_moves, _inside) = (self.engine.under_way().begin(), Inside::enter());
-            let since = Instant::now();
-            let Some(read) = own_ring::read_all(&file, some) else {
-                if results.is_empty() {
-                    return None;
-                }
-                results.extend(reads[results.len()..].iter().map(|(at, to)| self.read(*at, to)));
-                break;
-            };
-            let took = since.elapsed();
-            for (read, (_, extents)) in read.into_iter().zip(some) {
-                let result = request::settle(extents, read);
-                self.meter.read.count(took, extent::total_bytes(extents), &result);
-                results.push(result);
-            }
-        }
-        Some(results)
+        Some(OwnRing { ring: own_ring::take(file)?, backing: self })
     }
 
     /// Starts requests in order, each with the source's deadline if it has one. Requests beyond the

@@ -46,6 +46,7 @@ impl Iovecs {
     /// of one call.
     pub(super) fn fill(&mut self, extents: &[Extent<'_>], done: usize) {
         let slots = if extents.len() <= IOVECS_FEW {
+            self.many.clear();
             &mut self.few[..]
         } else {
             self.many.resize(extents.len().min(IOVECS_MAX), NO_IOVEC);

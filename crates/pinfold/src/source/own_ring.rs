@@ -4,6 +4,12 @@
 //! completions, and then wakes those that wait: several switches of threads for a batch. Here, one
 //! system call submits all reads of a batch and waits for all of them; the thread sleeps once.
 //!
+//! # Early submissions
+//! The kernel notifies a device when a call has submitted all of its reads. A device with little to
+//! do would rather begin with the first of them: so the first read is submitted before the others
+//! are prepared, and then two at a time, up to [`EARLY`]. A device that is busy gains nothing by
+//! it, and each submission takes some microseconds of the processor's. docs/log.md has the figures.
+//!
 //! # A thread's ring
 //! It is made for the thread's first such batch, serves files of all caches, and ends with the
 //! thread. It takes two descriptors. Where it cannot be made, or fails, the caller does without,
@@ -21,6 +27,7 @@
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 use io_uring::IoUring;
 
@@ -31,8 +38,11 @@ use super::uring::{self, AbortOnUnwind};
 use crate::fork::Birth;
 use crate::mutant::{self, Mutant};
 
-/// The most reads of one call.
+/// The most reads in flight.
 pub(super) const READS_MAX: usize = 64;
+
+/// After how many reads there is an early submission.
+const EARLY: [usize; 3] = [1, 3, 5];
 
 /// The offset of a read, and the memory that it fills.
 pub(crate) type Reading<'a> = (u64, Vec<Extent<'a>>);
@@ -45,16 +55,17 @@ enum Own {
     Without,
 }
 
-/// A ring, and the pipe that ends when the kernel has released it.
+/// A ring, the pipe that ends when the kernel has released it, and what reads in flight need.
 struct OfThread {
     kernel: ManuallyDrop<(IoUring, PipeReader)>,
+    slots: Slots,
     birth: Birth,
 }
 
 impl OfThread {
     fn new() -> Option<Self> {
         let kernel = ManuallyDrop::new(uring::set_up(READS_MAX).ok()?);
-        Some(OfThread { kernel, birth: Birth::here() })
+        Some(OfThread { kernel, slots: Slots::default(), birth: Birth::here() })
     }
 }
 
@@ -72,9 +83,24 @@ std::thread_local! {
     static OWN: RefCell<Own> = const { RefCell::new(Own::NotYet) };
 }
 
+/// An array of iovecs for each read in flight, which stays where it is.
+pub(super) struct Slots {
+    iovecs: Box<[Iovecs]>,
+    free: Vec<usize>,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        let iovecs = (0..READS_MAX).map(|_| Iovecs::new()).collect();
+        Slots { iovecs, free: (0..READS_MAX).rev().collect() }
+    }
+}
+
 /// One of the reads.
-pub(super) struct Flight {
-    iovecs: Iovecs,
+pub(super) struct Flight<'a> {
+    reading: Reading<'a>,
+    /// Where its iovecs are, while it is in flight.
+    slot: usize,
     done: usize,
     retries: u8,
     pub(super) result: Option<io::Result<usize>>,
@@ -90,8 +116,9 @@ pub(super) trait Carrier {
     /// seen or the carrier is gone.
     unsafe fn push(&mut self, file: &Descriptor, n: usize, at: u64, iovecs: &Iovecs);
 
-    /// Waits for so many completions, and returns the number and the result of each that has come:
-    /// fewer, perhaps none. Each read that was pushed completes once, in any order.
+    /// Submits what was pushed, waits for so many completions, and returns the number and the
+    /// result of each that has come: fewer or more, perhaps none. Each read that was pushed
+    /// completes once, in any order.
     ///
     /// # Errors
     /// It takes no more calls; it may still have some of the reads.
@@ -113,85 +140,158 @@ impl Carrier for IoUring {
     }
 }
 
-/// Carries out all `reads`, at most [`READS_MAX`]: the number of bytes or the error of each. `None`
-/// if the thread has no ring: nothing was done.
-pub(super) fn read_all(file: &Descriptor, reads: &[Reading<'_>]) -> Option<Vec<io::Result<usize>>> {
-    assert!(reads.len() <= READS_MAX, "more reads than the queue has room for");
+/// The calling thread's ring, taken for one batch of reads of `file`.
+pub(super) struct Taken {
+    own: Box<OfThread>,
+    file: Arc<Descriptor>,
+}
+
+/// `None` if the thread has no ring, or uses it further out.
+pub(super) fn take(file: Arc<Descriptor>) -> Option<Taken> {
     // Fails while the thread ends. While it is in use here, there is none.
     let own = OWN.try_with(|own| own.replace(Own::Without)).ok()?;
-    let mut own = match own {
+    let own = match own {
         Own::Has(own) if own.birth.is_here() => own,
         Own::NotYet | Own::Has(_) => Box::new(OfThread::new()?),
         Own::Without => return None,
     };
-    let mut flights = Vec::with_capacity(reads.len());
-    let entered = read_through(&mut own.kernel.0, file, reads, &mut flights);
-    match entered {
-        Ok(()) => {
-            // Else the thread ends, and the ring with it.
-            let _ = OWN.try_with(|place| place.replace(Own::Has(own)));
-        }
-        Err(_) => do_without(*own),
-    }
-    let result = |(flight, (offset, extents)): (Flight, &Reading<'_>)| {
-        flight.result.unwrap_or_else(|| file.read(*offset, extents))
-    };
-    Some(flights.into_iter().zip(reads).map(result).collect())
+    Some(Taken { own, file })
 }
 
-/// # Errors
-/// As [`Carrier::enter`].
-pub(super) fn read_through(
-    carrier: &mut impl Carrier,
-    file: &Descriptor,
-    reads: &[Reading<'_>],
-    flights: &mut Vec<Flight>,
-) -> io::Result<()> {
-    let guard = AbortOnUnwind;
-    let mut waiting = 0;
-    for (offset, extents) in reads {
-        let result = file.check(*offset, extents).err().map(Err);
-        flights.push(Flight { iovecs: Iovecs::new(), done: 0, retries: 0, result });
-    }
-    for (n, (flight, read)) in flights.iter_mut().zip(reads).enumerate() {
-        if flight.result.is_none() {
-            launch(carrier, file, read, n, flight);
-            waiting += 1;
+impl Taken {
+    /// Carries out all reads, those of `first` and those that `others` returns: each with its
+    /// number of bytes or its error. `early`: with early submissions, so `others` is called when
+    /// the first read is under way. If it panics then, the process is aborted.
+    pub(super) fn read_all<'a>(
+        self,
+        first: Option<Reading<'a>>,
+        others: impl FnOnce() -> Vec<Reading<'a>>,
+        early: bool,
+    ) -> Vec<(Reading<'a>, io::Result<usize>)> {
+        let Taken { mut own, file } = self;
+        let mut flights = Vec::new();
+        let OfThread { kernel, slots, .. } = &mut *own;
+        let mut reads = Reads::of(&mut kernel.0, slots, &file, &mut flights);
+        match reads.carry_out(first, others, early) {
+            Ok(()) => {
+                // Else the thread ends, and the ring with it.
+                let _ = OWN.try_with(|place| place.replace(Own::Has(own)));
+            }
+            Err(_) => do_without(*own),
         }
+        let ended = |Flight { reading, result, .. }: Flight<'a>| {
+            let result = result.unwrap_or_else(|| file.read(reading.0, &reading.1));
+            (reading, result)
+        };
+        flights.into_iter().map(ended).collect()
     }
-    // Ends: each turn sees a completion, or was interrupted; the kernel completes every read.
-    while waiting > 0 {
-        for (n, result) in carrier.enter(waiting)? {
-            let first = || flights.iter().position(|it| it.result.is_none()).unwrap_or(n);
-            let n = if mutant::on(Mutant::LandInTurn) { first() } else { n };
-            let (flight, read) = (&mut flights[n], &reads[n]);
-            if landed(file, read, flight, result) {
-                waiting -= 1;
-            } else {
-                launch(carrier, file, read, n, flight);
+}
+
+/// The reads of one batch.
+pub(super) struct Reads<'c, 'a, C> {
+    carrier: &'c mut C,
+    slots: &'c mut Slots,
+    file: &'c Descriptor,
+    flights: &'c mut Vec<Flight<'a>>,
+    /// Those before this one are in flight, or have a result.
+    launched: usize,
+    in_flight: usize,
+}
+
+impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
+    /// None so far. All `slots` are free.
+    pub(super) fn of(
+        carrier: &'c mut C,
+        slots: &'c mut Slots,
+        file: &'c Descriptor,
+        flights: &'c mut Vec<Flight<'a>>,
+    ) -> Self {
+        Reads { carrier, slots, file, flights, launched: 0, in_flight: 0 }
+    }
+
+    /// See [`Taken::read_all`].
+    ///
+    /// # Errors
+    /// As [`Carrier::enter`].
+    pub(super) fn carry_out(
+        &mut self,
+        first: Option<Reading<'a>>,
+        others: impl FnOnce() -> Vec<Reading<'a>>,
+        early: bool,
+    ) -> io::Result<()> {
+        let guard = AbortOnUnwind;
+        let flight = |reading| Flight { reading, slot: 0, done: 0, retries: 0, result: None };
+        self.flights.extend(first.map(flight));
+        let mut entered = Ok(());
+        if early {
+            self.launch_up_to(self.flights.len());
+            entered = self.enter(0);
+        }
+        self.flights.extend(others().into_iter().map(flight));
+        entered?;
+        for reads in EARLY {
+            if early && (self.launched + 1..self.flights.len()).contains(&reads) {
+                self.launch_up_to(reads);
+                self.enter(0)?;
             }
         }
+        self.launch_up_to(self.flights.len());
+        // Ends: each turn sees a completion, or was interrupted; the kernel completes every read.
+        while self.in_flight > 0 {
+            self.enter(self.in_flight)?;
+            self.launch_up_to(self.flights.len());
+        }
+        drop(guard);
+        Ok(())
     }
-    drop(guard);
-    Ok(())
-}
 
-fn launch(
-    carrier: &mut impl Carrier,
-    file: &Descriptor,
-    (offset, extents): &Reading<'_>,
-    n: usize,
-    flight: &mut Flight,
-) {
-    flight.iovecs.fill(extents, flight.done);
-    let at = offset + flight.done as u64;
-    // SAFETY: the memory is lent to this call, and the iovecs are in an array that is neither moved
-    // nor freed; both until the completion was seen or the kernel has released the ring.
-    unsafe { carrier.push(file, n, at, &flight.iovecs) };
+    /// Launches the reads before that one, as far as there is room.
+    fn launch_up_to(&mut self, end: usize) {
+        while self.launched < end && self.in_flight < READS_MAX {
+            let flight = &mut self.flights[self.launched];
+            let (offset, extents) = &flight.reading;
+            match self.file.check(*offset, extents) {
+                Ok(()) => {
+                    flight.slot = self.slots.free.pop().expect("each in flight has one");
+                    self.in_flight += 1;
+                    self.launch(self.launched);
+                }
+                Err(cause) => flight.result = Some(Err(cause)),
+            }
+            self.launched += 1;
+        }
+    }
+
+    fn launch(&mut self, n: usize) {
+        let Flight { reading: (offset, extents), slot, done, .. } = &self.flights[n];
+        let iovecs = &mut self.slots.iovecs[*slot];
+        iovecs.fill(extents, *done);
+        // SAFETY: the memory is lent to this call, and the iovecs are in a box that is neither
+        // moved out of nor freed; both until the completion was seen or the kernel has released
+        // the ring.
+        unsafe { self.carrier.push(self.file, n, offset + *done as u64, iovecs) };
+    }
+
+    /// Submits what is launched, waits for so many completions, and sees to all that have come.
+    fn enter(&mut self, completions: usize) -> io::Result<()> {
+        for (n, result) in self.carrier.enter(completions)? {
+            let first = || self.flights.iter().position(|it| it.result.is_none()).unwrap_or(n);
+            let n = if mutant::on(Mutant::LandInTurn) { first() } else { n };
+            let flight = &mut self.flights[n];
+            if landed(self.file, flight, result) {
+                self.slots.free.push(flight.slot);
+                self.in_flight -= 1;
+            } else {
+                self.launch(n);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What came of the read; false if it has to go to the kernel once more.
-fn landed(file: &Descriptor, (_, extents): &Reading<'_>, flight: &mut Flight, result: i32) -> bool {
+fn landed(file: &Descriptor, flight: &mut Flight<'_>, result: i32) -> bool {
+    let extents = &flight.reading.1;
     let result = if let Ok(got) = usize::try_from(result) {
         flight.done += got;
         let whole = flight.done >= extent::total_bytes(extents) || file.ended(flight.done, got);
@@ -215,8 +315,10 @@ fn do_without(mut own: OfThread) {
     let guard = AbortOnUnwind;
     // SAFETY: it is not used again.
     let (ring, gone) = unsafe { ManuallyDrop::take(&mut own.kernel) };
+    let slots = std::mem::take(&mut own.slots);
     std::mem::forget(own);
     drop(ring);
     uring::wait_for_release(gone);
+    drop(slots);
     drop(guard);
 }

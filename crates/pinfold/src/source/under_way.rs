@@ -42,6 +42,13 @@ impl UnderWay {
         Move { under_way: self.clone(), refused: false }
     }
 
+    /// How many there were a moment ago.
+    pub(super) fn count(&self) -> u64 {
+        // Relaxed: an estimate. Some may have begun and ended between the two loads.
+        let ended = self.0.ended.load(Ordering::Relaxed);
+        self.0.begun.load(Ordering::Relaxed).saturating_sub(ended)
+    }
+
     pub(super) fn reads(&self) -> Reads {
         // Relaxed: loads of one word are in order, so the second `ended` is no older than the
         // first.

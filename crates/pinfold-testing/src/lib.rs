@@ -5,6 +5,8 @@
 //! |---|---|
 //! | [`pattern`] | file contents that know where they belong: each read is right or wrong by itself |
 //! | [`faulty`] | a source that fails in the ways that a test asks for |
+//! | [`queue`] | a source whose reads end when the test says so |
+//! | [`waker`] | wakers that tell whether they were woken |
 //! | [`script`] | random operations checked against a plain vector, for proptest and the fuzzer |
 //! | [`stress`] | readers, holders and pinners against everything that moves pages; `pinfold stress` |
 //!
@@ -15,6 +17,7 @@
 //!
 //! - Public behaviour: `crates/pinfold/tests`, with what is here. A unit test of `pinfold` cannot
 //!   use this crate: to it, the cache that this crate links is another one, with types of its own.
+//!   But it can use [`waker`], which knows no cache.
 //! - What needs internals: a `tests` module beside the code.
 //! - Protocols, in every interleaving or in schedules that are drawn: `crates/pinfold/src/models`.
 //!
@@ -25,5 +28,7 @@
 
 pub mod faulty;
 pub mod pattern;
+pub mod queue;
 pub mod script;
 pub mod stress;
+pub mod waker;

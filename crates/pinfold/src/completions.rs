@@ -2,7 +2,7 @@
 //! has ended.
 //!
 //! Here: which futures a program waits for, and the eventfd. Not here: what a future waits for, and
-//! who wakes it (`futures.rs`). Called by programs.
+//! who wakes it (`futures/`). Called by programs.
 //!
 //! # How it works
 //!

@@ -27,6 +27,19 @@ use crate::source::{self, Hint};
 /// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory or their
 /// descriptor is needed. Those of a source that was [attached](crate::Cache::attach) stay only if
 /// it has an [identity](crate::source::Source::identity).
+///
+/// # A file that others change
+///
+/// The cache does not notice it. What is cached stays as it was read, until it is
+/// [invalidated](Self::invalidate) or evicted. The length stays what it was when the file was
+/// opened or invalidated last.
+///
+/// If the file has become shorter, a read of the source that meets its new end is
+/// [`ErrorKind::Truncated`]. That also concerns bytes that still exist, if they are read together
+/// with bytes that do not: those of the page that has the new end, and of pages before it that are
+/// read in one piece with it. It stays so if the file grows again, but to less than its old length.
+/// The remedy is `file.invalidate(0..0)`, which asks for the length: from then on reads end where
+/// the file does.
 pub struct File {
     handle: Handle,
 }
@@ -81,7 +94,8 @@ impl File {
     ///
     /// # Errors
     /// [`ErrorKind::Range`] if `offset + buf.len()` is above 2^63 - 1; [`ErrorKind::Read`] if the
-    /// source fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached;
+    /// source fails; [`ErrorKind::Truncated`] if the file was cut short while it was cached (see
+    /// [`File`], "A file that others change");
     /// [`ErrorKind::NoMemory`] if nothing can be evicted; [`ErrorKind::Forked`]. All threads that
     /// wait for one fill get its error. The error is not kept: the next read tries again.
     #[inline]
@@ -155,16 +169,18 @@ impl File {
     /// All of `pages`, in their order, as [`get_async`](Self::get_async) gets one. A page may occur
     /// more than once. The first poll starts a read for each page that is not cached, as far as
     /// memory goes: the futures of one file may have a quarter of the budget on its way, those of
-    /// all files half; one future of each file may always begin. A batch that has to wait counts
-    /// with all of its pages, so any number of batches may wait at once: one that is not let in yet
-    /// holds nothing. The others hold their guards while they wait for reads.
+    /// all files half; one future of each file may always begin.
+    ///
+    /// A batch of which a page is not cached needs room within these limits for all of its pages,
+    /// cached or not, before it reads any. It has that room until it returns. Until it gets it, it
+    /// holds no page. So any number of batches may be polled at once. Those that have begun hold
+    /// their guards while they wait for reads.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///
     /// # Errors
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
-    /// dropped. If the budget cannot hold all of the pages at once, that is
-    /// [`ErrorKind::NoMemory`].
+    /// dropped. [`ErrorKind::NoMemory`] as for [`get_many`](Self::get_many).
     pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
         GetMany::new(&self.handle, pages)
     }
@@ -359,7 +375,10 @@ impl File {
     /// # Errors
     /// The first error in the order of `pages`, as for `get`; then all guards are dropped. Guards
     /// are held while the rest is read, so [`ErrorKind::NoMemory`] if not all pages fit the budget
-    /// at once, beside what others hold.
+    /// at once. If that is for what others hold, it comes after the wait of a
+    /// [single read](crate#what-blocks). If `pages` has more different pages than the
+    /// budget has, it comes at once, and nothing is read; unless one of them is
+    /// [beyond the end](ErrorKind::BeyondEnd), which is then the error.
     #[inline]
     pub fn get_many(&self, pages: &[u64]) -> Result<Vec<FolioRef<'_>>> {
         self.handle.get_many(pages)

@@ -66,12 +66,15 @@ impl SharedFile for Arc<File> {}
 ///
 /// # Which share
 ///
-/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`] costs, and counts
-///   the share without an atomic addition.
-/// - With `Arc<File>` it may go to other threads. Its share costs an atomic addition and a
-///   subtraction, on a count that only those who share this `Arc` use. Threads that each have an
-///   `Arc` of their own, of a [clone](File#impl-Clone-for-File) of the file, do not meet there.
-/// - [`FolioRef::into_owned`] needs no share, but counts where all such guards of the cache do.
+/// - With `Rc<File>` the guard stays on its thread. It costs what [`File::get`] costs, and one more
+///   in the count of the `Rc`, which is not atomic.
+/// - With `Arc<File>` it may go to other threads. It costs one atomic addition more, and one
+///   subtraction when it ends, both in the count of the `Arc`. Threads that share one `Arc` slow
+///   each other down there. To avoid it, give each thread an `Arc` of a
+///   [clone](File#impl-Clone-for-File) of the file.
+/// - [`FolioRef::into_owned`] needs neither `Rc` nor `Arc`. It costs an atomic addition and a
+///   subtraction, too, but in one count for the whole cache: there all threads with such guards
+///   slow each other down.
 ///
 /// A thread that would not give an `Rc` away cannot give the guard away either:
 ///

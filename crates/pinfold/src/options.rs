@@ -55,7 +55,10 @@ impl Options {
     ///   length, at most 256 KiB, or 512 KiB if it has grown
     ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));
     /// - 128 bytes for each handle;
-    /// - 33 KiB of counters for each cache, its threads, and its `io_uring`.
+    /// - 8 KiB for each 64 [readers](crate::Reader);
+    /// - 33 KiB of counters for each cache, its threads, and its `io_uring`;
+    /// - an `io_uring` of 64 entries for each thread that reads absent pages of files in batches,
+    ///   until the thread ends.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,

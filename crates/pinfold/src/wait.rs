@@ -230,52 +230,44 @@ fn take(mut futures: MutexGuard<'_, Vec<Left>>, key: u32) -> Vec<Left> {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::{Wake, Waker};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Waker;
+
+    use pinfold_testing::waker::Counted;
 
     use super::{Ticket, Waiters, together};
     use crate::mutant::{self, Mutant};
 
-    #[derive(Default)]
-    struct Woken(AtomicU32);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
     /// How many of two futures were woken before the end of what landed them, and after it.
-    fn landed(panics: bool) -> (u32, u32) {
-        let (waiters, woken) = (Waiters::new(), Arc::new(Woken::default()));
-        let waker = Waker::from(woken.clone());
+    fn landed(panics: bool) -> (usize, usize) {
+        let (waiters, (woken, waker)) = (Waiters::new(), Counted::waker());
         for key in [1, 2] {
             assert!(!waiters.poll(key, Ticket::new(), &waker, || false));
         }
-        let before = AtomicU32::new(0);
+        let before = AtomicUsize::new(0);
         let land = || {
             together(|| {
                 together(|| waiters.wake(1)); // its end is not the end of all
                 waiters.wake(2);
-                before.store(woken.0.load(Ordering::SeqCst), Ordering::SeqCst);
+                before.store(woken.times(), Ordering::SeqCst);
                 assert!(!panics, "as the test wants it");
             });
         };
         let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(land)).is_err();
         assert_eq!(unwound, panics);
-        (before.into_inner(), woken.0.load(Ordering::SeqCst))
+        (before.into_inner(), woken.times())
     }
 
     /// How often a future's waker is kept once it has left, beside another's.
     fn kept_by_who_left() -> usize {
-        let (waiters, woken) = (Waiters::new(), Arc::new(Woken::default()));
+        let (waiters, (woken, of_first)) = (Waiters::new(), Counted::waker());
         let tickets = [Ticket::new(), Ticket::new()];
         let poll = |ticket, waker: &Waker| assert!(!waiters.poll(1, ticket, waker, || false));
-        poll(tickets[0], &Waker::from(woken.clone()));
+        poll(tickets[0], &of_first);
+        drop(of_first);
         poll(tickets[1], Waker::noop());
         waiters.leave(1, tickets[0]);
-        Arc::strong_count(&woken) - 1
+        std::sync::Arc::strong_count(&woken) - 1
     }
 
     #[test]

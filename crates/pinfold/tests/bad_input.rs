@@ -709,6 +709,9 @@ fn cut_short(file: &File, pattern: Pattern, cut: impl FnOnce(), heal: impl FnOnc
     assert!(text.starts_with(&format!("cannot read {}: the file was cut short", path.display())));
     assert!(text.contains("it had 100000 bytes"), "{text}");
     assert!(file.read_at(&mut buf, 60_000).is_err(), "and again");
+    // So are bytes that still exist, in the page that has the end.
+    let error = file.read_at(&mut buf[..10], 4990).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Truncated { .. }), "{error:?}");
 
     // After `invalidate` the cache has the new length.
     file.invalidate(0..0).unwrap();

@@ -3,14 +3,12 @@
 
 #![cfg(not(loom))] // the model checker builds without the public types
 
-use std::borrow::Cow;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use pinfold::source::{Memory, Request, Source, Start};
 use pinfold::{Cache, Completions, ErrorKind, File, Hint, Options, Outcome};
 use pinfold_testing::pattern::Pattern;
+use pinfold_testing::queue::Queue;
 use rustix::event::epoll;
 
 const PAGE: u64 = 4096;
@@ -19,52 +17,11 @@ fn pattern() -> Pattern {
     Pattern::new(31, 0)
 }
 
-/// A source that keeps what is submitted to it until it is let go.
-#[derive(Debug)]
-struct Queue {
-    bytes: Memory,
-    kept: Mutex<Vec<Request>>,
-}
-
-impl Queue {
-    /// Ends all that was kept; with `errors`, none of it well.
-    fn let_go(&self, errors: bool) {
-        for request in std::mem::take(&mut *self.kept.lock().unwrap()) {
-            let read = self.bytes.read_extents_at(request.offset(), request.extents());
-            request.finish(if errors {
-                Err(io::Error::other("the queue is broken"))
-            } else {
-                read
-            });
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Queued(Arc<Queue>);
-
-impl Source for Queued {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.bytes.read_at(offset, buf)
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        self.0.bytes.len_bytes()
-    }
-    fn kind(&self) -> Cow<'static, str> {
-        "queued".into()
-    }
-    fn start(&self, batch: &mut Vec<Request>) -> Start {
-        self.0.kept.lock().unwrap().append(batch);
-        Start::Started
-    }
-}
-
 /// 64 pages in a queue.
 fn queued() -> (Cache, Arc<File>, Arc<Queue>) {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
-    let bytes = Memory::new(pattern().to_vec(64 * PAGE as usize));
-    let queue = Arc::new(Queue { bytes, kept: Mutex::default() });
-    let file = cache.attach("queued", Arc::new(Queued(queue.clone()))).unwrap();
+    let queue = Queue::new(pattern().to_vec(64 * PAGE as usize));
+    let file = cache.attach("queued", queue.clone()).unwrap();
     file.advise(0..1, Hint::Random).unwrap();
     (cache, Arc::new(file), queue)
 }
@@ -130,7 +87,7 @@ fn what_ends_is_told_once() {
     let [(4, Outcome::Page(Err(error)))] = &ended[..] else { panic!("{ended:?}") };
     assert!(matches!(error.kind(), ErrorKind::BeyondEnd { page: 64, .. }), "{error:?}");
     assert!(!all.is_told(), "the others are on their way");
-    queue.let_go(false);
+    queue.let_go();
     let ended = all.ended_in_all(2);
     let [(1, Outcome::Page(Ok(first))), (3, Outcome::Page(Ok(again)))] = &ended[..] else {
         panic!("{ended:?}")
@@ -139,7 +96,7 @@ fn what_ends_is_told_once() {
     pattern().check(40 * PAGE, again).unwrap();
     // The other read wants a second page by now.
     assert!(!all.is_told() && all.completions.len() == 1);
-    queue.let_go(false);
+    queue.let_go();
     let ended = all.ended();
     let [(2, Outcome::Read { buf, result: Ok(6000) })] = &ended[..] else { panic!("{ended:?}") };
     pattern().check(40 * PAGE + 10, buf).unwrap();
@@ -152,7 +109,7 @@ fn an_error_is_told_with_the_buffer() {
     let mut all = Loop::new();
     all.completions.read_at(&file, vec![3; 100], 0, 1);
     assert!(!all.is_told());
-    queue.let_go(true);
+    queue.fail("the queue is broken");
     let ended = all.ended();
     let [(1, Outcome::Read { buf, result: Err(error) })] = &ended[..] else { panic!("{ended:?}") };
     assert_eq!(buf.len(), 100);
@@ -170,7 +127,7 @@ fn what_is_given_up_is_not_told_and_leaves_nothing() {
     assert_eq!(all.completions.cancel(1), 8);
     assert_eq!(all.completions.cancel(1), 0);
     assert_eq!(cache.stats().fills_in_flight, 8, "the reads that were begun go on");
-    queue.let_go(false);
+    queue.let_go();
     for (user_data, outcome) in all.ended_in_all(8) {
         assert_eq!(user_data, 0);
         assert!(matches!(&outcome, Outcome::Page(Ok(_)) | Outcome::Read { result: Ok(10), .. }));
@@ -183,13 +140,9 @@ fn what_is_given_up_is_not_told_and_leaves_nothing() {
     for page in 0..20 {
         all.completions.get(&file, page, page);
     }
-    let kept = std::mem::take(&mut *queue.kept.lock().unwrap());
-    let (now, later) = kept.into_iter().partition(|request| request.offset() < 14 * PAGE);
-    *queue.kept.lock().unwrap() = now;
-    queue.let_go(false);
+    queue.let_go_if(|(offset, _)| offset < 14 * PAGE);
     drop(all);
-    *queue.kept.lock().unwrap() = later;
-    queue.let_go(false);
+    queue.let_go();
     let resident = cache.stats().resident_bytes;
     assert_eq!(cache.stats().fills_in_flight, 0);
     assert_eq!(resident, 20 * PAGE);
@@ -203,7 +156,7 @@ fn a_page_outlives_what_told_of_it() {
     let (cache, file, queue) = queued();
     let mut all = Loop::new();
     all.completions.get(&file, 9, 1);
-    queue.let_go(false);
+    queue.let_go();
     let page = all.ended().pop();
     drop((all, file, cache));
     let Some((1, Outcome::Page(Ok(page)))) = page else { panic!("{page:?}") };

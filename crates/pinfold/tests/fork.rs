@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use pinfold::source::{Memory, Request, Source, Start};
+use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Completions, Error, ErrorKind, File, Hint, Options, Outcome, ReadAt, Reader};
 use pinfold_testing::pattern::Pattern;
+use pinfold_testing::queue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 #[path = "support/child.rs"]
@@ -341,40 +342,12 @@ impl Source for HangsUp {
     }
 }
 
-/// Keeps its requests.
-#[derive(Debug, Default)]
-struct Keeps(Mutex<Vec<Request>>);
-
-impl Keeps {
-    fn let_go(&self) {
-        for request in std::mem::take(&mut *self.0.lock().unwrap()) {
-            request.finish(Err(io::Error::other("let go")));
-        }
-    }
-}
-
-impl Source for Keeps {
-    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
-        Err(io::Error::other("it keeps"))
-    }
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(PAGES * PAGE)
-    }
-    fn kind(&self) -> Cow<'static, str> {
-        "keeps".into()
-    }
-    fn start(&self, batch: &mut Vec<Request>) -> Start {
-        self.0.lock().unwrap().append(batch);
-        Start::Started
-    }
-}
-
 /// The descriptor is both processes', and what the child ends is not ended for the parent.
 #[test]
 fn what_ends_in_a_child_is_not_told_to_its_parent() {
     let cache = Cache::new(Options::new(1 << 20)).unwrap();
-    let keeps = Arc::new(Keeps::default());
-    let file = Arc::new(cache.attach("keeps", keeps.clone()).unwrap());
+    let queue = Queue::new(vec![3; (PAGES * PAGE) as usize]);
+    let file = Arc::new(cache.attach("queue", queue.clone()).unwrap());
     let mut completions = Completions::new().unwrap();
     completions.get(&file, 0, 7);
     let is_told = || {
@@ -382,9 +355,9 @@ fn what_ends_in_a_child_is_not_told_to_its_parent() {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::event::poll(&mut fds, Some(&now)).unwrap() == 1
     };
-    in_a_child(|| keeps.let_go());
+    in_a_child(|| queue.fail("let go"));
     assert!(!is_told(), "nothing has ended here");
-    keeps.let_go();
+    queue.fail("let go");
     assert!(is_told());
     let outcome = completions.next().expect("it has ended").outcome;
     assert!(matches!(outcome, Outcome::Page(Err(_))), "{outcome:?}");

@@ -4,9 +4,12 @@
 #![cfg(not(loom))] // the model checker builds without the public types
 
 use std::borrow::Cow;
+use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use fastrand::Rng;
@@ -441,13 +444,16 @@ fn guards_that_cannot_all_be_had_are_none_and_an_error() {
     let memory = Memory::new(pattern().to_vec(pages * PAGE));
     let (cache, file) = file_of(Arc::new(memory), Options::new(BUDGET_MIN_BYTES));
     let reader = cache.reader().unwrap();
-    let all: Vec<_> = (0..pages as u64).collect();
+    // They would fit, if others held nothing.
+    let all: Vec<_> = (0..BUDGET_MIN_BYTES / PAGE as u64 - 10).collect();
+    let others: Vec<_> = (0..20).map(|n| file.get(pages as u64 - 1 - n).unwrap()).collect();
     let error = file.get_many(&all).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoMemory { .. }), "{error:?}");
     let error = file.borrow_many(&all, &reader).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoMemory { .. }), "{error:?}");
     assert!(format!("{reader:?}").contains("borrowed: 0"));
-    file.invalidate(0..at(all.len() as u64)).unwrap();
+    drop(others);
+    file.invalidate(0..at(pages as u64)).unwrap();
     assert_eq!(cache.stats().resident_bytes, 0, "nothing is held");
 
     // Copies need no more than a block.
@@ -459,6 +465,45 @@ fn guards_that_cannot_all_be_had_are_none_and_an_error() {
     assert!(reads.iter().all(|read| matches!(read.result, Ok(64))));
     for (buf, &page) in bufs.iter().zip(pages) {
         pattern().check(at(page), buf).unwrap();
+    }
+}
+
+/// However long it waited, there would be no memory for it.
+#[test]
+fn guards_of_more_pages_than_the_budget_has_fail_before_anything_is_read() {
+    let pages = BUDGET_MIN_BYTES / PAGE as u64;
+    let memory = Memory::new(pattern().to_vec(at(2 * pages) as usize));
+    let (cache, file) = file_of(Arc::new(memory), Options::new(BUDGET_MIN_BYTES));
+    let reader = cache.reader().unwrap();
+    let at_once = |pages: &[u64]| match pin!(file.get_many_async(pages))
+        .poll(&mut Context::from_waker(Waker::noop()))
+    {
+        Poll::Ready(got) => got.map(drop),
+        Poll::Pending => panic!("it waits"),
+    };
+    let all: Vec<_> = (0..pages).map(|n| 2 * n).rev().collect();
+    let tried = || {
+        let borrowed = file.borrow_many(&all, &reader).map(drop);
+        [file.get_many(&all).map(drop), borrowed, at_once(&all)]
+    };
+    for tried in tried() {
+        let error = tried.unwrap_err();
+        let ErrorKind::NoMemory { wanted_bytes, budget_bytes, .. } = *error.kind() else {
+            panic!("{error:?}")
+        };
+        assert_eq!((wanted_bytes, budget_bytes), (BUDGET_MIN_BYTES, BUDGET_MIN_BYTES));
+    }
+    assert_eq!((cache.stats().misses, cache.stats().resident_bytes), (0, 0), "nothing was read");
+    // A page counts once, however often it is wanted.
+    let few: Vec<_> = (0..2 * pages).map(|n| n % 8).collect();
+    assert_eq!(file.get_many(&few).unwrap().len(), few.len());
+    assert_eq!(file.borrow_many(&few, &reader).unwrap().len(), few.len());
+    at_once(&few).unwrap();
+    // A page that the file does not have is the error.
+    let with_none = [&all[..], &[2 * pages]].concat();
+    for tried in [file.get_many(&with_none).map(drop), at_once(&with_none)] {
+        let error = tried.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::BeyondEnd { .. }), "{error:?}");
     }
 }
 

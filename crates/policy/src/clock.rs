@@ -37,8 +37,6 @@ impl PolicyState for Clock {
         if self.second_chance { "clock" } else { "fifo" }
     }
 
-    fn set_capacity(&mut self, _: u64) {}
-
     fn is_recent(&self, _: Shadow) -> bool {
         false
     }

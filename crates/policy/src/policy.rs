@@ -13,9 +13,6 @@ pub trait PolicyState: Send {
     /// A short name, for reports.
     fn name(&self) -> &'static str;
 
-    /// Sets the budget, in pages. Evicts nothing: the caller's loop does that.
-    fn set_capacity(&mut self, capacity_pages: u64);
-
     /// Whether a shadow entry is still recent; if not, its slot may be reclaimed.
     fn is_recent(&self, shadow: Shadow) -> bool;
 

@@ -94,22 +94,14 @@ impl S3Fifo {
         let promote_uses = options.promote_uses;
         assert!((1..=USES_MAX).contains(&promote_uses), "uses stop at {USES_MAX}, not counted on");
         assert!(options.small_percent <= 100, "small queue of {} %", options.small_percent);
-        let mut policy = Self {
+        let share = |percent: u32| capacity_pages.saturating_mul(u64::from(percent)) / 100;
+        Self {
             options,
             queues: Queues::new(),
-            ghosts: GhostClock::new(capacity_pages, 0),
-            small_target_pages: 0,
-            main_fill_pages: 0,
-        };
-        policy.resize(capacity_pages);
-        policy
-    }
-
-    fn resize(&mut self, capacity_pages: u64) {
-        let share = |percent: u32| capacity_pages.saturating_mul(u64::from(percent)) / 100;
-        self.small_target_pages = share(self.options.small_percent).max(1);
-        self.main_fill_pages = share(self.options.main_fill_percent);
-        self.ghosts.resize(capacity_pages, share(self.options.ghost_percent));
+            ghosts: GhostClock::new(capacity_pages, share(options.ghost_percent)),
+            small_target_pages: share(options.small_percent).max(1),
+            main_fill_pages: share(options.main_fill_percent),
+        }
     }
 
     /// Whether small has its share and main does not.
@@ -122,10 +114,6 @@ impl S3Fifo {
 impl PolicyState for S3Fifo {
     fn name(&self) -> &'static str {
         "s3fifo"
-    }
-
-    fn set_capacity(&mut self, capacity_pages: u64) {
-        self.resize(capacity_pages);
     }
 
     fn is_recent(&self, shadow: Shadow) -> bool {

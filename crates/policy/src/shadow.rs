@@ -58,11 +58,6 @@ impl GhostClock {
         Self { now_pages: 0, reach_pages, unit_shift: unit_shift.saturating_sub(SHADOW_BITS) }
     }
 
-    /// Changes the reach; if the unit changes with it, the age of earlier ghosts is arbitrary.
-    pub(crate) fn resize(&mut self, capacity_pages: u64, reach_pages: u64) {
-        *self = Self { now_pages: self.now_pages, ..Self::new(capacity_pages, reach_pages) };
-    }
-
     /// Notes that a folio of `pages` left now.
     pub(crate) fn stamp(&mut self, pages: u32) -> Shadow {
         let shadow = Shadow(self.reading());

@@ -39,7 +39,6 @@ enum Op {
     NewSweep(u32),
     Split(Id),
     Replace(Id, Id),
-    SetCapacity(u64),
 }
 
 fn answers() -> impl Strategy<Value = Answer> {
@@ -58,7 +57,6 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => prop_oneof![0..8_u32, 100..200_u32].prop_map(Op::NewSweep),
         1 => (0..IDS).prop_map(Op::Split),
         1 => (0..IDS, 0..IDS).prop_map(|(old, new)| Op::Replace(old, new)),
-        1 => (0..2000_u64).prop_map(Op::SetCapacity),
     ]
 }
 
@@ -377,10 +375,6 @@ impl Pair {
             }
             Op::Split(id) => self.split(id),
             Op::Replace(old, new) => self.replace(old, new),
-            Op::SetCapacity(capacity) => {
-                self.policy.set_capacity(capacity);
-                self.model.capacity = capacity;
-            }
         }
     }
 

@@ -15,6 +15,7 @@ use super::batch_child::{CONTENTS, Job, Order, Outcome};
 use super::batch_flow;
 use super::batch_memory::{self, Folios, Held, Plan};
 use super::batch_nodes::{self, PAGE_BYTES, RING};
+use super::batch_ring;
 use super::batch_tables::{self, Cell};
 use super::by_engine::distinct;
 use super::common::{Common, chosen};
@@ -259,7 +260,7 @@ fn leave_out(common: &Common, cells: &mut Vec<Cell>) -> Result<String> {
     if !cells.iter().any(|cell| cell.engine == RING) {
         return Ok(String::new());
     }
-    let Err(why) = batch_nodes::ring(1) else { return Ok(String::new()) };
+    let Err(why) = batch_ring::open(1) else { return Ok(String::new()) };
     ensure!(common.only.is_empty(), "{RING}: {why:#}");
     cells.retain(|cell| cell.engine != RING);
     Ok(format!("\n{RING} is left out: {why:#}"))

@@ -4,17 +4,15 @@
 //! is done with their bytes (`batch_child.rs`); single pages, many on their way (`batch_flow.rs`).
 
 use std::fs::File;
-use std::io::ErrorKind;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use io_uring::{IoUring, opcode, types};
+use anyhow::{Result, bail, ensure};
 use memmap2::{Advice, Mmap};
 use pinfold::{Cache, Hint, Options};
 use rustix::fs::Advice as FileAdvice;
 
+use super::batch_ring::Ring;
 use super::engines::mapping_of;
 use super::limited::{CacheFigures, storage_read_bytes};
 use super::scratch::{Aligned, open_direct, open_plain};
@@ -114,7 +112,7 @@ impl Engine {
     /// Opens the file for one worker that reads batches of up to `batch` pages.
     pub fn with_nodes(&self, path: &Path, batch: usize, visit: &impl Visit) -> Result<()> {
         match self {
-            Engine::Ring => visit.visit(&mut Ring::new(open_direct(path)?, batch)?),
+            Engine::Ring => visit.visit(&mut Ring::new(open_direct(path)?, batch, PAGE_BYTES)?),
             Engine::Mmap(map) => visit.visit(&mut Mapped(map)),
             Engine::Pread(ahead) => {
                 let file = open_plain(path)?;
@@ -226,67 +224,19 @@ impl Nodes for Cached {
     }
 }
 
-/// A ring with nothing around it.
-struct Ring {
-    queues: IoUring,
-    file: File,
-    /// Never freed, as the kernel may still write to it when a read was given up.
-    memory: &'static mut Aligned,
-}
-
-/// A ring for a thread of its own, in the best mode that this kernel has.
-pub fn ring(batch: usize) -> Result<IoUring> {
-    let entries = u32::try_from(batch)?.next_power_of_two();
-    let best = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
-    // Before Linux 6.1 these flags are unknown.
-    let ring = best.or_else(|_| IoUring::new(entries));
-    ring.context("no io_uring: it may be switched off (kernel.io_uring_disabled)")
-}
-
-impl Ring {
-    fn new(file: File, batch: usize) -> Result<Self> {
-        let memory = Box::leak(Box::new(Aligned::zeroed(batch * PAGE_BYTES)));
-        Ok(Ring { queues: ring(batch)?, file, memory })
-    }
-}
-
 impl Nodes for Ring {
     fn read(
         &mut self,
         pages: &[u64],
         mut see: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let parts = self.memory.bytes_mut().chunks_exact_mut(PAGE_BYTES);
-        ensure!(pages.len() <= parts.len(), "a batch of {}: no memory for it", pages.len());
-        let file = types::Fd(self.file.as_raw_fd());
-        for (n, (&page, part)) in pages.iter().zip(parts).enumerate() {
-            let read = opcode::Read::new(file, part.as_mut_ptr(), PAGE_BYTES as u32);
-            let entry = read.offset(offset_of(page)).build().user_data(n as u64);
-            // SAFETY: the memory is as long as the read, is never freed, and is not looked at
-            // before all reads have ended; the descriptor is open as long as the ring.
-            unsafe { self.queues.submission().push(&entry) }
-                .context("a batch larger than its ring")?;
+        for (n, &page) in pages.iter().enumerate() {
+            self.ask(n, offset_of(page))?;
         }
-        let mut ended = 0;
-        // Ends: every read that was submitted ends, in success or error.
-        while ended < pages.len() {
-            match self.queues.submit_and_wait(pages.len() - ended) {
-                Err(why) if why.kind() != ErrorKind::Interrupted => {
-                    return Err(why).context("the ring gave up");
-                }
-                _ => {}
-            }
-            for done in self.queues.completion() {
-                let (page, got) = (pages[done.user_data() as usize], done.result());
-                let got = usize::try_from(got)
-                    .map_err(|_| std::io::Error::from_raw_os_error(-got))
-                    .with_context(|| format!("cannot read page {page} directly"))?;
-                ensure!(got == PAGE_BYTES, "a direct read of page {page} gave {got} bytes");
-                ended += 1;
-            }
+        for left in (1..=pages.len()).rev() {
+            self.come(left)?;
         }
-        let mut parts = self.memory.bytes_mut().chunks_exact(PAGE_BYTES);
-        (0..pages.len()).zip(&mut parts).try_for_each(|(n, part)| see(n, part))
+        (0..pages.len()).try_for_each(|n| see(n, self.bytes(n)))
     }
 }
 

@@ -19,6 +19,8 @@ mod batch_memory;
 #[cfg(feature = "bench")]
 mod batch_nodes;
 #[cfg(feature = "bench")]
+mod batch_ring;
+#[cfg(feature = "bench")]
 mod batch_tables;
 #[cfg(feature = "bench")]
 mod by_engine;

@@ -1,7 +1,6 @@
 //! Those who read by futures, of which they have many at once, and drop some.
 //!
-//! Belongs here: the futures, the waker that says which is to be polled, and the moment at which
-//! one is dropped. Called by `stress`.
+//! Belongs here: the futures, and the moment at which one is dropped. Called by `stress`.
 //!
 //! A future is polled when it was woken, and never otherwise: one that is not woken keeps its
 //! thread from going on, which is seen (`watch.rs`).
@@ -9,9 +8,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 
 use fastrand::Rng;
 use pinfold::File;
@@ -22,6 +19,7 @@ use super::options::Schedule;
 use super::report::Failure;
 use super::shared::Shared;
 use super::watch::{Desk, Doing};
+use crate::waker::Woken;
 
 const PAGE: u64 = 4096;
 /// Futures of one round.
@@ -56,20 +54,6 @@ struct Task<'a> {
     woken: Arc<Woken>,
     /// It may be dropped. The others are waited for, so one that is never woken is seen.
     spare: bool,
-}
-
-/// Whether a future is to be polled, and by which thread.
-struct Woken {
-    yes: AtomicBool,
-    thread: Thread,
-}
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        // Release: pairs with the acquire in `poll_woken`. The poll sees what it was woken for.
-        self.yes.store(true, Ordering::Release);
-        self.thread.unpark();
-    }
 }
 
 impl<'a> Waiter<'a> {
@@ -134,9 +118,8 @@ impl<'a> Waiter<'a> {
         };
         self.desk.begin(Doing::Await, subject.number, offset, bytes as u64);
         let before = Before::now(self.shared, self.desk, subject);
-        let woken = Woken { yes: AtomicBool::new(true), thread: std::thread::current() };
         let spare = self.rng.u32(0..4) == 0;
-        Ok(Task { subject, before, future, woken: Arc::new(woken), spare })
+        Ok(Task { subject, before, future, woken: Woken::new(), spare })
     }
 
     /// Polls what was woken, and checks what ends.
@@ -145,7 +128,7 @@ impl<'a> Waiter<'a> {
         while at < tasks.len() {
             let task = &mut tasks[at];
             // Acquire: pairs with the release in `wake`.
-            if !task.woken.yes.swap(false, Ordering::Acquire) {
+            if !task.woken.take() {
                 at += 1;
                 continue;
             }

@@ -51,6 +51,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::failures::Failed;
 use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
+use crate::reclaim;
 use crate::sizes::BATCH_MIN;
 use hits::BLOCK;
 pub(crate) use misses::{Absent, prefetch, will_need};
@@ -212,6 +213,7 @@ impl Handle {
         now: impl Fn(u64) -> Result<Option<G>>,
         slowly: impl Fn(u64, bool) -> Result<G>,
     ) -> Result<Vec<G>> {
+        self.check_fits(pages)?;
         let mut late = Vec::with_capacity(left.len());
         for some in left.chunks(AT_ONCE) {
             let mut absent = Absent::new(self);
@@ -233,6 +235,33 @@ impl Handle {
         let mut next =
             |at| if left.next_if_eq(&&at).is_some() { late.next() } else { quick.next() };
         Ok((0..pages.len()).map(|at| next(at).expect("it is in one of the parts")).collect())
+    }
+}
+
+impl Handle {
+    /// For guards of all `pages`, which are not all cached.
+    ///
+    /// # Errors
+    /// They are more than there can ever be memory for, so that it would be waited for in vain; or
+    /// one of so many is beyond the end of the file.
+    #[cold]
+    pub(crate) fn check_fits(&self, pages: &[u64]) -> Result<()> {
+        let core = &*self.core;
+        let table_bytes = core.frames.table_bytes();
+        let most = core.frames.frames() as usize - (table_bytes >> PAGE_SHIFT) as usize;
+        if pages.len() <= most {
+            return Ok(());
+        }
+        core.check_owner()?; // before the census takes locks
+        pages.iter().try_for_each(|&page| self.check_page(page))?;
+        let mut distinct = pages.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        if distinct.len() <= most {
+            return Ok(());
+        }
+        let wanted_bytes = (distinct.len() as u64) << PAGE_SHIFT;
+        Err(reclaim::shortage(core, wanted_bytes).of(&self.mapping, pages[0]))
     }
 }
 

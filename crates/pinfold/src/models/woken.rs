@@ -5,7 +5,8 @@ use crate::fill;
 use crate::mutant::Mutant;
 use crate::wait::Ticket;
 
-/// What a future does that finds the folio (`futures.rs`), without the request that it would make.
+/// What a future does that finds the folio (`futures/bring.rs`), without the request that it would
+/// make.
 fn wait(model: &Model) {
     let core = &model.core;
     let Some(held) = core.hold(&model.files[0].mapping, 0) else { return };

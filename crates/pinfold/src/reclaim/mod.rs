@@ -117,7 +117,7 @@ pub(crate) fn allocate(
             return Ok(None);
         }
         if patience.is_over(core) {
-            return Err(shortage(core, wish));
+            return Err(shortage(core, wish.bytes() as u64));
         }
         if evict(core, core.pressure.direct_pages, EFFORT_MAX).evicted == 0 {
             core.pressure.wait_for_progress(seen, nap);
@@ -196,14 +196,14 @@ impl Patience {
     }
 }
 
-/// What the memory is full of.
-pub(crate) fn shortage(core: &Core, wish: Order) -> Shortage {
+/// What the memory is full of, for who wanted so many bytes.
+pub(crate) fn shortage(core: &Core, wanted_bytes: u64) -> Shortage {
     let mut census = Census::take(core);
     let page = PAGE_BYTES as u64;
     // A folio that left its file while it was borrowed: the census counts files' folios alone.
     census.held_bytes += core.deferred.outstanding(&core.frames).1 * page;
     Shortage {
-        wanted_bytes: wish.bytes() as u64,
+        wanted_bytes,
         budget_bytes: u64::from(core.frames.frames()) * page,
         metadata_bytes: metadata_bytes(core),
         census,

@@ -31,7 +31,9 @@
 // | `request.rs` | one transfer: its bytes, its deadline and its completion |
 // | `clock.rs` | deadlines |
 // | `backing.rs` | the source of one file, with its counters and the engine |
-// | `engine.rs`, `ring.rs`, `pool.rs` | carrying out requests |
+// | `engine.rs`, `ring/`, `pool.rs` | carrying out requests |
+// | `own_ring.rs` | reads that the calling thread waits for, all at once |
+// | `uring.rs` | what both kinds of rings share |
 // | `waiting.rs` | the requests of a file that wait for others of it |
 // | `descriptor.rs` | the system calls on an open file |
 // | `disk.rs`, `memory.rs` | the sources |
@@ -58,6 +60,7 @@ mod request;
 mod ring;
 mod shared;
 mod under_way;
+mod uring;
 mod waiting;
 
 #[cfg(all(test, not(loom)))]

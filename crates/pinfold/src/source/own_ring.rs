@@ -1,6 +1,6 @@
 //! Reads that the calling thread waits for, all at once: by an `io_uring` of the thread's own.
 //!
-//! The cache's ring (`ring.rs`) has a thread of its own. It is woken for the submission and for
+//! The cache's ring (`ring/`) has a thread of its own. It is woken for the submission and for
 //! completions, and then wakes those that wait: several switches of threads for a batch. Here, one
 //! system call submits all reads of a batch and waits for all of them; the thread sleeps once.
 //!
@@ -20,7 +20,7 @@
 //! The caller, who lends it for the time of the call: the call returns when the kernel is done with
 //! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
 //! completions do not appear; then the ring is closed, and waited for until the kernel has released
-//! it, as in `ring.rs`. What has no result by then is read by `preadv`.
+//! it, as in `ring/driver.rs`. What has no result by then is read by `preadv`.
 //!
 //! Called by: `backing.rs`.
 
@@ -34,7 +34,7 @@ use io_uring::IoUring;
 use super::descriptor::{Descriptor, Iovecs};
 use super::extent::{self, Extent};
 use super::request::Direction;
-use super::ring::{self, AbortOnUnwind};
+use super::uring::{self, AbortOnUnwind};
 use crate::fork::Birth;
 use crate::mutant::{self, Mutant};
 
@@ -64,7 +64,7 @@ struct OfThread {
 
 impl OfThread {
     fn new() -> Option<Self> {
-        let kernel = ManuallyDrop::new(ring::set_up(READS_MAX).ok()?);
+        let kernel = ManuallyDrop::new(uring::set_up(READS_MAX).ok()?);
         Some(OfThread { kernel, slots: Slots::default(), birth: Birth::here() })
     }
 }
@@ -127,14 +127,14 @@ pub(super) trait Carrier {
 
 impl Carrier for IoUring {
     unsafe fn push(&mut self, file: &Descriptor, n: usize, at: u64, iovecs: &Iovecs) {
-        let entry = ring::transfer(file, Direction::Read, at, iovecs).user_data(n as u64);
+        let entry = uring::transfer(file, Direction::Read, at, iovecs).user_data(n as u64);
         // SAFETY: the caller's promise.
         let pushed = unsafe { self.submission().push(&entry) };
         assert!(pushed.is_ok(), "the submission queue has room for all reads");
     }
 
     fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
-        ring::enter(self, completions)?;
+        uring::enter(self, completions)?;
         // Bounded by the reads in flight.
         Ok(self.completion().map(|entry| (entry.user_data() as usize, entry.result())).collect())
     }
@@ -300,7 +300,7 @@ fn landed(file: &Descriptor, flight: &mut Flight<'_>, result: i32) -> bool {
         }
         Ok(flight.done)
     } else {
-        if ring::is_given_back(result) && flight.retries < ring::RETRIES_MAX {
+        if uring::is_given_back(result) && flight.retries < uring::RETRIES_MAX {
             flight.retries += 1;
             return false;
         }
@@ -318,7 +318,7 @@ fn do_without(mut own: OfThread) {
     let slots = std::mem::take(&mut own.slots);
     std::mem::forget(own);
     drop(ring);
-    ring::wait_for_release(gone);
+    uring::wait_for_release(gone);
     drop(slots);
     drop(guard);
 }

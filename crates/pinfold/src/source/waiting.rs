@@ -2,7 +2,7 @@
 //!
 //! Those that somebody waits for go first. But one in eight is a read ahead, if any
 //! waits: somebody may have found its page on its way, and be waiting for it by now. The request
-//! does not tell. Called by `ring.rs` and `pool.rs`.
+//! does not tell. Called by `ring/queue.rs` and `pool.rs`.
 
 use std::collections::VecDeque;
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::*;
 use crate::mutant::{self, Mutant};
 use crate::source::descriptor::Descriptor;
-use crate::source::ring::ABSORBED_MAX;
 use crate::source::waiting::Waiting;
 use crate::source::{Memory, Start};
 
@@ -515,59 +514,6 @@ fn a_ring_without_a_free_slot_takes_nothing_of_another_file() {
     for _ in 0..4 {
         drop(told.recv_timeout(WAIT).unwrap());
     }
-}
-
-/// How many reads at most had ended without the future being woken that waited for them, where each
-/// turn of the ring's thread finds that more have ended.
-fn most_unwoken() -> Option<usize> {
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-    impl std::task::Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-    const READS: usize = 1000;
-    let directory = tempfile::tempdir().unwrap();
-    // In the kernel's cache: what is read ends as it is submitted.
-    let file = std::fs::File::open(file_of(directory.path(), LEN)).unwrap();
-    let file = Descriptor { fd: file.into(), block_device: false, writable: false, alignment: 1 };
-    let options = EngineOptions { ring_depth: 4, ..EngineOptions::default() };
-    let engine = Arc::new(Engine::new(options));
-    let Ok(ring) = engine.ring() else { return None };
-    let (woken, ended, most) = <(Arc<Woken>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-    let (tell, told) = channel();
-    let read = |_| {
-        let (woken, ended, most) = (woken.clone(), ended.clone(), most.clone());
-        let (lent, tell) = (Lent::filled(PAGE, 0xaa), tell.clone());
-        let extent = lent.extent();
-        let end = move |result: io::Result<usize>| {
-            assert_eq!(result.unwrap(), lent.bytes().len());
-            let ended = ended.fetch_add(1, Ordering::SeqCst) + 1;
-            most.fetch_max(ended - woken.0.load(Ordering::SeqCst), Ordering::SeqCst);
-            crate::wait::wake(woken.clone().into());
-            tell.send(()).unwrap();
-        };
-        // SAFETY: the completion owns the memory.
-        unsafe { Request::read(0, vec![extent], Box::new(end)) }.awaited()
-    };
-    let mut batch: Vec<_> = (0..READS).map(read).collect();
-    assert_eq!(ring.start(&Arc::new(file), &mut batch), Start::Started);
-    (0..READS).for_each(|_| told.recv_timeout(WAIT).unwrap());
-    drop((ring, engine)); // the ring's thread has woken all when it has ended
-    assert_eq!(woken.0.load(Ordering::SeqCst), READS);
-    Some(most.load(Ordering::SeqCst))
-}
-
-#[test]
-fn futures_are_woken_however_many_reads_end() {
-    let Some(most) = most_unwoken() else { return };
-    assert!(most < ABSORBED_MAX + 4, "{most} had ended");
-    // The kernel may have a read wait for one of its own threads: then a turn finds no more.
-    let caught = mutant::with(Some(Mutant::AbsorbsAll), || {
-        (0..100).any(|_| most_unwoken().is_some_and(|most| most >= ABSORBED_MAX + 4))
-    });
-    assert!(caught, "the mutant does nothing");
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod opening;
 mod own;
 mod refused;
 mod stopping;
+#[cfg(not(shuttle))]
+mod woken;
 
 use std::alloc::Layout;
 use std::io;

@@ -1,0 +1,209 @@
+//! What futures keep when they are dropped, and what they wait for.
+
+use std::borrow::Cow;
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+use std::time::{Duration, Instant};
+
+use pinfold_testing::waker::Woken;
+
+use crate::mutant::{self, Mutant};
+use crate::source::{Memory, Source};
+use crate::{Cache, File, FolioRef, Hint, Options};
+
+/// Two files of a cache that has memory for half of one.
+fn two_files() -> (Cache, File, File) {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let [file, other] = ["file", "other"].map(|name| {
+        let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        file
+    });
+    (cache, file, other)
+}
+
+/// Guards of as much of the file as there is memory for.
+fn all_memory(file: &File) -> Vec<FolioRef<'_>> {
+    let mut held = Vec::new();
+    // Ends: there is no memory at last.
+    while let Ok(folio) = file.get(held.len() as u64) {
+        held.push(folio);
+    }
+    held
+}
+
+/// Whether no claim is left when futures were dropped in the middle.
+fn dropped_futures_give_their_claims_back() -> bool {
+    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    for page in 0..8 {
+        // On its way, unless a thread of the cache's has read it already.
+        let _ = pin!(file.get_async(page)).poll(&mut Context::from_waker(Waker::noop()));
+        let many = [20 + page, 40 + page];
+        let _ = pin!(file.get_many_async(&many)).poll(&mut Context::from_waker(Waker::noop()));
+    }
+    // More than there may be, unless there is none.
+    let handle = file.handle();
+    handle.core.pressure.claim(handle.mapping.id, 1 << 20, false).0.is_ok()
+}
+
+#[test]
+fn a_dropped_future_gives_its_claim_back() {
+    assert!(dropped_futures_give_their_claims_back());
+    let caught = mutant::with(Some(Mutant::DropKeepsClaim), || {
+        // One of them at least was on its way.
+        (0..100).any(|_| !dropped_futures_give_their_claims_back())
+    });
+    assert!(caught, "the mutant does nothing");
+}
+
+/// Whether no claim is left when there was no memory to begin what a batch wants.
+fn a_batch_in_vain_keeps_no_claim() -> bool {
+    let (_cache, file, other) = two_files();
+    let _held = all_memory(&other);
+    let pages: Vec<u64> = (0..40).map(|n| n * 10).collect();
+    let mut many = pin!(file.get_many_async(&pages));
+    assert!(many.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let handle = file.handle();
+    // As one that has a turn already.
+    let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0.is_ok();
+    if claimed {
+        handle.core.pressure.unclaim(handle.mapping.id, 1 << 20);
+    }
+    claimed
+}
+
+#[test]
+fn what_a_batch_could_not_begin_keeps_no_claim() {
+    assert!(a_batch_in_vain_keeps_no_claim());
+    let caught = mutant::with(Some(Mutant::VainKeepsClaim), a_batch_in_vain_keeps_no_claim);
+    assert!(!caught, "the mutant does nothing");
+}
+
+/// A waker's clone may panic while the future is refused.
+#[test]
+fn a_waker_that_cannot_be_cloned_loses_no_claim() {
+    static TABLE: RawWakerVTable =
+        RawWakerVTable::new(|_| panic!("as the test wants it"), |_| {}, |_| {}, |_| {});
+    let (_cache, file, other) = two_files();
+    let _held = all_memory(&other);
+    // SAFETY: the table's functions use no data.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) };
+    let poll = || drop(pin!(file.get_async(0)).poll(&mut Context::from_waker(&waker)));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll)).is_err());
+    let handle = file.handle();
+    let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0;
+    assert!(claimed.is_ok(), "the future is gone, and its claim is not");
+}
+
+/// What hangs until it is let go of.
+#[derive(Debug)]
+struct Hangs(Mutex<bool>, Condvar);
+
+impl Source for Hangs {
+    fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        drop(self.1.wait_while(self.0.lock().unwrap(), |hangs| *hangs).unwrap());
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(4096)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "hangs".into()
+    }
+}
+
+/// How long what never gives up is waited for.
+const MOST: Duration = Duration::from_secs(20);
+
+/// How long a future waits for a worker until it gives up, while another file is read, or not.
+fn given_up_after(busy: bool) -> Option<Duration> {
+    let mut options = Options::new(4 << 20);
+    options.patience = Duration::from_millis(20); // 300 while reads are under way
+    let cache = Cache::new(options).unwrap();
+    let source = Arc::new(Hangs(true.into(), Condvar::new()));
+    let attach = |_| cache.attach("hangs", source.clone()).unwrap();
+    let files: Vec<_> = (0..17).map(attach).collect();
+    let waiting = |file| Box::pin(File::get_async(file, 0));
+    let mut futures: Vec<_> = files.iter().map(waiting).collect();
+    let other = cache.attach("other", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+    let mut poll =
+        |n: usize| futures[n].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    (0..16).for_each(|n| assert!(!poll(n))); // all workers
+    let since = Instant::now();
+    let mut gave_up = None;
+    while gave_up.is_none() && since.elapsed() < MOST {
+        gave_up = poll(16).then(|| since.elapsed());
+        if busy {
+            other.invalidate(0..4096).unwrap();
+            other.get(0).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    *source.0.lock().unwrap() = false;
+    source.1.notify_all();
+    gave_up
+}
+
+#[test]
+fn a_future_gives_up_waiting_for_a_worker_whatever_else_is_read() {
+    let idle = given_up_after(false);
+    assert!(idle.is_some(), "it gave up in vain: {idle:?}");
+    let busy = given_up_after(true);
+    assert!(busy.is_some(), "after {idle:?} if nothing else is read, else not in {MOST:?}");
+}
+
+/// How many of so many batches fail, each of eight pages and all at once, in a cache that has
+/// room for a sixth of them; whatever is woken is polled, and nothing else.
+fn batches_that_fail(patience: Duration) -> usize {
+    const BATCHES: usize = 200;
+    let mut options = Options::new(1 << 20);
+    options.patience = patience;
+    let cache = Cache::new(options).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 16 << 20]))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut waiting: Vec<_> = (0..BATCHES)
+        .map(|_| {
+            let pages: Vec<u64> = (0..8).map(|_| rng.u64(0..4096)).collect();
+            (Box::pin(file.get_many_async(&pages)), Woken::new())
+        })
+        .collect();
+    let mut failed = 0;
+    // Ends: each batch returns its pages, or loses its patience.
+    while !waiting.is_empty() {
+        let before = waiting.len();
+        let mut polled = false;
+        waiting.retain_mut(|(batch, woken)| {
+            if !woken.take() {
+                return true;
+            }
+            polled = true;
+            let waker = Waker::from(woken.clone());
+            match batch.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(Ok(pages)) => assert!(pages.iter().all(|page| page[..8] == [7; 8])),
+                Poll::Ready(Err(_)) => failed += 1,
+                Poll::Pending => return true,
+            }
+            false
+        });
+        if !polled && waiting.len() == before {
+            std::thread::park();
+        }
+    }
+    let pressure = &file.handle().core.pressure;
+    assert!(pressure.claim(file.handle().mapping.id, 1 << 20, false).0.is_ok(), "a claim is left");
+    failed
+}
+
+#[test]
+fn batches_that_want_more_than_there_is_wait_for_one_another_without_guards() {
+    assert_eq!(batches_that_fail(Duration::from_secs(20)), 0);
+    let failed = mutant::with(Some(Mutant::BatchKeepsGuards), || {
+        batches_that_fail(Duration::from_millis(20))
+    });
+    assert!(failed > 0, "the mutant does nothing");
+}

@@ -1,0 +1,282 @@
+//! Memory pressure: how much is free, how much is being filled, and which threads wait for memory.
+//!
+//! Has the watermarks and limits that follow from a cache's size, the level of fills in flight, and
+//! the sleep of threads that find nothing free. `reclaim` acts on it. Called by `core` and
+//! everything above it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the levels, and waiting until one changes |
+//! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
+//! | `bell.rs` | waking and ending the reclaiming thread |
+//!
+//! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
+
+mod bell;
+mod queue;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+// Not from `crate::sync`: levels and hints, on which no protocol depends.
+use std::sync::atomic::AtomicU32;
+
+use crate::frame::Order;
+use crate::mutant::{self, Mutant};
+use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
+use crate::wait;
+use bell::Bell;
+pub(crate) use bell::Listener;
+use queue::Queue;
+pub(crate) use queue::{Refused, Turn};
+
+/// Pages that a thread without memory evicts at a time, at least and at most.
+const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
+
+/// Frames of folios that are being filled.
+#[derive(Debug, Default)]
+pub(crate) struct OnItsWay(AtomicU32);
+
+/// Steps of progress, and who waits for one.
+#[derive(Debug)]
+struct Progress {
+    queue: Mutex<Queue>,
+    /// Of the threads.
+    wake: Condvar,
+}
+
+/// The state of a cache's memory use.
+#[derive(Debug)]
+pub(crate) struct Pressure {
+    /// Below this many free frames the reclaiming thread is woken.
+    pub(crate) low_frames: u32,
+    /// It evicts until this many frames are free.
+    pub(crate) high_frames: u32,
+    /// The largest folio of a cache of this size.
+    pub(crate) order_max: Order,
+    /// Pages that a thread without memory evicts at a time.
+    pub(crate) direct_pages: u32,
+    pub(crate) bell: Bell,
+    progress: Arc<Progress>,
+    /// Of all files.
+    on_its_way: OnItsWay,
+    /// Half of the cache.
+    on_its_way_max: u32,
+    /// Where the next search for folios to move out of an unmovable run begins.
+    pub(crate) unmovable_hand: AtomicU32,
+    /// Held by the thread that makes a large block free. Taken under no other lock.
+    pub(crate) making_block: Mutex<()>,
+    /// The number of the run at which the next such thread begins.
+    pub(crate) block_hand: AtomicU32,
+}
+
+impl Pressure {
+    /// For a cache of `frames` frames with folios of at most that order.
+    pub(crate) fn new(frames: u32, order_max: Order) -> Self {
+        // Enough for a burst of readers, little enough to cost few hits.
+        let low_frames = (frames / 128).max(8);
+        // A folio is at most a 64th of the cache, so that one reader ahead of itself is not all.
+        let order = (frames / 64).max(1).ilog2().min(u32::from(order_max.get()));
+        Pressure {
+            low_frames,
+            high_frames: low_frames * 2,
+            order_max: Order::new(order as u8).expect("at most the largest"),
+            direct_pages: low_frames.clamp(*DIRECT_PAGES.start(), *DIRECT_PAGES.end()),
+            bell: Bell::new(),
+            progress: Arc::default(),
+            on_its_way: OnItsWay::default(),
+            on_its_way_max: frames / 2,
+            unmovable_hand: AtomicU32::new(0),
+            making_block: Mutex::new(()),
+            block_hand: AtomicU32::new(0),
+        }
+    }
+
+    /// For a model, with these watermarks (0: none) and this number of pages that a thread without
+    /// memory evicts at a time.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn model(
+        frames: u32,
+        order_max: Order,
+        (low_frames, high_frames): (u32, u32),
+        direct_pages: u32,
+    ) -> Self {
+        let base = Pressure::new(frames, Order::MAX);
+        Pressure { low_frames, high_frames, order_max, direct_pages, ..base }
+    }
+
+    /// Notes that a fill of a folio of `order` begins, in a file that has `of_file` on its way.
+    pub(crate) fn fill_begins(&self, of_file: &OnItsWay, order: Order) {
+        for level in [&self.on_its_way, of_file] {
+            // Relaxed, here and below: a level, compared with a limit.
+            level.0.fetch_add(order.frames(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the fill has ended, successfully or not.
+    pub(crate) fn fill_ends(&self, of_file: &OnItsWay, order: Order) {
+        for level in [&self.on_its_way, of_file] {
+            level.0.fetch_sub(order.frames(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a file has more on its way than half of the cache has left for that. Then it reads
+    /// nothing ahead: a source that hangs must neither take the memory of all others nor keep them
+    /// from reading ahead. So one file alone has at most a quarter of the cache on its way. If the
+    /// sources of `n` files hang, each has an `n + 1`th of the half, and others have as much.
+    /// `more` frames count as on their way already.
+    pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay, more: u32) -> bool {
+        let [all, own] =
+            [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed) + more);
+        own > self.on_its_way_max.saturating_sub(all)
+    }
+
+    /// Notes that something was freed or became evictable.
+    pub(crate) fn progress(&self) {
+        self.progress.step(0, 0);
+    }
+
+    /// What notes that a worker is free.
+    pub(crate) fn hook(&self) -> impl Fn() + Send + Sync + use<> {
+        let progress = self.progress.clone();
+        move || progress.step(0, 0)
+    }
+
+    /// The number of calls of `progress` so far.
+    pub(crate) fn progress_seen(&self) -> u64 {
+        self.progress.lock().times
+    }
+
+    /// Wakes the future whose turn is next, and passes over those that were woken and not polled.
+    pub(crate) fn wake_first(&self) {
+        let next = self.progress.lock().next_or_pass_over();
+        wake(next);
+    }
+
+    /// Claims `pages` pages for a future of `file`, from here until it has handed them over, gives
+    /// up, or is dropped. `Err`: it has to queue. Either way with the progress seen. `queues`: it
+    /// has a turn already, which has come.
+    pub(crate) fn claim(&self, file: u32, pages: u32, queues: bool) -> (Result<(), Refused>, u64) {
+        self.progress.lock().claim(file, pages, queues, self.on_its_way_max)
+    }
+
+    /// Whether a claim of so many pages is one that is granted to one future of a file alone.
+    pub(crate) fn is_large(&self, pages: u32) -> bool {
+        pages > self.on_its_way_max / 2
+    }
+
+    /// Whether a batch may wait for memory with its guards: if so, it is the only one, until
+    /// [`Self::keeps_no_guards`]. Two could wait for each other.
+    pub(crate) fn may_keep_guards(&self) -> bool {
+        let others = std::mem::replace(&mut self.progress.lock().keeps_guards, true);
+        !others || mutant::on(Mutant::AllKeepGuards)
+    }
+
+    /// The end of such a batch: another one may.
+    pub(crate) fn keeps_no_guards(&self) {
+        self.progress.lock().keeps_guards = false;
+        self.progress();
+    }
+
+    /// The end of a claim: another future may begin.
+    pub(crate) fn release(&self, file: u32, pages: u32) {
+        self.progress.step(file, pages);
+    }
+
+    /// The end of a claim with which nothing was begun. It is no progress: whoever was refused
+    /// meanwhile is woken by the next step, or by the reclaiming thread.
+    pub(crate) fn unclaim(&self, file: u32, pages: u32) {
+        self.progress.lock().give_up(file, pages);
+    }
+
+    /// Whether a future waits to be woken.
+    pub(crate) fn is_queued_for(&self) -> bool {
+        self.progress.lock().has_sleepers()
+    }
+
+    /// Queues a future that was refused: in its place if it had one, else at the end of its file's
+    /// line. Its claim of `claimed` pages ends. `None` if there was progress beyond `seen`, or
+    /// nobody is before it any more: then it has to try again, and keeps its turn if it has one.
+    pub(crate) fn queue(
+        &self,
+        (file, turn): (u32, Option<Turn>),
+        (why, seen): (Refused, u64),
+        claimed: u32,
+        waker: &Waker,
+    ) -> Option<Turn> {
+        let waker = waker.clone();
+        let mut queue = self.progress.lock();
+        queue.give_up(file, claimed);
+        let added = queue.add((file, turn), (why, seen), waker);
+        drop(queue); // before the waker, if it comes back
+        let (turn, next) = added.ok()?;
+        wake(next);
+        // The reclaiming thread looks after those that queue.
+        self.bell.ring();
+        Some(turn)
+    }
+
+    /// Whether the future still queues. Then `waker` is the one to wake.
+    pub(crate) fn is_queued(&self, file: u32, turn: Turn, waker: &Waker) -> bool {
+        let mut waker = Some(waker.clone());
+        let queued = self.progress.lock().is_queued(file, turn, &mut waker);
+        drop(waker);
+        queued
+    }
+
+    /// The future does not wait any more: it has what it wanted.
+    pub(crate) fn served(&self, file: u32, turn: Turn) {
+        self.remove(file, turn, true);
+    }
+
+    /// The future does not wait any more. If it was woken already, the next one is woken instead.
+    pub(crate) fn leave(&self, file: u32, turn: Turn) {
+        self.remove(file, turn, !mutant::on(Mutant::DropKeepsTurn));
+    }
+
+    fn remove(&self, file: u32, turn: Turn, gives_on: bool) {
+        let (waker, next) = self.progress.lock().remove(file, turn, gives_on);
+        drop(waker);
+        wake(next);
+    }
+
+    /// Sleeps until there is progress beyond `seen`, at most for `nap`.
+    pub(crate) fn wait_for_progress(&self, seen: u64, nap: Duration) {
+        let queue = self.progress.lock();
+        if queue.times == seen {
+            drop(if mutant::on(Mutant::SleepUntilWoken) {
+                self.progress.wake.wait(queue)
+            } else {
+                self.progress.wake.wait_timeout(&self.progress.queue, queue, nap)
+            });
+        }
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress { queue: Mutex::new(Queue::default()), wake: Condvar::new() }
+    }
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock()
+    }
+
+    /// A step, by which a claim of the file may end.
+    fn step(&self, file: u32, claimed: u32) {
+        let next = self.lock().step(file, claimed);
+        self.wake.notify_all();
+        wake(next);
+    }
+}
+
+fn wake(next: Option<Waker>) {
+    if let Some(waker) = next {
+        wait::wake(waker);
+    }
+}

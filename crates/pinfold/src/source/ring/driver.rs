@@ -1,0 +1,428 @@
+//! The driver of a ring: the thread that hands requests to the kernel, and finishes them.
+//!
+//! # Wake-ups
+//! The futures that waited for what has ended are woken together, when nothing more has completed
+//! or `ABSORBED_MAX` requests have ended, and after all that waited for a slot was handed to the
+//! kernel. A future's thread often preempts the driver as it is woken: the device then has its
+//! work, and the thread finds many pages at once.
+//!
+//! # When the kernel refuses the ring later
+//! A process may forbid itself `io_uring_enter` at any time (seccomp). From then on `start` takes
+//! nothing (`Start::Unsupported`), and plain reads carry out the requests that were taken, on a
+//! thread for each file. Requests that the kernel has not seen are carried out at once. The kernel
+//! may still write to the memory of those that it has, and in this mode of the ring their
+//! completions appear only in `io_uring_enter`. So the driver closes the ring and waits until the
+//! kernel has released it, which it does after the last request: the ring holds the write end of a
+//! pipe, and the read end then meets its end of file. (A forked child that lives on keeps the
+//! ring's descriptor open, which prolongs this wait.)
+//!
+//! Called by: `mod.rs`, which starts the thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, PipeReader};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::queue::{Left, Shared};
+use crate::source::descriptor::{Descriptor, Iovecs};
+use crate::source::pool;
+use crate::source::request::{Direction, Request};
+use crate::source::uring::{self, AbortOnUnwind, RETRIES_MAX};
+use crate::wait;
+
+/// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
+const WAKE: u64 = u64::MAX;
+const CANCEL: u64 = u64::MAX - 1;
+
+/// A request that the kernel has.
+#[derive(Debug)]
+struct Flight {
+    file: Arc<Descriptor>,
+    request: Request,
+    done: usize,
+    retries: u8,
+    /// The kernel was asked to cancel it.
+    cancelling: bool,
+    iovecs: Iovecs,
+}
+
+/// The thread's side: owns the ring and everything in flight.
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    ring: IoUring,
+    /// Reaches its end when the kernel has released the ring.
+    gone: PipeReader,
+    /// Pushed requests that the kernel has not seen, oldest first.
+    unseen: VecDeque<u64>,
+    // Boxed: the kernel may read an array of iovecs until its request completes.
+    flights: Vec<Option<Box<Flight>>>,
+    free: Vec<usize>,
+    wake_count: Box<u64>,
+    wake_armed: bool,
+    absorbed_max: usize,
+}
+
+/// What the driver does next.
+enum Turn {
+    /// Go into the kernel until something completes.
+    Wait,
+    /// Something was finished without the kernel.
+    LookAgain,
+    /// Closed, and no request left.
+    End,
+}
+
+impl Driver {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        (ring, gone): (IoUring, PipeReader),
+        absorbed_max: usize,
+    ) -> Self {
+        let depth = shared.depth;
+        Self {
+            shared,
+            ring,
+            gone,
+            unseen: VecDeque::with_capacity(depth + 1),
+            flights: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            wake_count: Box::new(0),
+            wake_armed: false,
+            absorbed_max,
+        }
+    }
+
+    /// Ends when `close` was called and no request is left, or when the kernel refuses the ring.
+    pub(super) fn run(mut self) {
+        let guard = AbortOnUnwind;
+        if let Err(cause) = self.serve().and_then(|()| self.quench_wake()) {
+            self.do_without(&cause);
+        }
+        drop(guard);
+    }
+
+    /// Runs until `close` was called and no request is left.
+    ///
+    /// # Errors
+    /// The error by which the kernel refused the ring.
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            self.arm_wake();
+            match self.take_waiting() {
+                Turn::Wait => self.enter()?,
+                Turn::LookAgain => {}
+                Turn::End => break,
+            }
+            let mut absorbed = Ok(());
+            wait::together(|| absorbed = self.absorb());
+            absorbed?;
+        }
+        assert!(self.flights.iter().all(Option::is_none));
+        Ok(())
+    }
+
+    /// Finishes what has completed, and hands the kernel what takes its slots, until nothing more
+    /// has completed or `absorbed_max` requests are finished. The futures that waited for them
+    /// are woken when it returns: the driver then has nothing to do but to wait, so it loses
+    /// nothing if one that is woken takes its processor.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    fn absorb(&mut self) -> io::Result<()> {
+        self.shared.state.lock().asleep = false;
+        let mut finished = 0;
+        // Ends: each turn finishes a request, or is the last.
+        loop {
+            let (again, now) = self.reap();
+            for (slot, flight) in again {
+                self.launch(slot, flight);
+            }
+            finished += now;
+            if now == 0 || finished >= self.absorbed_max {
+                return Ok(());
+            }
+            self.launch_begun();
+            self.submit()?;
+        }
+    }
+
+    /// Goes on without the ring; see the head of the file.
+    fn do_without(mut self, cause: &io::Error) {
+        // Dropped before `self` is, so that an unwinding ends before it drops the requests.
+        let guard = AbortOnUnwind;
+        let waiting = {
+            let mut state = self.shared.state.lock();
+            state.refused = Some(format!("refused since: {cause}"));
+            state.take_all()
+        };
+        let mut free: Vec<_> = self.reap().0.into_iter().map(|(_, flight)| flight.into()).collect();
+        free.extend(waiting);
+        for user_data in std::mem::take(&mut self.unseen) {
+            if user_data == WAKE {
+                self.wake_armed = false;
+            } else if user_data != CANCEL {
+                let slot = usize::try_from(user_data).expect("a slot number");
+                free.push(self.flights[slot].take().expect("it was launched").into());
+            }
+        }
+        let mut readers = read_plainly(free);
+        let Self { ring, gone, flights, wake_armed, wake_count, .. } = self;
+        drop(ring);
+        let in_hand: Vec<_> = flights.into_iter().flatten().collect();
+        // The same for `in_hand`.
+        let guard_in_hand = AbortOnUnwind;
+        if wake_armed || !in_hand.is_empty() {
+            uring::wait_for_release(gone);
+        }
+        drop((guard_in_hand, guard));
+        drop(wake_count);
+        readers.extend(read_plainly(in_hand.into_iter().map(Into::into).collect()));
+        readers.into_iter().for_each(pool::join_unless_self);
+    }
+
+    /// Puts the requests that have got a slot into the submission queue.
+    fn take_waiting(&mut self) -> Turn {
+        let mut state = self.shared.state.lock();
+        if state.closing && state.taken == 0 {
+            return Turn::End;
+        }
+        let stops = std::mem::take(&mut state.stops);
+        let begun = std::mem::take(&mut state.begun);
+        let stopped = if stops { state.take_stopped() } else { Vec::new() };
+        state.asleep = true;
+        drop(state);
+        let mut ended = Vec::new();
+        for (_, request) in stopped {
+            let why = request.stop().expect("it was asked to stop");
+            ended.push((None, request, Err(why.error())));
+        }
+        self.launch_all(begun, &mut ended);
+        if stops {
+            self.cancel_stopped();
+        }
+        if ended.is_empty() {
+            return Turn::Wait;
+        }
+        self.finish(ended);
+        // They may have been the last, and `close` may have sent its wake-up already.
+        Turn::LookAgain
+    }
+
+    /// The same for those that have got one while the driver is awake.
+    fn launch_begun(&mut self) {
+        let begun = std::mem::take(&mut self.shared.state.lock().begun);
+        let mut ended = Vec::new();
+        self.launch_all(begun, &mut ended);
+        self.finish(ended);
+    }
+
+    /// Adds what ended without the kernel to `ended`.
+    fn launch_all(&mut self, begun: VecDeque<Left>, ended: &mut Vec<Ended>) {
+        for (file, request) in begun {
+            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
+            if let Err(cause) = stopped.and_then(|()| file.check_request(&request)) {
+                ended.push((Some(file), request, Err(cause)));
+                continue;
+            }
+            let flight = Flight {
+                file,
+                request,
+                done: 0,
+                retries: 0,
+                cancelling: false,
+                iovecs: Iovecs::new(),
+            };
+            let slot = self.free.pop().expect("no more were taken");
+            self.launch(slot, Box::new(flight));
+        }
+    }
+
+    fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
+        flight.iovecs.fill(flight.request.extents(), flight.done);
+        let offset = flight.request.offset() + flight.done as u64;
+        let entry =
+            uring::transfer(&flight.file, flight.request.direction(), offset, &flight.iovecs);
+        self.push(&entry.user_data(slot as u64));
+        assert!(self.flights[slot].replace(flight).is_none());
+    }
+
+    /// Asks the kernel to cancel the requests that were asked to stop. They complete as usual: soon
+    /// if they wait in the kernel, and when the device is done if it has them.
+    fn cancel_stopped(&mut self) {
+        let mut slots = Vec::new();
+        for (slot, flight) in self.flights.iter_mut().enumerate() {
+            let Some(flight) = flight else { continue };
+            if flight.request.stop().is_some() && !std::mem::replace(&mut flight.cancelling, true) {
+                slots.push(slot);
+            }
+        }
+        for slot in slots {
+            // The kernel sees this before the slot is used again.
+            let cancel = opcode::AsyncCancel::new(slot as u64).build();
+            self.push(&cancel.user_data(CANCEL));
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: what the entry points to (a request's memory and iovecs, the wake-up's
+        // counter) is owned by `self.flights` or `self.wake_count` until its completion was seen.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        assert!(pushed.is_ok(), "the submission queue has room for all slots and the wake-up");
+        self.unseen.push_back(entry.get_user_data());
+    }
+
+    fn arm_wake(&mut self) {
+        if std::mem::replace(&mut self.wake_armed, true) {
+            return;
+        }
+        let fd = types::Fd(self.shared.wake.as_raw_fd());
+        let to = std::ptr::from_mut(&mut *self.wake_count).cast();
+        let bytes = size_of::<u64>() as u32;
+        self.push(&opcode::Read::new(fd, to, bytes).build().user_data(WAKE));
+    }
+
+    /// At the end: the kernel must be done with `wake_count` before it is freed.
+    fn quench_wake(&mut self) -> io::Result<()> {
+        self.shared.wake_driver();
+        // Ends: the armed read of the eventfd completes.
+        while self.wake_armed {
+            self.enter()?;
+            let (again, _) = self.reap();
+            assert!(again.is_empty(), "nothing else is in flight");
+        }
+        Ok(())
+    }
+
+    /// Submits what was pushed and waits for at least one completion.
+    ///
+    /// # Errors
+    /// The kernel takes no more calls on this ring.
+    fn enter(&mut self) -> io::Result<()> {
+        self.enter_for(1)
+    }
+
+    /// Submits what was pushed, and waits for nothing; sees what has completed.
+    ///
+    /// # Errors
+    /// As [`Self::enter`].
+    fn submit(&mut self) -> io::Result<()> {
+        if self.unseen.is_empty() && !self.ring.submission().taskrun() {
+            return Ok(());
+        }
+        self.enter_for(0)
+    }
+
+    fn enter_for(&mut self, completions: usize) -> io::Result<()> {
+        let entered = uring::enter(&mut self.ring, completions);
+        let left = self.ring.submission().len();
+        self.unseen.drain(..self.unseen.len() - left);
+        entered
+    }
+
+    /// Finishes completed requests; returns those that must go to the kernel once more, and how
+    /// many it has finished.
+    fn reap(&mut self) -> (Vec<(usize, Box<Flight>)>, usize) {
+        // Bounded by the completion queue's length: entries that come meanwhile are seen next time.
+        let seen: Vec<_> =
+            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        let (mut again, mut landed) = (Vec::new(), Vec::new());
+        for (user_data, result) in seen {
+            if user_data == WAKE {
+                self.wake_armed = false;
+            } else if user_data != CANCEL {
+                let slot = usize::try_from(user_data).expect("a slot number");
+                match self.landed(slot, result) {
+                    Ok(ended) => landed.push(ended),
+                    Err(flight) => again.push((slot, flight)),
+                }
+            }
+        }
+        let finished = landed.len();
+        self.finish(landed);
+        (again, finished)
+    }
+
+    /// Frees the flight's slot and returns what came of it, or the flight if it has to go on.
+    fn landed(&mut self, slot: usize, result: i32) -> Result<Ended, Box<Flight>> {
+        let mut flight = self.flights[slot].take().expect("a completion of a slot in flight");
+        let stopped = flight.request.stop();
+        let (again, result) = if let Ok(got) = usize::try_from(result) {
+            flight.done += got;
+            let ended = match flight.request.direction() {
+                Direction::Read => flight.file.ended(flight.done, got),
+                Direction::Write => got == 0,
+            };
+            match stopped {
+                // A partial transfer must not look like the end of the file.
+                Some(why) if flight.done < flight.request.bytes() && !ended => {
+                    (false, Err(why.error()))
+                }
+                _ => (flight.done < flight.request.bytes() && !ended, Ok(flight.done)),
+            }
+        } else {
+            let given_back = uring::is_given_back(result);
+            flight.retries += u8::from(given_back);
+            let again = given_back && flight.retries <= RETRIES_MAX && stopped.is_none();
+            (again, Err(io::Error::from_raw_os_error(-result)))
+        };
+        if again {
+            return Err(flight);
+        }
+        self.free.push(slot);
+        let Flight { file, request, .. } = *flight;
+        Ok((Some(file), request, result))
+    }
+
+    /// Gives back the slots that they had before it calls the completions, which may start the next
+    /// reads.
+    fn finish(&self, ended: Vec<Ended>) {
+        if ended.is_empty() {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        state.taken -= ended.len();
+        for file in ended.iter().filter_map(|(file, ..)| file.as_ref()) {
+            state.give_back(file);
+        }
+        drop(state);
+        wait::together(|| {
+            for (_file, request, result) in ended {
+                request.finish(result);
+            }
+        });
+    }
+}
+
+/// A request that is over, what came of it, and the file of which it had a slot, if it had one.
+type Ended = (Option<Arc<Descriptor>>, Request, io::Result<usize>);
+
+impl From<Box<Flight>> for Left {
+    fn from(flight: Box<Flight>) -> Left {
+        (flight.file, flight.request)
+    }
+}
+
+/// Carries out the remaining requests from their first byte, on a thread for each file, so that
+/// none waits for another file's. If a thread cannot be started, dropping the requests ends them
+/// with an error.
+fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
+    let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();
+    for (file, request) in left {
+        by_file.entry(Arc::as_ptr(&file)).or_default().push((file, request));
+    }
+    let read = |requests: Vec<Left>| {
+        for (file, request) in requests {
+            let stopped = request.stop().map_or(Ok(()), |why| Err(why.error()));
+            let result = stopped.and_then(|()| file.carry_out(&request));
+            request.finish(result);
+        }
+    };
+    let spawn = |requests| {
+        let name = "pinfold-read".to_owned();
+        std::thread::Builder::new().name(name).spawn(move || read(requests)).ok()
+    };
+    by_file.into_values().filter_map(spawn).collect()
+}

@@ -1,0 +1,117 @@
+//! What the cache's ring and those of threads share: setting up a ring, its entries, and entering
+//! the kernel. Not here: which requests there are, and what becomes of them.
+//!
+//! Called by: `ring/`, `own_ring.rs`.
+
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use super::descriptor::{Descriptor, Iovecs};
+use super::request::Direction;
+
+/// How often one request is tried again after the kernel gave it back undone.
+pub(super) const RETRIES_MAX: u8 = 8;
+/// Pause after the kernel had no memory to take requests.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
+
+/// The kernel may still write to memory that requests in flight own, so they must not be dropped by
+/// unwinding: their completions would then reuse the memory.
+pub(super) struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// A ring in the best mode that this kernel has, for the calling thread, and a pipe that ends when
+/// the kernel has released it. Its submission queue has at least so many entries, its completion
+/// queue twice as many.
+pub(super) fn set_up(entries: usize) -> io::Result<(IoUring, PipeReader)> {
+    let entries = u32::try_from(entries).map_err(io::Error::other)?.next_power_of_two();
+    // A forked child must not see the queues.
+    let mut best = IoUring::builder();
+    best.dontfork().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    let ring = match best.build(entries) {
+        Ok(ring) => ring,
+        // Before Linux 6.1 these flags are unknown.
+        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().dontfork().build(entries)?
+        }
+        Err(cause) => return Err(cause),
+    };
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Readv::CODE,
+        opcode::Write::CODE,
+        opcode::Writev::CODE,
+        opcode::AsyncCancel::CODE,
+    ];
+    if !needed.iter().all(|&code| probe.is_supported(code)) {
+        let text = "this kernel's ring cannot read, write and cancel";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
+    let (gone, kept) = io::pipe()?;
+    // From the end of this function on, the ring alone has the write end.
+    ring.submitter().register_files(&[kept.as_raw_fd()])?;
+    Ok((ring, gone))
+}
+
+/// Submits what was pushed, and waits for so many completions. It may return with fewer.
+///
+/// # Errors
+/// The kernel takes no more calls on this ring.
+pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
+    let entered = ring.submitter().submit_and_wait(completions);
+    match entered.map_err(|cause| (cause.raw_os_error(), cause)) {
+        Ok(_) | Err((Some(libc::EINTR | libc::EBUSY), _)) => Ok(()),
+        Err((Some(libc::EAGAIN | libc::ENOMEM), _)) => {
+            std::thread::sleep(SHORTAGE_PAUSE);
+            Ok(())
+        }
+        Err((_, cause)) => Err(cause),
+    }
+}
+
+/// The entry of a transfer of `iovecs`, which stay where they are until it completes.
+pub(super) fn transfer(
+    file: &Descriptor,
+    direction: Direction,
+    offset: u64,
+    iovecs: &Iovecs,
+) -> squeue::Entry {
+    let (fd, iovecs) = (types::Fd(file.fd.as_raw_fd()), iovecs.as_slice());
+    let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
+    // A longer one comes back short and is continued.
+    let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
+    match (direction, count) {
+        (Direction::Read, 1) => opcode::Read::new(fd, one.0, one.1).offset(offset).build(),
+        (Direction::Read, _) => opcode::Readv::new(fd, array, count).offset(offset).build(),
+        (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
+        (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
+    }
+}
+
+/// Whether a completion's result says that the kernel gave the request back undone.
+pub(super) fn is_given_back(result: i32) -> bool {
+    matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED)
+}
+
+/// Waits until the kernel has released a ring that was dropped, by its pipe of [`set_up`].
+pub(super) fn wait_for_release(mut gone: PipeReader) {
+    // Ends: nothing is written to the pipe, so this returns when the kernel has released the ring.
+    let end = loop {
+        match gone.read(&mut [0]) {
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {} // by a signal
+            end => break end,
+        }
+    };
+    assert!(matches!(end, Ok(0)), "the pipe did not end: {end:?}");
+}

@@ -25,6 +25,7 @@ use crate::pressure::{Refused, Turn};
 use crate::reclaim::{self, Patience};
 use crate::sizes::RETREATS_MAX;
 
+/// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has
 /// returned, it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
 #[derive(Debug)]

@@ -82,6 +82,8 @@ mutants! {
     RetreatLosesTurn,
     /// Any number of batches of futures wait for memory with their guards.
     AllKeepGuards,
+    /// A batch of futures that is refused its claim is the one that may keep its guards.
+    RefusedKeepsGuards,
     /// A batch of futures that is dropped while it queues for its claim stays in the queue.
     BatchStaysQueued,
     /// A future that is dropped while its folio is on its way leaves its waker there.

@@ -78,6 +78,12 @@ impl<'f> GetMany<'f> {
         self.retreats
     }
 
+    /// As if it had stepped back as often as it may.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn step_back_often(&mut self) {
+        self.retreats = RETREATS_MAX;
+    }
+
     /// Gets what is there, and begins the rest if it is admitted; if not, holds nothing and queues.
     fn enter(&mut self, waker: &Waker) -> Poll<Result<Vec<FolioRef<'f>>>> {
         let Handle { core, mapping, .. } = self.handle;
@@ -104,7 +110,7 @@ impl<'f> GetMany<'f> {
                     if self.has_lost_patience(why) {
                         return Poll::Ready(Err(self.shortage(left[0])));
                     }
-                    if self.retreats == RETREATS_MAX && !self.keeps {
+                    if why == Refused::NoMemory {
                         self.leave(); // the one that keeps its guards may be behind it
                     }
                     let to = (mapping.id, self.turn);
@@ -125,14 +131,20 @@ impl<'f> GetMany<'f> {
     /// on, and has to wait while another one does. Also with the progress seen.
     fn claim(&mut self, pages: u32) -> (std::result::Result<(), Refused>, u64) {
         let Handle { core, mapping, .. } = self.handle;
-        if self.retreats == RETREATS_MAX && !self.keeps {
-            let seen = core.pressure.progress_seen();
+        let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
+        // After the claim: while its file refuses it, one of another file may be the one.
+        let admitted = claimed.is_ok();
+        let may_ask = admitted || mutant::on(Mutant::RefusedKeepsGuards);
+        if may_ask && self.retreats == RETREATS_MAX && !self.keeps {
             self.keeps = core.pressure.may_keep_guards();
             if !self.keeps {
+                if admitted {
+                    core.pressure.unclaim(mapping.id, pages);
+                }
                 return (Err(Refused::NoMemory), seen);
             }
         }
-        core.pressure.claim(mapping.id, pages, self.turn.is_some())
+        (claimed, seen)
     }
 
     /// Gives its turn up. If it has come, another one's has.

@@ -2,15 +2,16 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::time::{Duration, Instant};
 
 use pinfold_testing::waker::Woken;
 
+use super::GetMany;
 use crate::mutant::{self, Mutant};
-use crate::source::{Memory, Source};
+use crate::source::{Memory, Request, Source, Start};
 use crate::{Cache, File, FolioRef, Hint, Options};
 
 /// Two files of a cache that has memory for half of one.
@@ -206,4 +207,66 @@ fn batches_that_want_more_than_there_is_wait_for_one_another_without_guards() {
         batches_that_fail(Duration::from_millis(20))
     });
     assert!(failed > 0, "the mutant does nothing");
+}
+
+/// A source that keeps what is submitted to it.
+#[derive(Debug, Default)]
+struct Keeps(Mutex<Vec<Request>>);
+
+impl Source for Keeps {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::Error::other("it keeps"))
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(2 << 20)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "keeps".into()
+    }
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
+        self.0.lock().unwrap().append(batch);
+        Start::Started
+    }
+}
+
+/// A batch that may keep its guards next is refused, as its file hangs. What a batch of another file
+/// gets that may do so as well; waits for it so long.
+fn got_beside_one_that_is_refused(most: Duration) -> Option<crate::Result<usize>> {
+    let (cache, file, _other) = two_files();
+    let hangs = cache.attach("hangs", Arc::new(Keeps::default())).unwrap();
+    let new = |file, from: u64| {
+        let pages: Vec<_> = (from..from + 40).collect();
+        Box::pin(File::get_many_async(file, &pages))
+    };
+    let poll = |many: &mut Pin<Box<GetMany<'_>>>| match many
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()))
+    {
+        Poll::Ready(got) => Some(got.map(|pages| pages.len())),
+        Poll::Pending => None,
+    };
+    let (mut first, mut refused, mut waits) = (new(&hangs, 0), new(&hangs, 100), new(&file, 0));
+    assert!(poll(&mut first).is_none(), "it is read");
+    refused.step_back_often();
+    assert!(poll(&mut refused).is_none(), "together they would have too much on its way");
+    waits.step_back_often();
+    let since = Instant::now();
+    // Ends: as soon as it has its pages, or the time is over.
+    loop {
+        let got = poll(&mut waits);
+        if got.is_some() || since.elapsed() > most {
+            return got;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_batch_that_its_file_refuses_keeps_no_other_file_waiting() {
+    let got = got_beside_one_that_is_refused(MOST);
+    assert!(matches!(got, Some(Ok(40))), "{got:?}");
+    let caught = mutant::with(Some(Mutant::RefusedKeepsGuards), || {
+        got_beside_one_that_is_refused(Duration::from_millis(500))
+    });
+    assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
 }

@@ -34,10 +34,11 @@ use crate::source::{self, Hint};
 /// [invalidated](Self::invalidate) or evicted. The length stays what it was when the file was
 /// opened or invalidated last.
 ///
-/// If the file has become shorter, a read of the source that meets its new end is
+/// If the file has become shorter, a read of the source that meets its new end fails with
 /// [`ErrorKind::Truncated`]. That also concerns bytes that still exist, if they are read together
 /// with bytes that do not: those of the page that has the new end, and of pages before it that are
-/// read in one piece with it. It stays so if the file grows again, but to less than its old length.
+/// read in one piece with it. Such reads go on failing if the file grows again, unless it becomes
+/// as long as it was.
 /// The remedy is `file.invalidate(0..0)`, which asks for the length: from then on reads end where
 /// the file does.
 pub struct File {
@@ -172,8 +173,8 @@ impl File {
     /// all files half; one future of each file may always begin.
     ///
     /// A batch of which a page is not cached needs room within these limits for all of its pages,
-    /// cached or not, before it reads any. It has that room until it returns. Until it gets it, it
-    /// holds no page. So any number of batches may be polled at once. Those that have begun hold
+    /// cached or not, before it reads any, and keeps that room until it returns. While it waits for
+    /// room, it holds no page. So any number of batches may be polled at once. Those that have begun hold
     /// their guards while they wait for reads.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
@@ -335,15 +336,15 @@ impl File {
     /// each. They may be of any lengths, in any order, and overlap. A read that fails does not stop
     /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
     /// no more memory, and every read of something that is not cached gets that error. What the
-    /// source fails to read is not read again, unless it was read for several of `reads` at once:
-    /// then each of these is tried once more, alone.
+    /// source fails to read is not read again, unless the source was asked for more at once than
+    /// one of `reads` wants: then that one is tried once more, alone.
     ///
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
     /// That pays from about eight reads of distant pages on; with fewer than four, hits are done
     /// one by one (`cargo pinfold bench batch --cases memory` measures both). Cost of misses: 64 of
     /// `reads` are handled at a time. Of these, up to 16 MiB are read at once, adjacent pages by
-    /// one read; what is left is read one by one. For a file that is read by direct I/O, one system
-    /// call submits these reads and waits for them. For other sources this thread makes the first
+    /// one read; what is left is read one by one. For a file that is read by direct I/O, this
+    /// thread submits these reads, 64 at a time, and waits for all of them at once. For other sources this thread makes the first
     /// read, and the others are one submission to the source. The batch holds nothing from one read
     /// to the next, and so may be of any size, whatever the budget is.
     ///

@@ -56,9 +56,9 @@ impl Options {
     ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));
     /// - 128 bytes for each handle;
     /// - 8 KiB for each 64 [readers](crate::Reader);
-    /// - 33 KiB of counters for each cache, its threads, and its `io_uring`;
-    /// - an `io_uring` of 64 entries for each thread that reads absent pages of files in batches,
-    ///   until the thread ends.
+    /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
+    /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries and
+    ///   10 KiB, until the thread ends.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,

@@ -473,6 +473,12 @@ fn a_cache_and_a_file_are_debugged_in_a_line() {
         format!("Cache {{ budget_bytes: 8388608, free_bytes: {free_bytes}, files: 1, .. }}")
     );
     assert_eq!(format!("{file:?}"), "File { path: \"file\", len_bytes: 10000, .. }");
+    let mut buf = [0; 8];
+    let (get, read) = (file.get_async(1), file.read_at_async(&mut buf, 4096));
+    let many = file.get_many_async(&[0, 1, 2]);
+    for future in [format!("{get:?}"), format!("{read:?}"), format!("{many:?}")] {
+        assert!(future.len() < 120, "{future}");
+    }
 }
 
 /// Programs know errors by these: one that changes here breaks them.

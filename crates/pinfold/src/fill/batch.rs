@@ -134,6 +134,12 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         self.land_all(read, keep_first);
     }
 
+    /// The error of the read of `asked_bytes` at `offset`.
+    fn read_error(&self, offset: u64, asked_bytes: usize, cause: &Arc<io::Error>) -> Error {
+        let (path, asked_bytes) = (self.mapping.path.clone(), asked_bytes as u64);
+        ErrorKind::Read { path, offset, asked_bytes, cause: cause.clone() }.into()
+    }
+
     /// Futures are woken when all have landed: a waker may want one of the others.
     fn land_all(&mut self, read: io::Result<usize>, keep_first: bool) {
         wait::together(|| self.land_each(read, keep_first));
@@ -147,7 +153,10 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
         // One that was not even started is tried again by whoever waits.
         let refused = read.as_ref().is_err_and(|cause| source::is_refusal(cause));
         let failed = self.failed.take().filter(|_| !refused);
-        let of_all = self.folios[0].page..self.end().expect("it has folios");
+        if let (Err(cause), Some(failed)) = (&read, &failed) {
+            let pages = self.folios[0].page..self.end().expect("it has folios");
+            failed.remember(pages, self.read_error(offset, asked_bytes, cause));
+        }
         let mut keep = keep_first;
         // Each folio leaves the batch before it lands: if landing panics, the drop lands the
         // others.
@@ -161,18 +170,10 @@ impl<C: Deref<Target = Core>, M: Deref<Target = Mapping>> Batch<C, M> {
                         .check_read(offset + at, filling.order.bytes(), got)
                         .map_err(|cause| ErrorKind::Truncated { path: path(), cause }.into())
                 }
-                Err(cause) => Err(ErrorKind::Read {
-                    path: path(),
-                    offset,
-                    asked_bytes: asked_bytes as u64,
-                    cause: cause.clone(),
-                }
-                .into()),
+                Err(cause) => Err(self.read_error(offset, asked_bytes, cause)),
             };
-            if let (Err(error), Some(failed)) = (&checked, &failed) {
-                let of_one = filling.page..filling.end();
-                let pages = if read.is_err() { of_all.clone() } else { of_one };
-                failed.remember(pages, Error::clone(error));
+            if let (Ok(_), Err(error), Some(failed)) = (&read, &checked, &failed) {
+                failed.remember(filling.page..filling.end(), error.clone());
             }
             land(&self.core, &self.mapping, &filling, checked, (self.wanted, refused));
             if refused {

@@ -6,9 +6,10 @@
 //! absent it begins together before the first poll (`many/misses.rs`). Each part then follows its
 //! page. If one finds no memory, the batch drops its guards, gives up its claim, and queues as if
 //! it were new: what it has read is probably still cached when its turn comes. A batch that is too
-//! large for that, and so runs alone in its file, waits with its guards; so does one that found no
-//! memory many times, as others may hold all but too little for it. Of the latter a cache has one at
-//! a time: the others wait for its end without guards.
+//! large for that, and so runs alone in its file, waits with its guards. So does one that found no
+//! memory many times, as others may hold all but too little for it; but only one in a cache at a
+//! time. Others that found none as often wait for its end, without guards. If it is not polled any
+//! more, they fail once their patience is over, though there may be memory.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -28,7 +29,6 @@ use crate::sizes::RETREATS_MAX;
 /// The future of [`File::get_many_async`](crate::File::get_many_async). Polled after it has
 /// returned, it gets the pages once more.
 #[must_use = "a future does nothing unless it is polled"]
-#[derive(Debug)]
 pub struct GetMany<'f> {
     handle: &'f Handle,
     pages: Vec<u64>,
@@ -50,7 +50,6 @@ pub struct GetMany<'f> {
     keeps: bool,
 }
 
-#[derive(Debug)]
 enum Part<'f> {
     Waits(Get<'f>),
     There(FolioRef<'f>),
@@ -321,6 +320,20 @@ impl<'f> GetMany<'f> {
                 Part::Waits(_) => unreachable!("all are there"),
             })
             .collect()))
+    }
+}
+
+// The handle is left out, as all of the cache is behind it.
+impl std::fmt::Debug for GetMany<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let GetMany { pages, there, turn, retreats, keeps, .. } = self;
+        f.debug_struct("GetMany")
+            .field("pages", &pages.len())
+            .field("there", there)
+            .field("queues", &turn.is_some())
+            .field("retreats", retreats)
+            .field("keeps", keeps)
+            .finish()
     }
 }
 

@@ -76,7 +76,6 @@ use bring::{Bring, Brought, Wait};
 /// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
 /// gets the page once more.
 #[must_use = "a future does nothing unless it is polled"]
-#[derive(Debug)]
 pub struct Get<'f> {
     handle: &'f Handle,
     page: u64,
@@ -218,6 +217,13 @@ impl Future for Read<'_, '_> {
             }
         }
         this.poll_slowly(context.waker())
+    }
+}
+
+// The handle is left out, as all of the cache is behind it.
+impl std::fmt::Debug for Get<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Get").field("page", &self.page).field("bring", &self.bring).finish()
     }
 }
 

@@ -119,7 +119,7 @@ impl<'a> Absent<'a> {
                 batch.tell(&failed);
             }
             handle.core.counters.add(Event::Miss, folios(&others));
-            // Behind these, which are waited for.
+            // These have the memory first, as they are waited for.
             if let Some((plan, after)) = ahead
                 && plan.ahead_end > after
             {

@@ -21,9 +21,9 @@
 //! 3. each entry that is left by the single call's slow path, in the order of the batch. It waits
 //!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
 //!    begun in 2. So the single call decides what each entry's result is, and nothing depends on
-//!    how far 2 has got; with one exception: what has failed in 2 is not read again. Its error is
-//!    the entry's, as that of a single call is; but a copy whose page was read together with those
-//!    of other entries is tried once more, alone;
+//!    how far 2 has got. The exception are reads that failed in 2. Their error is the entry's, and
+//!    they are not repeated. But a copy is tried once more, alone, if that read had more pages than
+//!    it wants;
 //! 4. put both parts together, in the order of the batch.
 //!
 //! # Why batches do not wait for one another
@@ -242,8 +242,8 @@ impl Handle {
     /// For guards of all `pages`, which are not all cached.
     ///
     /// # Errors
-    /// They are more than there can ever be memory for, so that it would be waited for in vain; or
-    /// one of so many is beyond the end of the file.
+    /// There can never be memory for so many at once, so it would be in vain to wait for it. Or
+    /// there are so many, and one of them is beyond the end of the file.
     #[cold]
     pub(crate) fn check_fits(&self, pages: &[u64]) -> Result<()> {
         let core = &*self.core;

@@ -28,7 +28,8 @@ use crate::guarded::guarded;
 /// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";
 
-/// How many requests and calls of its sources leave a device little to do.
+/// While a cache has no more requests and calls of sources than so many under way, it is taken that
+/// the device has little to do.
 const FEW: u64 = 1;
 
 /// A source in use by a cache.

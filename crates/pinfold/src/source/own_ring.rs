@@ -2,25 +2,26 @@
 //!
 //! The cache's ring (`ring/`) has a thread of its own. It is woken for the submission and for
 //! completions, and then wakes those that wait: several switches of threads for a batch. Here, one
-//! system call submits all reads of a batch and waits for all of them; the thread sleeps once.
+//! system call submits all reads of a batch, 64 at most, and waits for all of them; the thread
+//! sleeps once. (See below for a device with little to do.)
 //!
 //! # Early submissions
 //! The kernel notifies a device when a call has submitted all of its reads. A device with little to
 //! do would rather begin with the first of them: so the first read is submitted before the others
 //! are prepared, and then two at a time, up to [`EARLY`]. A device that is busy gains nothing by
-//! it, and each submission takes some microseconds of the processor's. docs/log.md has the figures.
+//! it, and each submission takes the processor some microseconds. docs/log.md has the figures.
 //!
 //! # A thread's ring
 //! It is made for the thread's first such batch, serves files of all caches, and ends with the
 //! thread. It takes two descriptors. Where it cannot be made, or fails, the caller does without,
-//! and it is not tried again in this thread. A forked child does not see the queues, and makes a
-//! ring of its own.
+//! and it is not tried again in this thread. It keeps some 10 KiB for arrays of iovecs, more once a
+//! read had many parts. A forked child does not see the queues, and makes a ring of its own.
 //!
 //! # Who owns the memory
 //! The caller, who lends it for the time of the call: the call returns when the kernel is done with
 //! all reads, and does not unwind before. If the kernel refuses to be entered any more (seccomp),
 //! completions do not appear; then the ring is closed, and waited for until the kernel has released
-//! it, as in `ring/driver.rs`. What has no result by then is read by `preadv`.
+//! it, as in `ring/driver.rs`; a forked child that lives keeps it, too. What has no result by then is read by `preadv`.
 //!
 //! Called by: `backing.rs`.
 
@@ -161,7 +162,7 @@ pub(super) fn take(file: Arc<Descriptor>) -> Option<Taken> {
 impl Taken {
     /// Carries out all reads, those of `first` and those that `others` returns: each with its
     /// number of bytes or its error. `early`: with early submissions, so `others` is called when
-    /// the first read is under way. If it panics then, the process is aborted.
+    /// the first read is under way. If `others` panics, the process is aborted.
     pub(super) fn read_all<'a>(
         self,
         first: Option<Reading<'a>>,
@@ -223,7 +224,7 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
         let flight = |reading| Flight { reading, slot: 0, done: 0, retries: 0, result: None };
         self.flights.extend(first.map(flight));
         let mut entered = Ok(());
-        if early {
+        if early && !self.flights.is_empty() {
             self.launch_up_to(self.flights.len());
             entered = self.enter(0);
         }

@@ -92,8 +92,9 @@ impl<'a> Absent<'a> {
         groups.map(|group| group[0]..group[group.len() - 1] + 1).collect()
     }
 
-    /// All steps, for a thread that waits for what was added: afterwards it is cached, on its way,
-    /// could not be begun, or has failed; the errors come to the value that is returned.
+    /// All steps, for a thread that waits for what was added. Afterwards it is cached, on its way,
+    /// could not be begun, or has failed. Returns where the errors of failed reads are; some may
+    /// still come.
     ///
     /// # Errors
     /// As for [`fill::prepare`] of the first group, and

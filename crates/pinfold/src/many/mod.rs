@@ -21,8 +21,8 @@
 //! 3. each entry that is left by the single call's slow path, in the order of the batch. It waits
 //!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
 //!    begun in 2. So the single call decides what each entry's result is, and nothing depends on
-//!    how far 2 has got. The exception are reads that failed in 2. Their error is the entry's, and
-//!    they are not repeated. But a copy is tried once more, alone, if that read had more pages than
+//!    how far 2 has got, but for reads that failed in 2. Their error is the entry's, and they are
+//!    not repeated. But a copy is tried once more, alone, if that read had more pages than
 //!    it wants;
 //! 4. put both parts together, in the order of the batch.
 //!

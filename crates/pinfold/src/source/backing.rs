@@ -28,8 +28,8 @@ use crate::guarded::guarded;
 /// The kind of a source that was let go of.
 const CLOSED: &str = "none: the file is closed";
 
-/// While a cache has no more requests and calls of sources than so many under way, it is taken that
-/// the device has little to do.
+/// If at most so many requests and calls of a cache's sources are under way, the device is taken to
+/// have little to do.
 const FEW: u64 = 1;
 
 /// A source in use by a cache.
@@ -96,11 +96,11 @@ pub(crate) struct OwnRing<'b> {
 
 impl OwnRing<'_> {
     /// The same as [`Backing::read`] for all of `first` and `others`, all of them under way at the
-    /// same time. `others` is called once. The first read may be under way then: so it must wait
-    /// for nothing but locks.
+    /// same time. `others` is called once, perhaps when the first read is under way: so `others`
+    /// must wait for nothing but locks.
     ///
-    /// Cost: one system call for each [`own_ring::READS_MAX`] reads, and three or four more where
-    /// the sources of the cache have little else to do.
+    /// Cost: one system call for each [`own_ring::READS_MAX`] reads, and up to three more where the
+    /// sources of the cache have little else to do.
     pub(crate) fn read_all<'a>(
         self,
         first: Option<Reading<'a>>,

@@ -1,6 +1,9 @@
 //! Reads by the calling thread's own ring: each is the whole of itself, whatever becomes of the
 //! ring.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use super::opening::forbid;
 use super::*;
 use crate::mutant::{self, Mutant};
@@ -211,4 +214,54 @@ fn reads_that_end_in_any_order_and_in_parts_are_each_themselves() {
             mutant::with(Some(mutant), || (0..10).find_map(|seed| is_each_itself(seed).err()));
         assert!(caught.is_some(), "{mutant:?} does nothing");
     }
+}
+
+/// A device that notes how many reads each call submits, and carries out all that is waited for.
+struct Submissions {
+    of_each_call: Rc<RefCell<Vec<usize>>>,
+    new: usize,
+    pushed: Vec<(usize, i32)>,
+}
+
+impl Carrier for Submissions {
+    unsafe fn push(&mut self, _: &Descriptor, n: usize, _: u64, iovecs: &Iovecs) {
+        let asked: usize = iovecs.as_slice().iter().map(|part| part.iov_len).sum();
+        self.pushed.push((n, i32::try_from(asked).expect("a few KiB")));
+        self.new += 1;
+    }
+
+    fn enter(&mut self, completions: usize) -> io::Result<Vec<(usize, i32)>> {
+        self.of_each_call.borrow_mut().push(std::mem::take(&mut self.new));
+        Ok(if completions == 0 { Vec::new() } else { std::mem::take(&mut self.pushed) })
+    }
+}
+
+/// How many reads each call submits of `reads` in all, and how many were submitted before the
+/// others were prepared.
+fn submissions(reads: usize, early: bool) -> (Vec<usize>, usize) {
+    let of_each_call = Rc::new(RefCell::new(Vec::new()));
+    let file = tempfile::tempfile().unwrap();
+    let file =
+        Descriptor { fd: file.into(), block_device: false, writable: false, alignment: BLOCK };
+    let memory: Vec<_> = (0..reads).map(|_| Lent::filled(BLOCK, 0)).collect();
+    let mut readings = memory.iter().map(|lent| (0, vec![lent.extent()]));
+    let first = readings.next();
+    let mut device = Submissions { of_each_call: of_each_call.clone(), new: 0, pushed: Vec::new() };
+    let (mut slots, mut flights, mut before) = (Slots::default(), Vec::new(), 0);
+    let others = || {
+        before = of_each_call.borrow().iter().sum();
+        readings.collect()
+    };
+    Reads::of(&mut device, &mut slots, &file, &mut flights)
+        .carry_out(first, others, early)
+        .unwrap();
+    assert!(flights.iter().all(|it| matches!(it.result, Some(Ok(BLOCK)))));
+    (of_each_call.take(), before)
+}
+
+#[test]
+fn the_first_of_many_reads_are_submitted_early() {
+    assert_eq!(submissions(7, false), (vec![7], 0));
+    assert_eq!(submissions(7, true), (vec![1, 2, 2, 2], 1));
+    assert_eq!(submissions(2, true), (vec![1, 1], 1));
 }

@@ -326,7 +326,8 @@ impl Cache {
         let frames = core.frames.stats();
         let metadata_bytes = reclaim::metadata_bytes(core);
         let budget_bytes = u64::from(frames.total_frames) * page;
-        let free_bytes = u64::from(frames.free_frames + frames.held_frames) * page;
+        let free_bytes =
+            u64::from(frames.free_frames + frames.free_lent + frames.held_frames) * page;
         let mappings = core.mappings.all();
         let directories_bytes: u64 =
             mappings.iter().map(|mapping| mapping.index.heap_bytes()).sum();

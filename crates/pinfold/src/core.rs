@@ -15,6 +15,7 @@ use crate::grants::Grants;
 use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Mapping, Mappings};
+use crate::mirror::Leftovers;
 use crate::mutant::{self, Mutant};
 use crate::options::{Options, Reference};
 use crate::pressure::Pressure;
@@ -39,6 +40,7 @@ pub(crate) struct Core {
     /// Shared with readers, which do not keep the cache alive.
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
+    pub(crate) leftovers: Leftovers,
     pub(crate) failures: Failures,
     pub(crate) holders: Holders,
     pub(crate) grants: Grants,
@@ -73,6 +75,7 @@ impl Core {
             waiters: Waiters::new(),
             readers: Arc::new(Readers::new(options.barrier)),
             deferred: Deferred::new(),
+            leftovers: Leftovers::new(),
             failures: Failures::new(),
             holders: Holders::new(options.track_pins),
             grants: Grants::new(frames.frames()),
@@ -117,6 +120,17 @@ impl Core {
         let frame = self.frames.frame(head);
         frame.count.try_get(1).ok()?;
         Some(Held { core: self, frame, head })
+    }
+
+    /// The address of the bytes of the folio at `head`, which is one of `mapping`, and to which the
+    /// caller has a reference or the only right.
+    #[inline]
+    pub(crate) fn address(&self, mapping: &Mapping, head: FrameNumber) -> *mut u8 {
+        let frame = self.frames.frame(head);
+        if frame.is_mirrored() {
+            return mapping.mirror_of_folios().address(frame.identity().index);
+        }
+        self.frames.address(head)
     }
 
     /// Removes the mapping from the table if it has neither handles nor pages.
@@ -167,6 +181,9 @@ impl Core {
     fn destroy_quietly(&self, head: FrameNumber, frame: &Frame) {
         debug_assert_eq!(frame.identity().mapping, MAPPING_NONE, "freed while in an index");
         self.failures.forget(head, frame);
+        if frame.is_mirrored() {
+            self.leftovers.end(head);
+        }
         self.frames.free(head, frame.order());
     }
 }
@@ -219,10 +236,16 @@ impl<'a> Held<'a> {
         self.frame.identity().index << PAGE_SHIFT
     }
 
-    /// The address of its bytes.
+    /// The address of its bytes, for a folio of `mapping`.
     #[inline]
-    pub(crate) fn address(&self) -> *const u8 {
-        self.core.frames.address(self.head)
+    pub(crate) fn address(&self, mapping: &Mapping) -> *mut u8 {
+        self.core.address(mapping, self.head)
+    }
+
+    /// Whether this process can read its bytes: a forked child has no mirrors.
+    #[inline(always)]
+    pub(crate) fn is_readable_here(&self) -> bool {
+        !self.frame.is_mirrored() || self.core.owner.is_here()
     }
 }
 

@@ -73,6 +73,14 @@ pub enum ErrorKind {
         /// The system's error.
         cause: Arc<io::Error>,
     },
+    /// The system refused memory for the mapped pages of a file.
+    #[error("no memory for mapped pages of {}: {cause}", path.display())]
+    Mirror {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
     /// The system did not make the eventfd of [`Completions`](crate::Completions).
     #[error("cannot make an eventfd: {cause}")]
     Eventfd {
@@ -387,6 +395,7 @@ impl Error {
             ErrorKind::FolioSize { .. } => "folio-size",
             ErrorKind::Reserve { .. } => "reserve",
             ErrorKind::ForkHandler { .. } => "fork-handler",
+            ErrorKind::Mirror { .. } => "mirror",
             ErrorKind::Eventfd { .. } => "eventfd",
             ErrorKind::Thread { .. } => "thread",
             ErrorKind::Open(_) => "open",

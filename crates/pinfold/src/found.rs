@@ -199,7 +199,8 @@ impl Handle {
         loop {
             let held = self.core.hold(&self.mapping, page);
             // Given back before the fill, which may have to evict: hence no guard in the match.
-            let held = match held.filter(|held| !held.frame().is_changing()) {
+            let usable = |held: &Held<'_>| !held.frame().is_changing() && held.is_readable_here();
+            let held = match held.filter(usable) {
                 Some(held) => {
                     if counted {
                         self.counters().count(Event::CountedHit);
@@ -226,7 +227,7 @@ impl Handle {
         done: impl FnOnce(Held<'a>) -> Option<T>,
     ) -> Option<T> {
         let held = self.core.hold(&self.mapping, page)?;
-        if held.frame().is_changing() {
+        if held.frame().is_changing() || !held.is_readable_here() {
             return None;
         }
         if counted {

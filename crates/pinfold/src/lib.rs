@@ -267,8 +267,10 @@ mod holders;
 mod index;
 #[cfg(not(loom))]
 mod kept;
+mod lend;
 mod many;
 mod mapping;
+mod mirror;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, shuttle))]

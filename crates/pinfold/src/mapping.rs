@@ -16,11 +16,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
+use crate::mirror::Mirror;
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
 use crate::source::{Backing, Identity, Key, SharedSource, Truncated, shared_bytes};
@@ -57,6 +58,8 @@ pub(crate) struct Mapping {
     pub(crate) resizing: Mutex<()>,
     change: Mutex<Change>,
     pub(crate) backing: Backing,
+    /// Where its mapped pages are, once it has been mapped.
+    mirror: OnceLock<Arc<Mirror>>,
     /// What of it is being filled.
     pub(crate) on_its_way: OnItsWay,
     /// How many of its folios' reads have ended. Not from `crate::sync`: only time depends on it.
@@ -125,6 +128,33 @@ impl Mapping {
         mutant::pause();
     }
 
+    /// Its mirror, made by the first call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mirror`].
+    pub(crate) fn mirror(&self) -> Result<&Arc<Mirror>> {
+        if let Some(mirror) = self.mirror.get() {
+            return Ok(mirror);
+        }
+        // Under the mutex under which the length changes, so that it is of one length.
+        let _resizing = self.resizing.lock();
+        if self.mirror.get().is_none() {
+            let made = Mirror::new(self.len_bytes()).map_err(|cause| self.mirror_error(cause))?;
+            let _ = self.mirror.set(Arc::new(made));
+        }
+        Ok(self.mirror_of_folios())
+    }
+
+    /// The error that the system has refused something of its mirror.
+    pub(crate) fn mirror_error(&self, cause: std::io::Error) -> Error {
+        ErrorKind::Mirror { path: self.path.clone(), cause: Arc::new(cause) }.into()
+    }
+
+    /// The mirror of a file with mirrored folios.
+    pub(crate) fn mirror_of_folios(&self) -> &Arc<Mirror> {
+        self.mirror.get().expect("mirrored folios are those of a file that has a mirror")
+    }
+
     /// Takes the `change` mutex.
     pub(crate) fn change(&self) -> Changing<'_> {
         Changing { mapping: self, guard: self.change.lock() }
@@ -142,6 +172,11 @@ impl Mapping {
 }
 
 impl Changing<'_> {
+    /// The file.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        self.mapping
+    }
+
     /// The index's writer.
     pub(crate) fn writer<'a>(&'a mut self, nodes: &'a NodePool) -> IndexWriter<'a> {
         self.mapping.index.writer(&mut self.guard.owner, nodes)
@@ -288,6 +323,7 @@ impl Mappings {
             resizing: Mutex::new(()),
             change: Mutex::new(Change { owner, folios: 0 }),
             backing,
+            mirror: OnceLock::new(),
             on_its_way: OnItsWay::default(),
             reads_ended: 0.into(),
             path,

@@ -57,6 +57,16 @@ mutants! {
     /// An insert does not check whether there is a folio already.
     InsertBlindly,
 
+    // ---- of mirrors ----
+    /// A place is claimed though another folio or lender owns it.
+    ClaimBlindly,
+    /// A mirrored folio that leaves its file while it is used gives up its place.
+    LeftoverForgotten,
+    /// A folio is evicted, and its pages stay in the mirror.
+    EvictKeepsPages,
+    /// A folio is put into the mirror though it has left the index meanwhile.
+    LendBlindly,
+
     // ---- of futures ----
     /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.
     LeaveUnlocked,

@@ -203,7 +203,7 @@ impl Handle {
         // SAFETY: inside the folio, which the reference keeps; the bytes of a folio with holders
         // never change. `buf` is the caller's alone.
         unsafe {
-            let from = held.address().wrapping_add(at);
+            let from = held.address(&self.mapping).cast_const().wrapping_add(at);
             copy_still(buf.as_mut_ptr(), from, bytes);
         }
         bytes

@@ -100,6 +100,11 @@ impl Stream {
         Plan { now_end: page, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
+    /// Whether the program has said that it reads at random.
+    pub(crate) fn is_random(&self) -> bool {
+        self.state.lock().hint == Some(Hint::Random)
+    }
+
     /// The most pages of a read that the program asks for ahead: the largest window, or the first
     /// one if readahead is off.
     pub(crate) fn window_pages(&self) -> u64 {

@@ -221,7 +221,7 @@ impl<'a> FolioRef<'a> {
     pub(crate) fn of(handle: &'a Handle, held: Held<'a>, page: u64) -> Option<Self> {
         let (frame, head) = (held.frame(), held.head());
         let at = ((page << PAGE_SHIFT) - held.offset()) as usize;
-        let from = handle.core.frames.address(head);
+        let from = held.address(&handle.mapping);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
         if handle.counters().shard().comes_to(head.0) {

@@ -51,6 +51,8 @@ errors! {
         ErrorKind::Reserve { bytes: 1, cause: cause() } => "reserve", Cache;
     ErrorKind::ForkHandler { .. } =
         ErrorKind::ForkHandler { cause: cause() } => "fork-handler", Cache;
+    ErrorKind::Mirror { .. } =
+        ErrorKind::Mirror { path: path(), cause: cause() } => "mirror", File;
     ErrorKind::Eventfd { .. } =
         ErrorKind::Eventfd { cause: cause() } => "eventfd", Cache;
     ErrorKind::Thread { .. } =

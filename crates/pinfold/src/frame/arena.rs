@@ -9,7 +9,8 @@
 //! largest order is exactly one huge page of the machine, and huge pages are asked for. Nothing is
 //! ever unmapped, remapped or protected before the drop: any address inside it can be read as long
 //! as the arena lives, even after its folio was freed. So this memory cannot be device pages, or
-//! anything else that may become unreadable.
+//! anything else that may become unreadable. Runs of 2 MiB can be given back to the system: a
+//! late reader then reads the system's page of zeros, which takes no memory.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -155,6 +156,23 @@ impl Arena {
         }
     }
 
+    /// Gives the memory of a run of 2 MiB back to the system, until it is touched again.
+    ///
+    /// # Errors
+    /// The system keeps it: it is locked.
+    ///
+    /// # Safety
+    /// All frames of the run are the caller's alone, and their bytes are of no use.
+    pub(super) unsafe fn give_back(&self, run: FrameNumber) -> Result<(), Errno> {
+        let (word, bit) = self.touched.word_and_bit(run);
+        let address = self.address(run).cast();
+        // SAFETY: the run is inside the arena; by the caller's promise nobody needs its bytes.
+        unsafe { madvise(address, Order::MAX.bytes(), Advice::LinuxDontNeed) }?;
+        // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
+        word.fetch_and(!bit, Ordering::Relaxed);
+        Ok(())
+    }
+
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -290,6 +308,30 @@ mod tests {
             // SAFETY: as above.
             assert_eq!(unsafe { word.read() }, n + 1);
         }
+    }
+
+    #[test]
+    fn a_run_that_is_given_back_takes_no_memory_until_it_is_touched() {
+        let arena = Arena::reserve(300 << 20).unwrap();
+        let run = FrameNumber(512);
+        let resident = || {
+            let mut pages = vec![0u8; 512];
+            let at = arena.address(run).cast();
+            // SAFETY: the range is the arena's, and the call writes one byte for each page.
+            assert_eq!(unsafe { libc::mincore(at, 512 * PAGE_BYTES, pages.as_mut_ptr()) }, 0);
+            pages.iter().filter(|&&page| page & 1 == 1).count()
+        };
+        arena.first_touch(run);
+        // SAFETY: the arena is this test's alone.
+        unsafe { std::ptr::write_bytes(arena.address(run), 7, 512 * PAGE_BYTES) };
+        assert_eq!(resident(), 512);
+        // SAFETY: as above.
+        unsafe { arena.give_back(run) }.unwrap();
+        assert_eq!(resident(), 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { arena.address(run).read() }, 0, "what a late reader reads");
+        arena.first_touch(run);
+        assert!(resident() > 0 || !arena.huge_pages_advised());
     }
 
     /// Each huge page is touched once, by the first frame of it that is handed out, and no other

@@ -16,9 +16,10 @@
 //! - No two free blocks are buddies of the same order: they would have been merged. So the set of
 //!   free frames alone says which blocks there are, however they came about.
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
-//! - There are two sets of lists, one for blocks in movable runs, one for blocks in unmovable ones
+//! - There are three sets of lists, for blocks in movable, in unmovable and in lent runs
 //!   (`mobility`): a block never crosses a run, so its first frame says which. A run that has
-//!   become free as a whole is movable.
+//!   become free as a whole is movable. `free_frames` counts without the lent ones, `free_lent`
+//!   those alone.
 //!
 //! Movable folios come from movable runs as long as these have free frames. Unmovable ones come
 //! from unmovable runs; when those are full, another run is made unmovable.
@@ -47,6 +48,8 @@ pub(crate) struct FrameStats {
     pub(crate) table_frames: u32,
     /// Frames that can be allocated.
     pub(crate) free_frames: u32,
+    /// Free frames of lent runs: for folios whose bytes are in a mirror alone.
+    pub(crate) free_lent: u32,
     /// Frames in the run that is being emptied: neither free nor in use.
     pub(crate) held_frames: u32,
     /// Free blocks of each order.
@@ -57,7 +60,8 @@ impl FrameStats {
     #[cfg(all(test, not(any(loom, shuttle))))]
     /// Frames that are folios: neither free, nor held, nor the table's.
     pub(crate) fn used_frames(&self) -> u32 {
-        self.total_frames - self.table_frames - self.free_frames - self.held_frames
+        let free = self.free_frames + self.free_lent;
+        self.total_frames - self.table_frames - free - self.held_frames
     }
 
     #[cfg(all(test, not(any(loom, shuttle))))]
@@ -74,14 +78,17 @@ pub(super) struct Buddy {
     runs: Runs,
     /// Copy of `Lists::free_frames`, stored under the mutex and read without it.
     free_frames: AtomicU32,
+    /// The same of `Lists::free_lent`.
+    free_lent: AtomicU32,
     table_frames: u32,
 }
 
 #[derive(Debug)]
 struct Lists {
     /// By the kind of their runs.
-    of: [KindLists; 2],
+    of: [KindLists; Mobility::COUNT],
     free_frames: u32,
+    free_lent: u32,
     held: Option<Held>,
 }
 
@@ -113,10 +120,12 @@ impl Buddy {
     pub(super) fn new(table: &Table, table_frames: u32) -> Self {
         assert!(0 < table_frames && table_frames < table.frames());
         let runs = Runs::new(table.frames(), table_frames);
-        let mut lists = Lists { of: [KindLists::default(); 2], free_frames: 0, held: None };
+        let of = [KindLists::default(); Mobility::COUNT];
+        let mut lists = Lists { of, free_frames: 0, free_lent: 0, held: None };
         lists.add_range(Ground { table, runs: &runs }, table_frames, table.frames());
         let free_frames = AtomicU32::new(lists.free_frames);
-        Buddy { lists: Mutex::new(lists), runs, free_frames, table_frames }
+        let free_lent = AtomicU32::new(0);
+        Buddy { lists: Mutex::new(lists), runs, free_frames, free_lent, table_frames }
     }
 
     /// Frames at the start of the arena that are the table's.
@@ -168,6 +177,35 @@ impl Buddy {
         Some(head)
     }
 
+    /// Takes a block of `order`, or else the largest there is, from a lent run.
+    pub(super) fn take_lent_at_most(
+        &self,
+        table: &Table,
+        order: Order,
+    ) -> Option<(FrameNumber, Order)> {
+        let mut lists = self.lists.lock();
+        let order = lists.of[Mobility::Lent as usize].largest_at_most(order)?;
+        let head = lists.take(self.ground(table), order, Mobility::Lent)?;
+        self.publish(&lists);
+        Some((head, order))
+    }
+
+    /// Takes a free run of 2 MiB that may be lent. It is on no list until [`Self::lend`] or
+    /// [`Self::give`].
+    pub(super) fn take_run(&self, table: &Table) -> Option<FrameNumber> {
+        self.take_of(table, Order::MAX, Mobility::Movable)
+    }
+
+    /// Makes a run that [`Self::take_run`] has taken a lent one, all of it free.
+    pub(super) fn lend(&self, table: &Table, run: FrameNumber) {
+        let mut lists = self.lists.lock();
+        self.runs.set(run, Mobility::Lent);
+        lists.free_lent += Order::MAX.frames();
+        lists.push(self.ground(table), run, Order::MAX);
+        self.assert_sane(&lists, table);
+        self.publish(&lists);
+    }
+
     /// Makes the movable run with the largest free block unmovable, if that is at least of `order`;
     /// gives the run.
     pub(super) fn claim(&self, table: &Table, order: Order) -> Option<FrameNumber> {
@@ -187,7 +225,7 @@ impl Buddy {
     /// Makes the run that `frame` lies in unmovable.
     pub(super) fn claim_at(&self, table: &Table, frame: FrameNumber) {
         let mut lists = self.lists.lock();
-        if self.runs.is_movable(frame) {
+        if self.runs.kind(frame) == Mobility::Movable {
             lists.claim(self.ground(table), frame.align_down(Order::MAX));
         }
     }
@@ -215,6 +253,11 @@ impl Buddy {
         self.free_frames.load(Ordering::Relaxed)
     }
 
+    pub(super) fn free_lent(&self) -> u32 {
+        // Relaxed: as above.
+        self.free_lent.load(Ordering::Relaxed)
+    }
+
     pub(super) fn stats(&self, table: &Table) -> FrameStats {
         let lists = self.lists.lock();
         let blocks = |kind: Mobility| lists.of[kind as usize].blocks;
@@ -223,6 +266,7 @@ impl Buddy {
             total_frames: table.frames(),
             table_frames: self.table_frames,
             free_frames: lists.free_frames,
+            free_lent: lists.free_lent,
             held_frames: lists.held_frames(),
             free_blocks: std::array::from_fn(|order| movable[order] + unmovable[order]),
         }
@@ -230,7 +274,9 @@ impl Buddy {
 
     /// Whether a block of `order` can be taken.
     pub(super) fn has_free(&self, order: Order) -> bool {
-        self.lists.lock().of.iter().any(|lists| lists.nonempty >> order.get() != 0)
+        let lists = self.lists.lock();
+        let has = |kind: Mobility| lists.of[kind as usize].nonempty >> order.get() != 0;
+        has(Mobility::Movable) || has(Mobility::Unmovable)
     }
 
     pub(super) fn free_in(&self, table: &Table, run: FrameNumber) -> RunMap {
@@ -253,7 +299,7 @@ impl Buddy {
         let mut map = RunMap::default();
         for (head, order) in blocks_in(table, run) {
             lists.unlink(self.ground(table), head, order);
-            lists.free_frames -= order.frames();
+            *lists.free(self.runs.kind(head)) -= order.frames();
             map.insert(head.0 - run.0, order);
         }
         lists.held = Some(Held { run, map });
@@ -298,6 +344,7 @@ impl Buddy {
         // Relaxed: pairs with nothing; stores are in the mutex's order, so the copy never goes
         // back to an older number.
         self.free_frames.store(lists.free_frames, Ordering::Relaxed);
+        self.free_lent.store(lists.free_lent, Ordering::Relaxed);
     }
 
     fn assert_run(&self, table: &Table, run: FrameNumber) {
@@ -311,7 +358,7 @@ impl Buddy {
     /// A block freed twice, or one that overlaps another, adds up to more frames than there are.
     fn assert_sane(&self, lists: &Lists, table: &Table) {
         let managed = table.frames() - self.table_frames;
-        let known = lists.free_frames + lists.held_frames();
+        let known = lists.free_frames + lists.free_lent + lists.held_frames();
         assert!(known <= managed, "{known} frames are free of {managed} that there are");
     }
 }
@@ -340,8 +387,13 @@ impl Lists {
         for half in (order.get()..from.get()).rev().map(Order) {
             self.push(ground, head.after(half.frames()), half);
         }
-        self.free_frames -= order.frames();
+        *self.free(kind) -= order.frames();
         Some(head)
+    }
+
+    /// The count that free frames of runs of that kind are in.
+    fn free(&mut self, kind: Mobility) -> &mut u32 {
+        if kind == Mobility::Lent { &mut self.free_lent } else { &mut self.free_frames }
     }
 
     /// Makes a movable run unmovable: what is free in it changes lists.
@@ -359,7 +411,8 @@ impl Lists {
 
     /// Adds a block that is on no list, merged with its buddies as far as they are free.
     fn add(&mut self, ground: Ground<'_>, head: FrameNumber, order: Order) {
-        self.free_frames += order.frames();
+        let kind = ground.runs.kind(head);
+        *self.free(kind) += order.frames();
         let mut head = head;
         let mut order = order;
         // Ends: the order grows each time, up to MAX.
@@ -376,6 +429,8 @@ impl Lists {
             head = head.align_down(order);
         }
         if order == Order::MAX {
+            *self.free(kind) -= order.frames();
+            *self.free(Mobility::Movable) += order.frames();
             ground.runs.set(head, Mobility::Movable);
         }
         self.push(ground, head, order);

@@ -94,6 +94,9 @@ bitflags! {
         const GRANTED = 1 << 2;
         /// They might once, and did not use it when others wanted the same.
         const REVOKED = 1 << 3;
+        /// Its bytes are not in the arena but in its file's mirror: they are read under a reference
+        /// alone. Set as long as the frame is one of a lent run.
+        const MIRRORED = 1 << 4;
     }
 }
 
@@ -147,7 +150,7 @@ pub(crate) struct Frame {
     /// Where the policy has the folio, in its own coding. The policy's alone. At 43.
     place: AtomicU8,
     /// Bytes from the start on that may be read without a reference: `file_bytes`, or none while a
-    /// read should have more read ahead. It repeats what `file_bytes` and `flags` say, for one
+    /// read should have more read ahead, or if the bytes are not in the arena. It repeats what `file_bytes` and `flags` say, for one
     /// load. At 44.
     span_bytes: AtomicU32,
     /// Bytes from the start on that are the file's: all of the folio's, or fewer where the file
@@ -427,10 +430,18 @@ impl Frame {
         // AcqRel: pairs with itself, `clear_flags` and `flags`: a thread that sees a flag changed
         // sees what was done before the change.
         let old = Flags::from_bits_truncate(self.flags.fetch_or(flags.bits(), Ordering::AcqRel));
-        if flags.contains(Flags::READAHEAD) {
+        if flags.intersects(Flags::READAHEAD | Flags::MIRRORED) {
             self.settle_span(old | flags);
         }
         old
+    }
+
+    /// Whether the folio's bytes are in its file's mirror; valid under the same conditions as
+    /// [`Frame::identity`].
+    #[inline]
+    pub(crate) fn is_mirrored(&self) -> bool {
+        // Relaxed: set before the folio has an identity, and not changed before it is freed.
+        self.flags.load(Ordering::Relaxed) & Flags::MIRRORED.bits() != 0
     }
 
     /// Clears `flags` and returns those that were set before. Cost: one atomic and.
@@ -447,12 +458,12 @@ impl Frame {
     /// Updates the span to the length and `flags`. The thread that makes the folio sets the mark,
     /// and one holder of a reference clears it: no other thread stores the span then.
     fn settle_span(&self, flags: Flags) {
-        let marked = flags.contains(Flags::READAHEAD);
+        let closed = flags.intersects(Flags::READAHEAD | Flags::MIRRORED);
         // The thread that ends the fill or clears the mark need not be the one that allocated the
         // frame.
         fence_before_racing_stores(Mutant::SpanUnfenced);
         // Relaxed, both: the version orders it, or a late value does no harm.
-        let bytes = if marked { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
+        let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.span_bytes.store(bytes, Ordering::Relaxed);
         self.store_guard_bytes(flags);
     }
@@ -482,7 +493,8 @@ impl Frame {
 
     fn store_guard_bytes(&self, flags: Flags) {
         let large = self.order.load(Ordering::Relaxed) > 0;
-        let closed = flags.contains(Flags::READAHEAD) || large && !flags.contains(Flags::GRANTED);
+        let closed = flags.intersects(Flags::READAHEAD | Flags::MIRRORED)
+            || large && !flags.contains(Flags::GRANTED);
         // Relaxed, all: as in `settle_span`. Too few bytes for a moment cost the slow path.
         let bytes = if closed { 0 } else { self.file_bytes.load(Ordering::Relaxed) };
         self.guard_bytes.store(bytes, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Groups folios by mobility: some 2 MiB runs are kept for folios that never move, so that the
-//! others can be emptied again.
+//! others can be emptied again; and by where their bytes are.
 //!
 //! What belongs here: the kind of each run. What does not: choosing blocks by it (`buddy`), moving
 //! folios for it (`reclaim/unmovable.rs`). Called by `buddy`, and by `pin` through `Frames`.
@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | movable | folios that can be moved or evicted; pinned ones only if they fill the run | at open, and again when all of the run is free |
 //! | unmovable | index nodes, folios pinned for long that are smaller than a run | claimed when the unmovable ones are full; the run with the table, and a last one that is cut short, always are |
+//! | lent | folios whose bytes are in their file's mirror (`mirror/`): the run's own memory was given back to the system | lent when those that are lent are full; it is movable again when all of it is free |
 //!
 //! A movable folio in an unmovable run does no harm (the allocator puts it there rather than fail):
 //! it is moved away when its frames are needed. An unmovable folio in a movable run blocks that run
@@ -27,12 +28,19 @@ pub(crate) enum Mobility {
     Movable,
     /// Folios that stay.
     Unmovable,
+    /// Folios whose bytes are elsewhere.
+    Lent,
 }
 
-/// The kind of each run: one bit, set for movable ones.
+impl Mobility {
+    pub(super) const COUNT: usize = 3;
+}
+
+/// The kind of each run: a bit that is set for movable and for lent ones, and one for lent ones.
 #[derive(Debug)]
 pub(super) struct Runs {
     movable: Box<[AtomicU64]>,
+    lent: Box<[AtomicU64]>,
     /// The runs in which every frame can be data; no other is ever movable.
     whole: std::ops::Range<u32>,
     /// For models, whose arenas have no whole run: the one frame that has to be left for a pin.
@@ -53,6 +61,7 @@ impl Runs {
         let words = frames.div_ceil(run_frames).div_ceil(64);
         let runs = Runs {
             movable: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            lent: (0..words).map(|_| AtomicU64::new(0)).collect(),
             whole: whole.clone(),
             #[cfg(loom)]
             splinter: std::sync::atomic::AtomicU32::new(u32::MAX),
@@ -74,7 +83,7 @@ impl Runs {
         Some(FrameNumber(run * Order::MAX.frames()))
     }
 
-    /// Whether `frame` lies in a movable run. Without the allocator's mutex the result is valid for
+    /// Whether `frame` lies in a movable or a lent run: no pin may stay there. Without the allocator's mutex the result is valid for
     /// a folio whose version was even before the call and is unchanged after it: the kind was
     /// settled under the mutex before the folio was allocated. A later claim only makes "movable"
     /// out of date.
@@ -90,8 +99,19 @@ impl Runs {
         word >> (run % 64) & 1 == 1
     }
 
+    /// Whether `frame` lies in a lent run; valid as [`Self::is_movable`] is.
+    pub(super) fn is_lent(&self, frame: FrameNumber) -> bool {
+        let run = run_of(frame);
+        // Relaxed: as in `is_movable`.
+        self.lent[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
+    }
+
     pub(super) fn kind(&self, frame: FrameNumber) -> Mobility {
-        if self.is_movable(frame) { Mobility::Movable } else { Mobility::Unmovable }
+        match self.is_movable(frame) {
+            true if self.is_lent(frame) => Mobility::Lent,
+            true => Mobility::Movable,
+            false => Mobility::Unmovable,
+        }
     }
 
     /// Changes the kind of the run that `frame` lies in, under the allocator's mutex. A run that is
@@ -101,12 +121,17 @@ impl Runs {
         if !self.whole.contains(&run) {
             return;
         }
-        let (word, bit) = (&self.movable[run as usize / 64], 1 << (run % 64));
-        // Relaxed, both: as in `is_movable`.
-        match kind {
-            Mobility::Movable => word.fetch_or(bit, Ordering::Relaxed),
-            Mobility::Unmovable => word.fetch_and(!bit, Ordering::Relaxed),
+        let (word, bit) = (run as usize / 64, 1 << (run % 64));
+        let set = |words: &[AtomicU64], is: bool| {
+            // Relaxed, both: as in `is_movable`.
+            if is {
+                words[word].fetch_or(bit, Ordering::Relaxed);
+            } else {
+                words[word].fetch_and(!bit, Ordering::Relaxed);
+            }
         };
+        set(&self.lent, kind == Mobility::Lent);
+        set(&self.movable, kind != Mobility::Unmovable);
     }
 
     /// Marks `frame` as one that no pin may stay in.

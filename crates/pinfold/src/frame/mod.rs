@@ -194,7 +194,33 @@ impl Frames {
         Some(self.hand_out(head, order))
     }
 
-    /// All frames go to their first holders through here.
+    /// Takes a folio of `order` or smaller from a lent run: its bytes are not in the arena, and its
+    /// entry says so ([`Flags::MIRRORED`]). Otherwise as `alloc`.
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_lent(&self, order: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_lent_at_most(&self.table, order)?;
+        self.frame(head).hand_out(order);
+        self.frame(head).set_flags(Flags::MIRRORED);
+        Some((head, order))
+    }
+
+    /// Lends a free run of 2 MiB: gives its memory back to the system. False if there is none.
+    ///
+    /// Cost: two mutexes and a madvise(2).
+    pub(crate) fn lend_run(&self) -> bool {
+        let Some(run) = self.buddy.take_run(&self.table) else { return false };
+        // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
+        // found an earlier folio of it loads by racing loads, and notices by the version.
+        let given = unsafe { self.arena.give_back(run) };
+        if given.is_ok() {
+            self.buddy.lend(&self.table, run);
+        } else {
+            self.buddy.give(&self.table, run, Order::MAX);
+        }
+        given.is_ok()
+    }
+
+    /// All frames of the arena go to their first holders through here.
     fn hand_out(&self, head: FrameNumber, order: Order) -> FrameNumber {
         self.arena.first_touch(head);
         self.frame(head).hand_out(order);
@@ -217,8 +243,18 @@ impl Frames {
         self.whole_runs().filter(|&run| !self.is_movable(run))
     }
 
-    /// Whether `frame` lies in a movable run, where nothing smaller than the run may stay for long.
-    /// `mobility` says when the result is valid without the mutex.
+    /// The heads of the runs that are lent.
+    pub(crate) fn lent_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
+        self.whole_runs().filter(|&run| self.is_lent(run))
+    }
+
+    /// Whether `frame` lies in a lent run; as [`Self::is_movable`].
+    pub(crate) fn is_lent(&self, frame: FrameNumber) -> bool {
+        self.buddy.runs().is_lent(frame)
+    }
+
+    /// Whether `frame` lies in a movable or a lent run, where nothing may be pinned that is smaller
+    /// than the run. `mobility` says when the result is valid without the mutex.
     #[inline]
     pub(crate) fn is_movable(&self, frame: FrameNumber) -> bool {
         self.buddy.runs().is_movable(frame)
@@ -246,9 +282,15 @@ impl Frames {
         self.buddy.give(&self.table, head, order);
     }
 
-    /// Free frames, without the mutex: exact at some moment during the call. Cost: one load.
+    /// Free frames of the arena, without the mutex: exact at some moment during the call. Cost: one
+    /// load.
     pub(crate) fn free_frames(&self) -> u32 {
         self.buddy.free_frames()
+    }
+
+    /// The same of lent runs.
+    pub(crate) fn free_lent(&self) -> u32 {
+        self.buddy.free_lent()
     }
 
     /// What is free, in which sizes. Cost: the mutex.

@@ -8,11 +8,12 @@
 //! 1. make the version odd (it already is if the folio is being filled: its filler notices when the
 //!    fill lands);
 //! 2. tell the policy that it is gone;
-//! 3. remove it from the index and forget its identity: no thread finds, holds or announces it
+//! 3. if it is mirrored, its place stays its own until it is freed;
+//! 4. remove it from the index and forget its identity: no thread finds, holds or announces it
 //!    anew.
 //!
 //! Then, without the mutex, for a whole batch:
-//! 4. let go of it (`users.rs`): its waiters are woken, its users keep it. A change of the length
+//! 5. let go of it (`users.rs`): its waiters are woken, its users keep it. A change of the length
 //!    leaves this to its caller, which holds `resizing` ([`Gone`]).
 
 use std::ops::Range;
@@ -172,6 +173,11 @@ fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumb
     let frame = core.frames.frame(head);
     if !frame.is_changing() && !mutant::on(Mutant::FreezeStaysEven) {
         frame.change_begin();
+    }
+    if frame.is_mirrored() && !mutant::on(Mutant::LeftoverForgotten) {
+        // Its users keep its bytes, where they are.
+        let pages = page..page + u64::from(frame.order().frames());
+        core.leftovers.begin(head, changing.mapping().mirror_of_folios(), pages);
     }
     core.residency.remove(&core.frames, head);
     let removed = changing.writer(&core.nodes).remove(page);

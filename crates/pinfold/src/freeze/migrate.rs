@@ -4,7 +4,8 @@
 //! batch. The caller has allocated the new folio (count 1, version odd, no mapping). Under the
 //! `change` mutex:
 //! 1. freeze the old folio, version odd, not announced: from here on no thread reads or changes it;
-//! 2. copy the bytes, and the use count;
+//! 2. copy the bytes, and the use count. A mirrored folio's stay where they are if it remains one;
+//!    if not, they are taken out of the mirror, and so out of all mappings;
 //! 3. give the new folio the old one's identity; its version is still odd;
 //! 4. store the new head to the old one's index slots: a racing look-up finds either. One that
 //!    finds the old head fails on its version, which does not become even again in this use of the
@@ -53,11 +54,21 @@ pub(crate) fn move_frozen(
     let new = core.frames.frame(new_head);
     let identity = old.identity();
     assert_eq!(identity.order, new.order(), "moved to a folio of another size");
-    let (from, to) = (core.frames.address(folio.frame), core.frames.address(new_head));
-    // SAFETY: both are whole folios of this order and do not overlap. The old one is frozen, so no
-    // thread changes it; the new one is the caller's alone. Readers of its last use load from it by
-    // racing loads, and notice by the version.
-    unsafe { copy_racing(to, from, identity.order.bytes()) };
+    if !new.is_mirrored() {
+        let from = core.address(changing.mapping(), folio.frame);
+        let to = core.frames.address(new_head);
+        let bytes = if old.is_mirrored() { old.file_bytes() } else { identity.order.bytes() };
+        // SAFETY: both are folios of this order and do not overlap. The old one is frozen, so no
+        // thread changes it; the new one is the caller's alone. Readers of its last use load from
+        // it by racing loads, and notice by the version.
+        unsafe { copy_racing(to, from, bytes) };
+    }
+    if old.is_mirrored() && !new.is_mirrored() {
+        // Before the new folio can be found: whoever finds it may want to lend it.
+        let pages = identity.index..identity.index + u64::from(identity.order.frames());
+        changing.mapping().mirror_of_folios().punch(pages);
+    }
+    assert!(old.is_mirrored() || !new.is_mirrored(), "folios are lent by `lend`");
     new.set_uses(old.uses());
     new.set_flags(old.flags() & Flags::READAHEAD);
     new.set_identity(identity);

@@ -12,6 +12,7 @@
 //! | `batch.rs` | freezing many folios with one fence and one scan |
 //! | `drop.rs` | dropping the folios of a range, held or not |
 //! | `migrate.rs` | moving a folio's bytes to other frames |
+//! | `lend.rs` | moving a folio's bytes to its file's mirror, used or not |
 //! | `split.rs` | making small folios of a large one |
 //! | `revoke.rs` | ending the grant of a large folio: guards of it have to be asked for |
 //!
@@ -19,6 +20,7 @@
 
 mod batch;
 mod drop;
+mod lend;
 mod migrate;
 mod revoke;
 mod split;
@@ -30,9 +32,10 @@ pub(crate) use batch::{Batch, Candidate, Frozen};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
+pub(crate) use lend::lend;
 pub(crate) use migrate::{migrate, move_frozen};
 pub(crate) use revoke::revoke;
 pub(crate) use split::split;
-pub(crate) use users::{InUse, collect};
+pub(crate) use users::{InUse, collect, let_go};
 #[cfg(all(test, loom))]
-pub(crate) use users::{freeze_alone, freeze_blindly, let_go};
+pub(crate) use users::{freeze_alone, freeze_blindly};

@@ -15,7 +15,7 @@
 use super::users::{InUse, freeze_alone};
 use crate::core::Core;
 use crate::counters::Event;
-use crate::frame::{FrameNumber, Identity, Order};
+use crate::frame::{Flags, FrameNumber, Identity, Order};
 use crate::index::{FolioAt, NoNodes};
 use crate::mapping::Changing;
 use crate::mutant::{self, Mutant};
@@ -64,9 +64,9 @@ pub(crate) fn split(
 
 /// Steps 3 and 4, under the policy's lock.
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
-    let (uses, file_bytes) = {
+    let (uses, file_bytes, mirrored) = {
         let frame = core.frames.frame(folio.frame);
-        (frame.uses(), frame.file_bytes())
+        (frame.uses(), frame.file_bytes(), frame.flags() & Flags::MIRRORED)
     };
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
     let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
@@ -75,6 +75,7 @@ fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, piec
             let frame = core.frames.frame(piece(n));
             let index = folio.page + u64::from(n * order.frames());
             frame.hand_out(order);
+            frame.set_flags(mirrored);
             frame.set_uses(uses);
             frame.set_identity(Identity { mapping, index, order });
             frame.set_file_bytes(

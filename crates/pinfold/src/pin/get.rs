@@ -243,7 +243,10 @@ const ONE_PAGE: u8 = 2;
 fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
     let Seek { handle, page, to, end_byte } = seek;
     let Found { frame, head, stamp, at, span, .. } = handle.found(page, PageOfFolio)?;
-    if must_move(&handle.core, head, span) || (KIND == SINGLES && span != PAGE_BYTES as u64) {
+    if frame.is_mirrored()
+        || must_move(&handle.core, head, span)
+        || (KIND == SINGLES && span != PAGE_BYTES as u64)
+    {
         return None;
     }
     // The folio at the old end is dropped before a longer length is stored. So with a length loaded
@@ -292,7 +295,8 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         if identity.mapping != handle.id {
             return Ok(None);
         }
-        if !must_move(core, held.head(), identity.order.bytes() as u64) {
+        let bytes = identity.order.bytes() as u64;
+        if !held.frame().is_mirrored() && !must_move(core, held.head(), bytes) {
             return pin_held(handle, &held, stamp, page, to, range.end);
         }
         match move_and_pin(handle, held, page, to, range.end) {
@@ -358,6 +362,15 @@ fn pin_held(
     Ok(Some(Pinned { head, skip: skip as u32, pages }))
 }
 
+/// Frames that a folio of `order` may be pinned in.
+fn alloc_for(core: &Core, order: Order, mirrored: bool) -> Option<FrameNumber> {
+    if order < Order::MAX {
+        return reclaim::alloc_unmovable(core, order);
+    }
+    debug_assert!(mirrored, "a folio that fills a run stays");
+    core.frames.alloc(order).or_else(|| reclaim::compact(core).then(|| core.frames.alloc(order))?)
+}
+
 /// The result of an attempt to move a folio.
 enum Moved {
     Pinned(Pinned),
@@ -377,7 +390,13 @@ enum Moved {
 fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u64) -> Moved {
     let (core, mapping) = (&handle.core, &handle.mapping);
     let (head, order) = (held.head(), held.frame().order());
-    let Some(new) = reclaim::alloc_unmovable(core, order) else {
+    let Some(new) = alloc_for(core, order, held.frame().is_mirrored()) else {
+        if held.frame().is_mirrored() {
+            // It cannot stay, and there is no memory for it.
+            let (offset, word) = (held.offset(), held.frame().count.word());
+            let bytes = order.bytes() as u64;
+            return Moved::Held { offset, bytes, word, borrowed: false };
+        }
         core.frames.claim_run_of(head);
         return Moved::Gone;
     };

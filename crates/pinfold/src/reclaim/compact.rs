@@ -33,7 +33,7 @@ pub(crate) fn compact(core: &Core) -> bool {
     let mut candidates: Vec<(u32, FrameNumber)> = core
         .frames
         .whole_runs()
-        .filter(|&run| core.frames.is_movable(run))
+        .filter(|&run| core.frames.is_movable(run) && !core.frames.is_lent(run))
         .map(|run| (core.frames.free_in(run).len(), run))
         .filter(|&(free, _)| free > 0)
         .collect();
@@ -49,11 +49,12 @@ fn empty_run(core: &Core, run: FrameNumber) -> bool {
     }
     let Some(held) = core.frames.take_free_in(run) else { return false };
     let map = held.held();
+    let place = |order| core.frames.alloc(order);
     let mut woken = Woken::default();
     let mut at = 0;
     // Ends: each turn advances by at least a frame.
     while at < Order::MAX.frames() {
-        at = empty_some(core, run, at..Order::MAX.frames(), &map, &mut woken);
+        at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
     }
     held.into_folio().is_ok_and(|folio| {
         core.put(folio);
@@ -78,7 +79,7 @@ pub(crate) fn make_block(core: &Core, order: Order) -> bool {
         if candidates.iter().any(|other| other.1 == run) {
             break; // all were looked at
         }
-        if core.frames.is_movable(run) {
+        if core.frames.is_movable(run) && !core.frames.is_lent(run) {
             candidates.extend(best_block(core, run, order).map(|(free, at)| (free, run, at)));
         }
     }
@@ -113,13 +114,44 @@ fn best_block(core: &Core, run: FrameNumber, order: Order) -> Option<(u32, u32)>
 fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Woken) -> bool {
     let Some(held) = core.frames.take_free_in(run) else { return false };
     let map = held.held();
+    let place = |order| core.frames.alloc(order);
     let mut at = block.start;
     // Ends: each turn advances by at least a frame.
     while at < block.end {
-        at = empty_some(core, run, at..block.end, &map, woken);
+        at = empty_some(core, run, at..block.end, &map, place, woken);
     }
     let map = held.held();
     block.into_iter().all(|at| map.contains(at))
+}
+
+/// Makes a lent run a run of the arena again, if one of a few can be emptied: what is in it moves to
+/// other lent runs, which copies nothing.
+pub(super) fn empty_lent_run(core: &Core) -> bool {
+    let mut candidates: Vec<(u32, FrameNumber)> =
+        core.frames.lent_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
+    candidates.sort_unstable();
+    let place = |order| {
+        let (place, got) = core.frames.alloc_lent(order)?;
+        if got != order {
+            core.give_back(place);
+            return None;
+        }
+        Some(place)
+    };
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| {
+        // Dropped after the run is released.
+        let mut woken = Woken::default();
+        let Some(held) = core.frames.take_free_in(run) else { return false };
+        let map = held.held();
+        let mut at = 0;
+        // Ends: each turn advances by at least a frame.
+        while at < Order::MAX.frames() {
+            at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
+        }
+        let emptied = held.held().is_full();
+        drop(held); // a run that is free as a whole is the arena's
+        emptied
+    })
 }
 
 /// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can
@@ -129,6 +161,7 @@ fn empty_some(
     run: FrameNumber,
     frames: Range<u32>,
     map: &RunMap,
+    place: impl Fn(Order) -> Option<FrameNumber>,
     woken: &mut Woken,
 ) -> u32 {
     let mut at = frames.start;
@@ -144,7 +177,7 @@ fn empty_some(
             continue;
         }
         at += folio.identity.order.frames();
-        if let Some(place) = core.frames.alloc(folio.identity.order) {
+        if let Some(place) = place(folio.identity.order) {
             folios.push(folio);
             places.push(place);
         }
@@ -184,7 +217,7 @@ pub(super) fn can_move(core: &Core, head: FrameNumber) -> Option<Order> {
         .then(|| frame.order())
 }
 
-/// Moves the folio at `head` to a movable run, if it has no holders.
+/// Moves the folio at `head` to a movable run of the arena, if it has no holders.
 pub(super) fn move_out(core: &Core, head: FrameNumber) -> bool {
     let order = core.frames.frame(head).order();
     core.frames.alloc_of(order, Mobility::Movable).is_some_and(|new| move_to(core, head, new))

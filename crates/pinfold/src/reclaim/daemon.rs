@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::evict::{EFFORT_MAX, evict};
-use super::{NAP_MAX, NAP_MIN};
+use super::{NAP_MAX, NAP_MIN, lent};
 use crate::core::Core;
 use crate::error::{ErrorKind, Result};
 use crate::mutant::{self, Mutant};
@@ -90,4 +90,5 @@ fn evict_to_high(core: &Core) {
             break;
         }
     }
+    lent::keep_some_free(core);
 }

@@ -8,9 +8,13 @@
 //! 3. tell the policy of each, which returns the shadow entry;
 //! 4. store the shadow to the folio's index slots: no look-up finds it any more; forget the
 //!    identity;
-//! 5. without the mutexes, free the frames. They stay frozen and odd until they are handed out;
-//! 6. limit the index's shadows, and remove files that have no pages left;
-//! 7. tell the policy which folios stayed.
+//! 5. take what is mirrored out of the mirror, and so out of all mappings. Before the mutexes are
+//!    released: from then on the pages can be read anew;
+//! 6. without the mutexes, free the frames. They stay frozen and odd until they are handed out;
+//! 7. limit the index's shadows, and remove files that have no pages left;
+//! 8. tell the policy which folios stayed.
+
+use std::ops::Range;
 
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
@@ -20,6 +24,8 @@ use crate::frame::{FrameNumber, PAGE_BYTES};
 use crate::freeze::{self, Batch, Candidate, Frozen, InUse};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
+use crate::mutant::{self, Mutant};
+use crate::reclaim::lent;
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
@@ -48,6 +54,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
         }
         evict_batch(core, &victims, &mut sweep);
     }
+    lent::take_back(core);
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
         // A thread that evicts for itself may free more than it takes: other threads wait for it.
@@ -56,7 +63,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     counts
 }
 
-/// Steps 2 to 7.
+/// Steps 2 to 8.
 fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
     let folios = victims.iter().map(|&head| Candidate::of(core, head)).collect();
     let batch = Batch::new(core, folios);
@@ -72,6 +79,7 @@ fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
             Err(why) => stayed.push((batch.folio(n).head, why)),
         }
     }
+    punch(core, &batch, &evicted);
     drop(frozen);
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
     core.counters.add(Event::Eviction, evicted.len() as u64);
@@ -112,6 +120,26 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     drop(writer);
     changing.folio_removed();
     core.frames.frame(folio.head).forget_identity();
+}
+
+/// Step 5: one hole for pages that are adjacent.
+fn punch(core: &Core, batch: &Batch, evicted: &[Candidate]) {
+    if mutant::on(Mutant::EvictKeepsPages) {
+        return;
+    }
+    for mapping in batch.mappings() {
+        let mirrored = evicted.iter().filter(|folio| {
+            folio.identity.mapping == mapping.id && core.frames.frame(folio.head).is_mirrored()
+        });
+        let mut pages: Vec<Range<u64>> = mirrored
+            .map(|folio| folio.identity)
+            .map(|it| it.index..it.index + u64::from(it.order.frames()))
+            .collect();
+        pages.sort_unstable_by_key(|pages| pages.start);
+        for hole in pages.chunk_by(|one, next| one.end == next.start) {
+            mapping.mirror_of_folios().punch(hole[0].start..hole[hole.len() - 1].end);
+        }
+    }
 }
 
 /// After so many folios of a file were evicted: limits shadows to the cache's number of pages;

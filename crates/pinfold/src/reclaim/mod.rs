@@ -10,6 +10,7 @@
 //! | `evict.rs` | eviction, step by step |
 //! | `daemon.rs` | the thread that evicts ahead of need |
 //! | `unmovable.rs` | memory for what stays where it is |
+//! | `lent.rs` | memory for folios whose bytes are in mirrors |
 //! | `compact.rs` | making a run of 2 MiB free by moving what is in it |
 //! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
 //! | `census.rs` | what the memory is full of, for errors |
@@ -23,6 +24,7 @@ mod census;
 mod compact;
 pub(crate) mod daemon;
 mod evict;
+mod lent;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;
@@ -48,6 +50,7 @@ pub(crate) use compact::compact;
 #[cfg(all(test, shuttle))]
 pub(crate) use compact::make_block;
 pub(crate) use evict::evict;
+pub(crate) use lent::allocate_lent;
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end

@@ -1,0 +1,474 @@
+//! Lending pages to a file's mirror, where they can be mapped.
+//!
+//! A folio is read into the arena like any other (`fill`), and moves to the mirror when a mapped
+//! access wants one of its pages: [`look`]. From then on the kernel maps its pages by itself. The
+//! steps, for the folio and for those that follow it in the file and are in the arena, too:
+//! 1. allocate a lent folio for each; claim its place;
+//! 2. write its bytes to the place, under a reference;
+//! 3. under the mapping's `change` mutex put the new folios into the index (`freeze/lend.rs`);
+//! 4. end the claims; let go of the old folios, which frees their memory once nobody uses them.
+//!
+//! A folio with a readahead mark is not lent with those before it: so the mapped access that first
+//! wants it is seen, and reads further ahead.
+//!
+//! Called by `space`.
+
+use std::sync::Arc;
+
+use crate::core::{Core, Held};
+use crate::error::Result;
+use crate::fill;
+use crate::frame::{Flags, FrameNumber, Order, PAGE_BYTES};
+use crate::freeze::{self, InUse};
+use crate::handle::Handle;
+use crate::index::FolioAt;
+use crate::mirror::{Claim, Mirror};
+use crate::mutant::{self, Mutant};
+use crate::reclaim::{self, Patience};
+
+/// The most pages that are lent for one access, beside those of the wanted folio.
+const PAGES_MAX: u32 = 64;
+
+/// How long a thread sleeps at a time while others own the place.
+const NAP: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// What became of a mapped access.
+#[derive(Debug)]
+pub(crate) enum Look<'a> {
+    /// The page is in the mirror, as long as this reference is held.
+    There(Held<'a>),
+    /// It is not cached, or on its way.
+    Absent,
+}
+
+/// A folio on its way to the mirror.
+struct Lending<'a> {
+    old: Held<'a>,
+    new: FrameNumber,
+    page: u64,
+    order: Order,
+    claim: Claim<'a>,
+}
+
+/// Whether `page` can be mapped. A page that is cached in the arena is lent now. Reads nothing.
+///
+/// # Errors
+/// There is no memory for it, or another folio keeps its place for too long.
+pub(crate) fn look(handle: &Handle, page: u64) -> Result<Look<'_>> {
+    handle.core.check_owner()?;
+    let mut patience = None;
+    // Ends: each turn lends the folio, makes it smaller, or waits for another thread; patience
+    // bounds it.
+    loop {
+        // Frozen: as if it were absent, where it is waited for.
+        let Some(held) = handle.core.hold(&handle.mapping, page) else { return Ok(Look::Absent) };
+        if held.frame().is_changing() {
+            return Ok(Look::Absent);
+        }
+        if held.frame().is_mirrored() {
+            return Ok(Look::There(held));
+        }
+        let mirror = handle.mapping.mirror()?;
+        let grown = mirror.grow(handle.mapping.len_bytes());
+        grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
+        if lend(handle, mirror, held)? == Lent::PlaceTaken {
+            let patience = patience.get_or_insert_with(|| Patience::new(&handle.core));
+            if patience.is_over(&handle.core) {
+                let why = "an older version of the page is still in use there";
+                return Err(handle.mapping.mirror_error(std::io::Error::other(why)));
+            }
+            mirror.wait_for_claims(NAP);
+        }
+    }
+}
+
+/// Puts `page` into the mirror, for which it is read or waited for if it is not cached.
+///
+/// # Errors
+/// As [`File::get`](crate::File::get) and [`look`].
+pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought> {
+    // Ends: each turn follows a drop of the folio that the one before has read.
+    loop {
+        handle.check_page(page)?;
+        let read = fill::get(handle, page, PAGE_BYTES)?;
+        let looked = look(handle, page)?;
+        drop(read);
+        if let Look::There(held) = looked {
+            return Ok(Brought::of(handle, held));
+        }
+    }
+}
+
+/// A page that is in the mirror, and cannot be evicted.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    core: Arc<Core>,
+    head: FrameNumber,
+}
+
+impl Brought {
+    fn of(handle: &Handle, held: Held<'_>) -> Self {
+        let head = held.head();
+        std::mem::forget(held); // the reference is this one's
+        Brought { core: handle.core.clone(), head }
+    }
+
+    /// The bytes of the folio that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.core.frames.frame(self.head).order().bytes()
+    }
+}
+
+impl Drop for Brought {
+    fn drop(&mut self) {
+        self.core.put(self.head);
+    }
+}
+
+/// What became of a folio that was to be lent.
+#[derive(Debug, PartialEq, Eq)]
+enum Lent {
+    /// It was lent, split or dropped: look again.
+    Changed,
+    /// Its place belongs to another folio, or to another lender; or it has left the index.
+    PlaceTaken,
+}
+
+/// Steps 1 to 4.
+fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>) -> Result<Lent> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    if wanted.frame().flags().contains(Flags::READAHEAD) {
+        fill::read_further(handle, &wanted);
+    }
+    let identity = wanted.frame().identity();
+    let got = reclaim::allocate_lent(core, identity.order, true)
+        .map_err(|why| why.of(mapping, identity.index))?;
+    let (new, order) = got.expect("it was needed");
+    if order != identity.order {
+        core.give_back(new);
+        return make_smaller(handle, wanted, order).map(|()| Lent::Changed);
+    }
+    let Some(first) = Lending::of(core, mirror, wanted, new) else {
+        return Ok(Lent::PlaceTaken);
+    };
+    let mut all = vec![first];
+    if !handle.stream.is_random() {
+        lengthen(handle, mirror, &mut all);
+    }
+    // Step 2. What follows a folio that cannot be written is not lent.
+    let mut written = 0;
+    let mut failed = None;
+    for lending in &all {
+        let from = core.frames.address(lending.old.head());
+        let bytes = lending.old.frame().file_bytes();
+        // SAFETY: the reference keeps the folio, and the bytes of a folio with holders never
+        // change.
+        if let Err(cause) = unsafe { lending.claim.write(from, bytes) } {
+            failed = Some(cause);
+            break;
+        }
+        written += 1;
+    }
+    // Step 3.
+    let mut woken = crate::wait::Woken::default();
+    let mut gone = Vec::with_capacity(all.len());
+    let mut changing = mapping.change();
+    let mut lent = Vec::with_capacity(all.len());
+    for (n, lending) in all.iter().enumerate() {
+        let folio = FolioAt {
+            page: lending.page,
+            order: u32::from(lending.order.get()),
+            frame: lending.old.head(),
+        };
+        let done =
+            if n < written { freeze::lend(core, &mut changing, folio, lending.new) } else { None };
+        lent.push(done.is_some());
+        if let Some(others) = done {
+            woken.add(others);
+            gone.push(folio.frame);
+        }
+    }
+    drop(changing);
+    drop(woken);
+    // Step 4.
+    for (lending, lent) in all.into_iter().zip(lent) {
+        if !lent {
+            lending.claim.punch();
+            core.give_back(lending.new);
+        }
+    }
+    freeze::let_go(core, &gone);
+    match failed {
+        Some(cause) if written == 0 => Err(mapping.mirror_error(cause)),
+        _ => Ok(Lent::Changed),
+    }
+}
+
+impl<'a> Lending<'a> {
+    /// Claims the place of `old`. `None`: it is taken, or `old` has left the index; `new` is given
+    /// back.
+    ///
+    /// Whether it has left is asked once the place is claimed. If it has not, no other folio owns
+    /// the place, and none will before the claim ends. If it has, the place may be that of the
+    /// folio to which it was lent.
+    fn of(core: &Core, mirror: &'a Mirror, old: Held<'a>, new: FrameNumber) -> Option<Self> {
+        let identity = old.frame().identity();
+        let (page, order) = (identity.index, identity.order);
+        let claim = mirror.claim(page..page + u64::from(order.frames()));
+        match claim {
+            Some(claim) if !old.frame().is_changing() || mutant::on(Mutant::LendBlindly) => {
+                Some(Lending { old, new, page, order, claim })
+            }
+            _ => {
+                core.give_back(new);
+                None
+            }
+        }
+    }
+}
+
+/// Adds the folios that follow, as long as they are up to date in the arena, and there is memory at
+/// once.
+fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a>>) {
+    let core = &*handle.core;
+    let mut left = PAGES_MAX;
+    let mut page = all.last().map_or(0, |last| last.page + u64::from(last.order.frames()));
+    // Ends: each turn advances `page`, or is the last.
+    while left > 0 {
+        let Some(held) = core.hold(&handle.mapping, page) else { break };
+        let (frame, identity) = (held.frame(), held.frame().identity());
+        let pages = identity.order.frames();
+        let fits = !frame.is_changing()
+            && !frame.is_mirrored()
+            && !frame.flags().contains(Flags::READAHEAD)
+            && identity.index == page
+            && pages <= left;
+        if !fits {
+            break;
+        }
+        let Ok(Some((new, order))) = reclaim::allocate_lent(core, identity.order, false) else {
+            break;
+        };
+        if order != identity.order {
+            core.give_back(new);
+            break;
+        }
+        let Some(next) = Lending::of(core, mirror, held, new) else { break };
+        all.push(next);
+        left -= pages;
+        page += u64::from(pages);
+    }
+}
+
+/// Makes a folio that no lent frames fit as small as `order`; drops it if it is in use, so that its
+/// page is read anew.
+fn make_smaller(handle: &Handle, held: Held<'_>, order: Order) -> Result<()> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    let (head, identity) = (held.head(), held.frame().identity());
+    drop(held);
+    let pages = identity.index..identity.index + u64::from(identity.order.frames());
+    // Ends: each turn but the last makes index nodes.
+    loop {
+        let mut changing = mapping.change();
+        let folio = changing.writer(&core.nodes).folio(identity.index);
+        let order_now = u32::from(identity.order.get());
+        let Some(folio) = folio.filter(|it| it.frame == head && it.order == order_now) else {
+            return Ok(());
+        };
+        let split = freeze::split(core, &mut changing, folio, order);
+        drop(changing);
+        match split {
+            Ok(Ok(woken)) => drop(woken),
+            Ok(Err(InUse::Dirty)) => {}
+            Ok(Err(InUse::Busy | InUse::Pinned | InUse::Borrowed)) => {
+                freeze::drop_clean(core, mapping, pages);
+            }
+            Err(short) => {
+                reclaim::refill_nodes(core, short.wanted, true)
+                    .map_err(|why| why.of(mapping, identity.index))?;
+                continue;
+            }
+        }
+        return Ok(());
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::source::Memory;
+    use crate::{Cache, File, Hint, Options};
+
+    const MIB: usize = 1 << 20;
+
+    fn bytes_of(page: u64) -> u8 {
+        (page * 7 + 1) as u8
+    }
+
+    fn file(budget: usize, bytes: usize) -> (Cache, File) {
+        let cache = Cache::new(Options::new(budget as u64)).unwrap();
+        let content = (0..bytes).map(|at| bytes_of((at / PAGE_BYTES) as u64)).collect();
+        let file = cache.attach("file", Arc::new(Memory::new(content))).unwrap();
+        (cache, file)
+    }
+
+    /// A mapped access to `page`, without the mapping.
+    fn access(file: &File, page: u64) -> u8 {
+        let handle = file.handle();
+        loop {
+            match look(handle, page).unwrap() {
+                Look::There(held) => {
+                    let mirror = handle.mapping.mirror().unwrap();
+                    // SAFETY: the reference keeps the page.
+                    let byte = unsafe { mirror.address(page).read() };
+                    drop(held);
+                    return byte;
+                }
+                Look::Absent => drop(bring(handle, page).unwrap()),
+            }
+        }
+    }
+
+    /// Bytes of the mirror's memory.
+    fn mirrored_bytes(file: &File) -> u64 {
+        let mirror = file.handle().mapping.mirror().unwrap();
+        rustix::fs::fstat(mirror.fd()).unwrap().st_blocks as u64 * 512
+    }
+
+    #[test]
+    fn pages_have_their_bytes_and_the_budget_holds() {
+        let (cache, file) = file(16 * MIB, 64 * MIB);
+        for step in [1, 7, 61] {
+            for page in (0..64 * MIB as u64 / 4096).step_by(step) {
+                assert_eq!(access(&file, page), bytes_of(page), "page {page}, step {step}");
+            }
+            let stats = cache.stats();
+            assert!(
+                stats.resident_bytes + stats.metadata_bytes + stats.free_bytes <= 16 * MIB as u64
+            );
+            let mirrored = mirrored_bytes(&file);
+            let lent = file.handle().core.frames.lent_runs().count() * 2 * MIB;
+            assert!(mirrored <= lent as u64, "{mirrored} bytes in runs of {lent}");
+            assert!(mirrored > 8 * MIB as u64, "it uses the cache: {mirrored}");
+        }
+    }
+
+    #[test]
+    fn every_way_in_reads_what_is_mirrored() {
+        let (cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        for page in 0..20 {
+            assert_eq!(access(&file, page), bytes_of(page));
+        }
+        let reader = cache.reader().unwrap();
+        let mut buf = [0; 100];
+        for page in 0..20 {
+            assert_eq!(file.read_at(&mut buf, page * 4096 + 50).unwrap(), 100);
+            assert_eq!(buf, [bytes_of(page); 100]);
+            assert_eq!(file.get(page).unwrap()[..], [bytes_of(page); 4096]);
+            assert_eq!(file.borrow(page, &reader).unwrap()[..], [bytes_of(page); 4096]);
+        }
+        let handle = file.handle();
+        let mirrored =
+            |page| handle.core.hold(&handle.mapping, page).unwrap().frame().is_mirrored();
+        assert!((0..20).all(mirrored));
+        let pinned = file.pin(0..10 * 4096).unwrap();
+        assert!(!(0..10).any(mirrored), "a pin has it moved to the arena");
+        assert_eq!(mirrored_bytes(&file), 10 * 4096);
+        let mut all = vec![0; 10 * 4096];
+        pinned.copy_to(&mut all, 0).unwrap();
+        assert!(all.chunks(4096).zip(0..).all(|(page, n)| page[9] == bytes_of(n)));
+        // The map wants them again, while they are pinned.
+        assert_eq!(access(&file, 3), bytes_of(3));
+        assert!(mirrored(3));
+        drop(pinned);
+    }
+
+    #[test]
+    fn a_guard_keeps_the_bytes_of_a_page_that_is_dropped_and_read_anew() {
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        assert_eq!(access(&file, 5), bytes_of(5));
+        let guard = file.get(5).unwrap();
+        file.invalidate(0..4 * MIB as u64).unwrap();
+        assert!(!guard.is_current());
+        assert_eq!(mirrored_bytes(&file), 4096, "the guard's");
+        assert_eq!(guard[7], bytes_of(5));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| access(&file, 5));
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            assert_eq!(guard[7], bytes_of(5));
+            drop(guard);
+            assert_eq!(waits.join().unwrap(), bytes_of(5));
+        });
+    }
+
+    #[test]
+    fn the_arena_and_mirrors_take_memory_from_each_other() {
+        let (cache, file) = file(16 * MIB, 64 * MIB);
+        let mut buf = vec![0; MIB];
+        for round in 0..3 {
+            // More than once, as what is read once does not displace what was used before.
+            for at in (0..12).cycle().take(100) {
+                assert_eq!(file.read_at(&mut buf, at * MIB as u64).unwrap(), MIB);
+            }
+            let runs = file.handle().core.frames.lent_runs().count();
+            assert!(runs <= 2, "round {round}: {runs} runs are still lent");
+            for page in (16 * MIB..28 * MIB).step_by(4096).cycle().take(30_000) {
+                let page = (page / 4096) as u64;
+                assert_eq!(access(&file, page), bytes_of(page));
+            }
+            let runs = file.handle().core.frames.lent_runs().count();
+            assert!(runs >= 5, "round {round}: {runs} runs are lent");
+        }
+        assert_eq!(cache.stats().dirty_bytes, 0);
+    }
+
+    #[test]
+    fn many_threads_want_pages_by_all_ways() {
+        let (_cache, file) = file(8 * MIB, 32 * MIB);
+        let file = &file;
+        std::thread::scope(|scope| {
+            for seed in 0..6 {
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(seed);
+                    let mut buf = [0; 64];
+                    for n in 0..4000 {
+                        let page = random.u64(0..32 * MIB as u64 / 4096);
+                        match random.u8(0..10) {
+                            0 => {
+                                file.read_at(&mut buf, page * 4096).unwrap();
+                                assert_eq!(buf, [bytes_of(page); 64]);
+                            }
+                            1 => assert_eq!(file.get(page).unwrap()[99], bytes_of(page)),
+                            2 if n % 64 == 0 => {
+                                let _ = file.invalidate(page * 4096..page * 4096 + 65_536).unwrap();
+                            }
+                            _ => assert_eq!(access(file, page), bytes_of(page)),
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
+        let mut options = Options::new(16 * MIB as u64);
+        options.patience = std::time::Duration::from_millis(20);
+        let cache = Cache::new(options).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; MIB]))).unwrap();
+        assert_eq!(access(&file, 5), 7);
+        let guard = file.get(5).unwrap();
+        file.invalidate(0..MIB as u64).unwrap();
+        let error = bring(file.handle(), 5).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "no memory for mapped pages of file: an older version of the page is still in use there"
+        );
+        drop(guard);
+        assert_eq!(access(&file, 5), 7);
+    }
+}

@@ -1,0 +1,90 @@
+//! Frames for folios whose bytes are in mirrors: runs of 2 MiB are lent for them, and taken back.
+//!
+//! A lent run has no memory of its own (`frame::mobility`), so its frames and those of the arena do
+//! not stand in for each other. The policy evicts in one order, whatever kind of frame that frees;
+//! this file turns the one kind into the other:
+//! - lends a free run of the arena, when frames for mirrors are wanted and the arena has more free
+//!   than it wants;
+//! - takes back a lent run, when the arena wants frames and the lent runs have as many free as one
+//!   has: what is in it moves to the others, which copies no byte.
+
+use crate::core::Core;
+use crate::frame::{FrameNumber, Order};
+
+use super::compact;
+use super::evict::{EFFORT_MAX, evict};
+use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
+
+/// A folio for a mirror, of order `wish` or smaller, counted as
+/// [`alloc_lent`](crate::frame::Frames::alloc_lent) does. With `needed`, evicts until there is one,
+/// or says why there is none; without, returns `None` if there is none at once.
+pub(crate) fn allocate_lent(
+    core: &Core,
+    wish: Order,
+    needed: bool,
+) -> Result<Option<(FrameNumber, Order)>, Shortage> {
+    if let Some(got) = at_once(core, wish) {
+        if core.frames.free_lent() < core.pressure.low_frames {
+            core.pressure.bell.ring();
+        }
+        return Ok(Some(got));
+    }
+    if !needed {
+        return Ok(None);
+    }
+    let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
+    // Ends: when memory comes, or patience is at an end.
+    loop {
+        let seen = core.pressure.progress_seen();
+        let evicted = evict(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+        if let Some(got) = at_once(core, wish) {
+            return Ok(Some(got));
+        }
+        if patience.is_over(core) {
+            return Err(shortage(core, wish.bytes() as u64));
+        }
+        if evicted.evicted == 0 {
+            core.pressure.wait_for_progress(seen, nap);
+            nap = (nap * 2).min(NAP_MAX);
+        }
+    }
+}
+
+/// What is free, or can be lent.
+fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
+    let got = core.frames.alloc_lent(wish);
+    if got.is_some_and(|(_, order)| order == wish) || !lend(core) {
+        return got;
+    }
+    if let Some((smaller, _)) = got {
+        core.give_back(smaller);
+    }
+    core.frames.alloc_lent(wish)
+}
+
+/// Lends a run, if the arena has more than enough free.
+fn lend(core: &Core) -> bool {
+    let enough = core.pressure.high_frames + Order::MAX.frames();
+    core.frames.free_frames() >= enough
+        && (core.frames.lend_run() || (compact::compact(core) && core.frames.lend_run()))
+}
+
+/// Frees lent frames up to the high watermark, if any are lent, or lends more. For the reclaiming
+/// thread.
+pub(super) fn keep_some_free(core: &Core) {
+    let wanted = || core.pressure.high_frames.saturating_sub(core.frames.free_lent());
+    // Ends: each turn evicts something, lends a run, or is the last.
+    while core.frames.lent_runs().next().is_some() && wanted() > 0 {
+        if !lend(core) && evict(core, wanted(), EFFORT_MAX).evicted == 0 {
+            break;
+        }
+    }
+}
+
+/// Takes back a run, if the arena wants frames and the other lent runs can have what is in it.
+pub(super) fn take_back(core: &Core) {
+    let run = Order::MAX.frames();
+    if core.frames.free_lent() >= run && core.frames.free_frames() < core.pressure.high_frames {
+        compact::empty_lent_run(core);
+    }
+}

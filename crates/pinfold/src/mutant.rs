@@ -82,6 +82,10 @@ mutants! {
     RetreatLosesTurn,
     /// Any number of batches of futures wait for memory with their guards.
     AllKeepGuards,
+    /// A batch of futures that may keep its guards does so for ever, though it is not polled.
+    UnpolledKeepsGuards,
+    /// A batch of futures that was passed over keeps its guards, though another one may.
+    PassedOverKeepsGuards,
     /// A batch of futures that is refused its claim is the one that may keep its guards.
     RefusedKeepsGuards,
     /// A batch of futures that is dropped while it queues for its claim stays in the queue.

@@ -83,6 +83,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("retreat-uncounted", "batches seldom step back here; the models see it"),
     ("retreat-loses-turn", "batches seldom step back here; the models see it"),
     ("all-keep-guards", "batches seldom step back here; the models see it"),
+    ("unpolled-keeps-guards", "whatever is woken here is polled; the tests of `futures` see it"),
+    ("passed-over-keeps-guards", "batches seldom step back here; the models see it"),
     ("refused-keeps-guards", "batches seldom step back here; the tests of `futures` see it"),
     ("batch-stays-queued", "a turn that nobody takes is passed over; the models see it"),
     ("drop-keeps-waker", "to be woken in vain is no error; the tests of `wait` see it"),

@@ -194,9 +194,10 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// If it queues for memory: the progress seen before.
-    pub(super) fn is_short(&self) -> Option<u64> {
-        self.short.filter(|_| matches!(self.wait, Wait::Turn))
+    /// If it queues for memory: the progress seen before, and its turn.
+    pub(super) fn is_short(&self) -> Option<(u64, Turn)> {
+        let queues = matches!(self.wait, Wait::Turn);
+        self.short.zip(self.turn).filter(|_| queues)
     }
 
     /// Its turn, which the caller has from now on.

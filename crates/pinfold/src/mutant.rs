@@ -195,6 +195,10 @@ mutants! {
 
     /// A fill does not check whether its folio was dropped meanwhile.
     LandBlindly,
+    /// Whoever wants some pages of a read that failed does not read them alone.
+    NeverAlone,
+    /// It does so even if the source hangs.
+    AloneThoughItHangs,
     /// An error of a read for a batch is not left for those who wait.
     BatchErrorUnshared,
     /// Folios of an abandoned batch stay in flight.

@@ -94,6 +94,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("further-unseen", "no batch here has more than 16 pages; the models see it"),
     ("event-unwritten", "nobody here has an event loop; the tests of `completions` see it"),
     ("clear-relaxed", "x86-64 reorders no stores"),
+    ("never-alone", "an error is an error here, whoever's it is; the tests of `fill` see it"),
+    ("alone-though-it-hangs", "to wait long is no error; the tests of `fill` see it"),
     ("batch-error-unshared", "nobody here reads what fails late; the tests of `many` see it"),
     ("batch-forgotten", "nobody here gives a read up; the tests of `fill` see it"),
     ("collect-unfenced", "nobody takes membarrier(2) away; the registry's tests see it"),

@@ -152,7 +152,8 @@ impl Completions {
         self.begin(user_data, async move { Outcome::Page(FolioOf::get_async(file, page).await) });
     }
 
-    /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end together.
+    /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end
+    /// together.
     ///
     /// ```
     /// # use pinfold::{Cache, Completions, Options, Outcome, source::Memory};

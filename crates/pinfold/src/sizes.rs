@@ -78,9 +78,9 @@ sizes! {
     /// all of them, however often they are read again.
     RETREATS_MAX: u32 = 16, loom 16, shuttle 2;
 
-    /// How long a future may take from being woken to being polled until the reclaiming thread wakes
-    /// the next one of its line, too. No time passes in a model: whoever is woken may be passed over
-    /// at once.
+    /// How long a future may take from being woken to being polled until the reclaiming thread
+    /// wakes the next one of its line, too. No time passes in a model: whoever is woken may be
+    /// passed over at once.
     UNPOLLED: std::time::Duration = std::time::Duration::from_millis(20),
         loom std::time::Duration::ZERO, shuttle std::time::Duration::ZERO;
 

@@ -28,8 +28,7 @@
 //! filler, because only one thread finds the index empty in step 2. The fills of the others end
 //! there: they forget the identity and wake the waiters, since a thread with an old hint to this
 //! frame may have taken a reference meanwhile. Errors are not cached: after step 4 the next reader
-//! finds nothing and fills again. So does one of the waiters, if the read had pages that it does not
-//! want.
+//! finds nothing and fills again. So does each waiter that wants only some of what was read.
 
 mod ahead;
 mod alone;

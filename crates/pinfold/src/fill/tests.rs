@@ -276,7 +276,8 @@ impl Source for Shrunk {
     }
 }
 
-/// How the pages 4 to 6 fail, of which the last is not there any more, each where all are one folio.
+/// How the pages 4 to 6 fail, of which the last is not there any more, each where all are one
+/// folio.
 fn fail_where_a_source_has_shrunk() -> [Option<Error>; 3] {
     [4, 5, 6].map(|page| {
         let cache = Cache::new(Options::new(1 << 20)).unwrap();
@@ -299,7 +300,10 @@ fn fail_where_a_source_has_shrunk() -> [Option<Error>; 3] {
 
 #[test]
 fn a_page_is_there_if_the_source_has_shrunk_after_it() {
-    let ends_at_6 = |error: &Error| matches!(error.kind(), ErrorKind::Truncated { cause, .. } if cause.offset == 6 << 12);
+    let ends_at_6 = |error: &Error| match error.kind() {
+        ErrorKind::Truncated { cause, .. } => cause.offset == 6 << 12,
+        _ => false,
+    };
     let failed = fail_where_a_source_has_shrunk();
     assert!(matches!(&failed, [None, None, Some(error)] if ends_at_6(error)), "{failed:?}");
     let caught = mutant::with(Some(Mutant::NeverAlone), fail_where_a_source_has_shrunk);

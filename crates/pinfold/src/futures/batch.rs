@@ -8,9 +8,9 @@
 //! it were new: what it has read is probably still cached when its turn comes. A batch that is too
 //! large for that, and so runs alone in its file, waits with its guards. So does one that found no
 //! memory many times, as others may hold all but too little for it; but only one in a cache at a
-//! time, the keeper (`pressure/queue.rs`). Others that found none as often wait for its end, without
-//! guards. If it is woken and not polled for a while, one of them is the keeper instead. Once it is
-//! polled, it steps back as the others do.
+//! time, the keeper (`pressure/queue.rs`). Others that found none as often wait for its end,
+//! without guards. If it is woken and not polled for a while, one of them is the keeper instead.
+//! Once it is polled, it steps back as the others do.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};

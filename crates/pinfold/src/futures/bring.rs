@@ -88,8 +88,8 @@ impl<'f> Bring<'f> {
         let (handle, core) = (self.handle, &*self.handle.core);
         let file = handle.mapping.id;
         // Ends: each turn follows what another thread did: it ended the fill, dropped the folio,
-        // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill that
-        // failed it reads alone, and then returns the error.
+        // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill
+        // that failed it reads alone, and then returns the error.
         loop {
             if !matches!(self.wait, Wait::Look) {
                 core.check_owner()?;

@@ -288,8 +288,8 @@ fn a_batch_that_its_file_refuses_keeps_no_other_file_waiting() {
     assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
 }
 
-/// As [`two_files`], where nobody loses patience as long as the test waits; and guards of as much of
-/// the second as there is memory for.
+/// As [`two_files`], where nobody loses patience as long as the test waits; and guards of as much
+/// of the second as there is memory for.
 fn patient(body: impl FnOnce(&File, &File, Vec<FolioRef<'_>>) -> Got) -> Got {
     let mut options = Options::new(1 << 20);
     options.patience = MOST * 2;

@@ -93,8 +93,8 @@ impl<'a> Absent<'a> {
     }
 
     /// All steps, for a thread that waits for what was added. Afterwards it is cached, on its way,
-    /// could not be begun, or has failed. Returns where the errors of failed reads are, if there was
-    /// anything to read; some may still come.
+    /// could not be begun, or has failed. Returns where the errors of failed reads are, if there
+    /// was anything to read; some may still come.
     ///
     /// # Errors
     /// As for [`fill::prepare`] of the first group, and

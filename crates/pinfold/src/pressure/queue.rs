@@ -18,9 +18,9 @@
 //!
 //! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
 //! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
-//! time, the *keeper*: two could wait for each other. The others queue without guards. A keeper that
-//! was woken and is not polled is passed over, too: the next batch that asks is the keeper from then
-//! on. The one before learns that when it is polled, and drops its guards.
+//! time, the *keeper*: two could wait for each other. The others queue without guards. A keeper
+//! that was woken and is not polled is passed over, too: the next batch that asks is the keeper
+//! from then on. The one before learns that when it is polled, and drops its guards.
 //!
 //! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
 //! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
@@ -103,8 +103,8 @@ pub(crate) enum Refused {
     NoMemory,
 }
 
-/// A keeper that is passed over loses what it has brought. If it is polled after all, the program is
-/// slow to poll, and the next one is given twice the time; so often at most.
+/// A keeper that is passed over loses what it has brought. If it is polled after all, the program
+/// is slow to poll, and the next one is given twice the time; so often at most.
 const SLOW_MAX: u32 = 4;
 
 impl Queue {

@@ -54,6 +54,8 @@ pub enum Outcome {
     },
     /// Of [`Completions::get`]: the page; as of [`FolioOf::get`].
     Page(Result<FolioOf<Arc<File>>>),
+    /// Of [`Completions::get_many`]: the pages; as of [`FolioOf::get_many_async`].
+    Pages(Result<Vec<FolioOf<Arc<File>>>>),
 }
 
 /// Reads of files, for a program that waits for many things at once: by epoll(7), poll(2), or an
@@ -148,6 +150,30 @@ impl Completions {
     pub fn get(&mut self, file: &Arc<File>, page: u64, user_data: u64) {
         let file = file.clone();
         self.begin(user_data, async move { Outcome::Page(FolioOf::get_async(file, page).await) });
+    }
+
+    /// Begins to get all of `pages`, in their order, as [`File::get_many_async`]. They end
+    /// together.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
+    /// # use rustix::event::{PollFd, PollFlags, poll};
+    /// # use std::sync::Arc;
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = Arc::new(cache.attach("nodes", Arc::new(Memory::new(vec![7; 1 << 20])))?);
+    /// let mut completions = Completions::new()?;
+    /// completions.get_many(&file, &[19, 4, 200], 1);
+    /// poll(&mut [PollFd::new(&completions, PollFlags::IN)], None).unwrap();
+    /// let Some(Outcome::Pages(nodes)) = completions.next().map(|it| it.outcome) else { panic!() };
+    /// assert!(nodes?.iter().all(|node| node[..] == [7; 4096]));
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    pub fn get_many(&mut self, file: &Arc<File>, pages: &[u64], user_data: u64) {
+        let (file, pages) = (file.clone(), pages.to_vec());
+        self.begin(
+            user_data,
+            async move { Outcome::Pages(FolioOf::get_many_async(file, pages).await) },
+        );
     }
 
     fn begin(&mut self, user_data: u64, future: impl Future<Output = Outcome> + Send + 'static) {

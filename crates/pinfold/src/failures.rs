@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use crate::error::Error;
 use crate::frame::{Flags, Frame, FrameNumber};
@@ -43,20 +44,30 @@ impl Failures {
 
 /// The errors of a batch's reads, for the batch alone. A page whose read fails leaves the index at
 /// once: when its entry's turn comes, there may be nothing to wait for any more.
-// Not `crate::sync::Mutex`: it is held for a moment, and nothing is waited for under it.
-#[derive(Debug, Default)]
-pub(crate) struct Failed(sync::locks::Mutex<Vec<(Range<u64>, Error)>>);
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// When the batch began.
+    pub(crate) since: Instant,
+    // Not `crate::sync::Mutex`: it is held for a moment, and nothing is waited for under it.
+    errors: sync::locks::Mutex<Vec<(Range<u64>, Error)>>,
+}
 
 impl Failed {
-    /// Stores the error of a read of `pages`. Call it before they leave the index.
-    pub(crate) fn remember(&self, pages: Range<u64>, error: Error) {
-        self.0.lock().push((pages, error));
+    /// None so far.
+    pub(crate) fn new() -> Self {
+        Failed { since: Instant::now(), errors: sync::locks::Mutex::default() }
     }
 
-    /// The error of a read of some of `pages`, and of which pages it was.
-    pub(crate) fn of(&self, pages: Range<u64>) -> Option<(Range<u64>, Error)> {
-        let all = self.0.lock();
-        let meets = |(of, _): &&(Range<u64>, Error)| of.start < pages.end && pages.start < of.end;
-        all.iter().find(meets).cloned()
+    /// Stores the error of a read of `pages`. Call it before they leave the index.
+    pub(crate) fn remember(&self, pages: Range<u64>, error: Error) {
+        self.errors.lock().push((pages, error));
+    }
+
+    /// The first error of a read of some of `pages` that is `wanted`.
+    pub(crate) fn of(&self, pages: &Range<u64>, wanted: impl Fn(&Error) -> bool) -> Option<Error> {
+        let errors = self.errors.lock();
+        let meets = |of: &Range<u64>| of.start < pages.end && pages.start < of.end;
+        let found = errors.iter().find(|(of, error)| meets(of) && wanted(error));
+        found.map(|(_, error)| error.clone())
     }
 }

@@ -337,7 +337,8 @@ impl File {
     /// the others, with one exception: after the first [`ErrorKind::NoMemory`] the batch waits for
     /// no more memory, and every read of something that is not cached gets that error. What the
     /// source fails to read is not read again, unless the source was asked for more at once than
-    /// one of `reads` wants: then that one is tried once more, alone.
+    /// one of `reads` wants: then that one is tried once more, alone, as by any other call. What
+    /// hangs is not tried again ([`Source`](crate::source::Source#which-calls-it-gets) says more).
     ///
     /// Cost of hits: they are done in blocks of 16, so that the processor's cache misses overlap.
     /// That pays from about eight reads of distant pages on; with fewer than four, hits are done

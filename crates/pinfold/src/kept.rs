@@ -120,6 +120,17 @@ impl<F: SharedFile> FolioOf<F> {
         Ok(FolioOf { view, file })
     }
 
+    /// All of `pages`, in their order, without blocking the thread that polls the future, as
+    /// [`File::get_many_async`]. Each guard has a share of the file, and so has the future.
+    ///
+    /// # Errors
+    /// As [`File::get_many_async`].
+    pub async fn get_many_async(file: F, pages: Vec<u64>) -> Result<Vec<Self>> {
+        let folios = file.get_many_async(&pages).await?;
+        let of = |folio: FolioRef<'_>| FolioOf { view: folio.into_view(), file: file.clone() };
+        Ok(folios.into_iter().map(of).collect())
+    }
+
     /// The file.
     pub fn file(&self) -> &F {
         &self.file

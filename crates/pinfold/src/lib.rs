@@ -185,7 +185,7 @@
 //! | the end of a guard, a pin given back | a short lock, if it was the last holder of a folio that had left its file; with [`Options::track_pins`], the lock of the list of pins |
 //! | [`Borrowed::upgrade`] | at times, a thread that is just trying to evict or move the folio; it does no I/O meanwhile |
 //! | a miss | the source. The cache sets no time limit. A source may set its own in `read_at`. [`source::Source::deadline`] limits what the cache hands over as requests: reads ahead, reads of futures, and all but the first read of a batch |
-//! | a miss of a page that another thread reads already | that read, and gets its error; but it repeats a read ahead that failed |
+//! | a miss of a page that another thread reads already | that read, and gets its error; but if it was a read ahead, or had more than the call wants, it reads what it wants |
 //! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`ErrorKind::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
 //! | `read_at_async`, `get_async`, `get_many_async` | a poll may take the file's mutex for a moment, and may evict. It waits for no read and for no memory: the future is woken ([`futures`]) |

@@ -92,6 +92,10 @@ mutants! {
     RetreatLosesTurn,
     /// Any number of batches of futures wait for memory with their guards.
     AllKeepGuards,
+    /// A batch of futures that may keep its guards does so for ever, though it is not polled.
+    UnpolledKeepsGuards,
+    /// A batch of futures that was passed over keeps its guards, though another one may.
+    PassedOverKeepsGuards,
     /// A batch of futures that is refused its claim is the one that may keep its guards.
     RefusedKeepsGuards,
     /// A batch of futures that is dropped while it queues for its claim stays in the queue.
@@ -201,6 +205,10 @@ mutants! {
 
     /// A fill does not check whether its folio was dropped meanwhile.
     LandBlindly,
+    /// Whoever wants some pages of a read that failed does not read them alone.
+    NeverAlone,
+    /// It does so even if the source hangs.
+    AloneThoughItHangs,
     /// An error of a read for a batch is not left for those who wait.
     BatchErrorUnshared,
     /// Folios of an abandoned batch stay in flight.

@@ -78,6 +78,12 @@ sizes! {
     /// all of them, however often they are read again.
     RETREATS_MAX: u32 = 16, loom 16, shuttle 2;
 
+    /// How long a future may take from being woken to being polled until the reclaiming thread
+    /// wakes the next one of its line, too. No time passes in a model: whoever is woken may be
+    /// passed over at once.
+    UNPOLLED: std::time::Duration = std::time::Duration::from_millis(20),
+        loom std::time::Duration::ZERO, shuttle std::time::Duration::ZERO;
+
     /// How long a thread waits for memory that others hold before it gets an error; for reads under
     /// way it waits longer (`reclaim`). No time passes in a model.
     PATIENCE: std::time::Duration = std::time::Duration::from_secs(2),

@@ -104,6 +104,37 @@ fn what_ends_is_told_once() {
 }
 
 #[test]
+fn a_batch_ends_with_all_of_its_pages_or_an_error() {
+    let (cache, file, queue) = queued();
+    let mut all = Loop::new();
+    let pages = [40, 3, 40, 20];
+    all.completions.get_many(&file, &pages, 1);
+    all.completions.get_many(&file, &[3, 64], 2);
+    all.completions.get_many(&file, &[], 3);
+    all.completions.get_many(&file, &[50, 51, 60], 4);
+    assert_eq!((all.completions.cancel(4), all.completions.len()), (1, 3));
+    // Two need nothing of the queue.
+    let ended = all.ended_in_all(2);
+    let [(2, Outcome::Pages(Err(error))), (3, Outcome::Pages(Ok(none)))] = &ended[..] else {
+        panic!("{ended:?}")
+    };
+    assert!(matches!(error.kind(), ErrorKind::BeyondEnd { page: 64, .. }), "{error:?}");
+    assert!(none.is_empty() && !all.is_told());
+    queue.let_go();
+    let ended = all.ended_in_all(1);
+    let [(1, Outcome::Pages(Ok(got)))] = &ended[..] else { panic!("{ended:?}") };
+    assert_eq!(got.len(), pages.len());
+    for (page, got) in pages.iter().zip(got) {
+        pattern().check(page * PAGE, got).unwrap();
+    }
+    drop(ended);
+    queue.let_go();
+    // Nothing is held of it: all can be dropped.
+    file.invalidate(0..i64::MAX as u64).unwrap();
+    assert_eq!((cache.stats().resident_bytes, all.completions.len()), (0, 0));
+}
+
+#[test]
 fn an_error_is_told_with_the_buffer() {
     let (_cache, file, queue) = queued();
     let mut all = Loop::new();
@@ -176,6 +207,7 @@ fn event_loops_beside_threads_get_the_right_bytes() {
     file.advise(0..1, Hint::Random).unwrap();
     let offset =
         |n: u64, thread: u64| (n << 8 | thread).wrapping_mul(0x9E37_79B9_7F4A_7C15) % BYTES;
+    let of_batch = |offset: u64| [0, 77, 3000].map(|n| (offset / PAGE + n) % (BYTES / PAGE));
     std::thread::scope(|scope| {
         for thread in 0..3 {
             let file = &file;
@@ -186,6 +218,8 @@ fn event_loops_beside_threads_get_the_right_bytes() {
                     let offset = offset(n, thread);
                     if n % 3 == 0 {
                         completions.get(file, offset / PAGE, n);
+                    } else if n % 16 == 1 {
+                        completions.get_many(file, &of_batch(offset), n);
                     } else {
                         completions.read_at(file, vec![0; 5000], offset, n);
                     }
@@ -208,6 +242,11 @@ fn event_loops_beside_threads_get_the_right_bytes() {
                         match outcome {
                             Outcome::Page(page) => {
                                 pattern().check(offset / PAGE * PAGE, &page.unwrap()).unwrap();
+                            }
+                            Outcome::Pages(pages) => {
+                                for (page, got) in of_batch(offset).iter().zip(pages.unwrap()) {
+                                    pattern().check(page * PAGE, &got).unwrap();
+                                }
                             }
                             Outcome::Read { buf, result } => {
                                 assert_eq!(result.unwrap() as u64, 5000.min(BYTES - offset));

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::future::Future;
 use std::io;
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
@@ -726,29 +727,35 @@ fn reads_until_both_fail(batch: &[u64], other: impl Fn(&File) -> Option<Error> +
     before
 }
 
+/// Batches with the page, and how many reads have it until two that want it have failed. Read with
+/// others, it is then read alone, by each of the two or by one for both.
+const BATCHES: [(&[u64], RangeInclusive<usize>); 4] =
+    [(&[50, 1], 1..=1), (&[1, 50], 1..=1), (&[1, 50, 90], 1..=1), (&[1, 49, 50, 51], 2..=3)];
+
 #[test]
 fn the_error_of_a_batchs_read_is_for_all_who_wait() {
-    for batch in [&[50, 1][..], &[1, 50], &[1, 50, 90], &[1, 49, 50, 51]] {
-        assert_eq!(reads_until_both_fail(batch, |file| file.get(50).err()), 1, "{batch:?}");
-        assert_eq!(reads_until_both_fail(batch, |file| file.get_many(&[3, 50]).err()), 1);
+    for (batch, expected) in BATCHES {
+        let check = |reads| assert!(expected.contains(&reads), "{batch:?}: {reads} reads");
+        check(reads_until_both_fail(batch, |file| file.get(50).err()));
+        check(reads_until_both_fail(batch, |file| file.get_many(&[3, 50]).err()));
         let read = |file: &File| {
             let mut bufs = [[0; 8]; 2];
             let [first, second] = &mut bufs;
             file.read_many(&mut [ReadAt::new(at(3), first), ReadAt::new(at(50), second)]).err()
         };
-        assert_eq!(reads_until_both_fail(batch, read), 1, "{batch:?}");
+        check(reads_until_both_fail(batch, read));
         let future = |file: &File| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             runtime.block_on(file.get_many_async(&[50])).err()
         };
-        assert_eq!(reads_until_both_fail(batch, future), 1, "{batch:?}");
+        check(reads_until_both_fail(batch, future));
     }
 }
 
 /// The same where the batch is of futures.
 #[test]
 fn the_error_of_a_read_of_futures_is_for_all_who_wait() {
-    for batch in [&[50, 1][..], &[1, 50], &[1, 50, 90], &[1, 49, 50, 51]] {
+    for (batch, expected) in BATCHES {
         let source = Arc::new(FailsLate::default());
         let (cache, file) = file_of(source.clone(), Options::new(8 << 20));
         let mut many = std::pin::pin!(file.get_many_async(batch));
@@ -769,7 +776,7 @@ fn the_error_of_a_read_of_futures_is_for_all_who_wait() {
             let error = other.join().unwrap();
             assert!(matches!(error.kind(), ErrorKind::Read { .. }), "{error:?}");
         });
-        assert_eq!(source.reads(), 1, "{batch:?}");
+        assert!(expected.contains(&source.reads()), "{batch:?}: {} reads", source.reads());
     }
 }
 

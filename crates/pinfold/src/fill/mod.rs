@@ -9,6 +9,7 @@
 //! | `prepare.rs` | steps 1 and 2 below |
 //! | `batch.rs` | folios that are read at once; steps 3 to 5 |
 //! | `ahead.rs` | reading ahead |
+//! | `alone.rs` | whether a reader tries once more, without the other pages of a read that failed |
 //!
 //! # A fill, step by step
 //!
@@ -27,13 +28,16 @@
 //! filler, because only one thread finds the index empty in step 2. The fills of the others end
 //! there: they forget the identity and wake the waiters, since a thread with an old hint to this
 //! frame may have taken a reference meanwhile. Errors are not cached: after step 4 the next reader
-//! finds nothing and fills again.
+//! finds nothing and fills again. So does each waiter that wants only some of what was read.
 
 mod ahead;
+mod alone;
 mod batch;
 mod prepare;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
+
+use std::time::Instant;
 
 use crate::core::{Core, Held};
 use crate::counters::Event;
@@ -43,6 +47,7 @@ use crate::handle::Handle;
 use crate::pressure::Refused;
 use crate::stream::Plan;
 pub(crate) use ahead::{give_up, read_further, start_ahead};
+pub(crate) use alone::Wanted;
 pub(crate) use batch::{Batch, For, request};
 pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
 
@@ -51,7 +56,8 @@ pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
-    get_as(reader, page, || reader.stream.on_miss(page, bytes, reader.mapping.len_bytes()))
+    let plan = || reader.stream.on_miss(page, bytes, reader.mapping.len_bytes());
+    get_as(reader, page, &Wanted::new(page, bytes), plan)
 }
 
 /// The same for a pin, which wants the pages up to `end` and nothing beyond, whatever this handle
@@ -59,23 +65,31 @@ pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> 
 #[cold]
 #[inline(never)]
 pub(crate) fn get_range(reader: &Handle, page: u64, end: u64) -> Result<Held<'_>> {
-    get_as(reader, page, || Plan::of(end))
+    get_as(reader, page, &Wanted::since(page..end, Instant::now()), || Plan::of(end))
 }
 
 /// See [`get`]; `plan` is called if something has to be read.
-fn get_as(reader: &Handle, page: u64, plan: impl Fn() -> Plan) -> Result<Held<'_>> {
-    reader.core.check_owner()?;
+fn get_as<'a>(
+    reader: &'a Handle,
+    page: u64,
+    wanted: &Wanted,
+    plan: impl Fn() -> Plan,
+) -> Result<Held<'a>> {
+    let core = &reader.core;
+    core.check_owner()?;
+    let mut alone = None;
     // Ends: each turn that does not return was undone by an invalidation, or found the folio frozen
-    // and then waited for the mapping's mutex.
+    // and then waited for the mapping's mutex, or followed a read that had what others want. Of
+    // these only the first may be its own.
     loop {
-        if let Some(held) = find(reader, page)? {
-            if let Some(held) = arrive(&reader.core, held)? {
-                return Ok(held);
-            }
-            continue;
-        }
-        if let Some(held) = demand(reader, page, plan())? {
-            return Ok(held);
+        let got = match find(reader, page)? {
+            Some(held) => arrive(core, held),
+            None => demand(reader, page, alone.unwrap_or_else(&plan)),
+        };
+        match got {
+            Ok(Some(held)) => return Ok(held),
+            Ok(None) => {}
+            Err(error) => alone = Some(wanted.alone(reader, &error).ok_or(error)?),
         }
     }
 }

@@ -8,8 +8,9 @@
 //! it were new: what it has read is probably still cached when its turn comes. A batch that is too
 //! large for that, and so runs alone in its file, waits with its guards. So does one that found no
 //! memory many times, as others may hold all but too little for it; but only one in a cache at a
-//! time. Others that found none as often wait for its end, without guards. If it is not polled any
-//! more, they fail once their patience is over, though there may be memory.
+//! time, the keeper (`pressure/queue.rs`). Others that found none as often wait for its end,
+//! without guards. If it is woken and not polled for a while, one of them is the keeper instead.
+//! Once it is polled, it steps back as the others do.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -22,7 +23,7 @@ use crate::frame::PAGE_BYTES;
 use crate::handle::Handle;
 use crate::many::Absent;
 use crate::mutant::{self, Mutant};
-use crate::pressure::{Refused, Turn};
+use crate::pressure::{Keeps, Refused, Turn};
 use crate::reclaim::{self, Patience};
 use crate::sizes::RETREATS_MAX;
 
@@ -46,8 +47,8 @@ pub struct GetMany<'f> {
     patience: Option<Patience>,
     /// How often it has begun and found no memory.
     retreats: u32,
-    /// It is the one that may wait for memory with its guards.
-    keeps: bool,
+    /// It is the one that may wait for memory with its guards, or was until it was passed over.
+    keeps: Option<Keeps>,
 }
 
 enum Part<'f> {
@@ -67,7 +68,7 @@ impl<'f> GetMany<'f> {
             turn: None,
             patience: None,
             retreats: 0,
-            keeps: false,
+            keeps: None,
         }
     }
 
@@ -81,6 +82,22 @@ impl<'f> GetMany<'f> {
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) fn step_back_often(&mut self) {
         self.retreats = RETREATS_MAX;
+    }
+
+    /// Whether it waits for memory with its guards.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn keeps_guards(&self) -> bool {
+        self.keeps.is_some()
+    }
+
+    /// How many pages it has, or has on their way.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn has(&self) -> usize {
+        let has = |part: &&Part<'_>| match part {
+            Part::There(_) => true,
+            Part::Waits(get) => matches!(get.wait(), Wait::Arrival(..)),
+        };
+        self.parts.iter().filter(has).count()
     }
 
     /// Gets what is there, and begins the rest if it is admitted; if not, holds nothing and queues.
@@ -134,9 +151,9 @@ impl<'f> GetMany<'f> {
         // After the claim: while its file refuses it, one of another file may be the one.
         let admitted = claimed.is_ok();
         let may_ask = admitted || mutant::on(Mutant::RefusedKeepsGuards);
-        if may_ask && self.retreats == RETREATS_MAX && !self.keeps {
+        if may_ask && self.retreats == RETREATS_MAX && self.keeps.is_none() {
             self.keeps = core.pressure.may_keep_guards();
-            if !self.keeps {
+            if self.keeps.is_none() {
                 if admitted {
                     core.pressure.unclaim(mapping.id, pages);
                 }
@@ -170,11 +187,14 @@ impl<'f> GetMany<'f> {
             Some(Part::Waits(get)) => Some((at, get.bring.0.as_ref()?.is_short()?)),
             Some(Part::There(_)) | None => None,
         };
-        let Some((at, seen)) = polled.into_iter().find_map(is_short) else {
+        let Some((at, (seen, turn))) = polled.into_iter().find_map(is_short) else {
             self.keep_no_guards(); // it waits for reads alone, perhaps of a source that hangs
             return Ok(());
         };
-        if self.keeps {
+        // If it was passed over, the one that keeps guards now may wait for what this one has.
+        let keeps_still = |keeps: &Keeps| core.pressure.keeps_guards(keeps, mapping.id, turn);
+        self.keeps = self.keeps.take().filter(keeps_still);
+        if self.keeps.is_some() {
             return Ok(());
         }
         // A page on its way is given up, too: when it has come, it can be evicted.
@@ -242,8 +262,8 @@ impl<'f> GetMany<'f> {
 
     /// It does not wait for memory with its guards, or not any more.
     fn keep_no_guards(&mut self) {
-        if std::mem::take(&mut self.keeps) {
-            self.handle.core.pressure.keeps_no_guards();
+        if let Some(keeps) = self.keeps.take() {
+            self.handle.core.pressure.keeps_no_guards(&keeps);
         }
     }
 
@@ -332,7 +352,7 @@ impl std::fmt::Debug for GetMany<'_> {
             .field("there", there)
             .field("queues", &turn.is_some())
             .field("retreats", retreats)
-            .field("keeps", keeps)
+            .field("keeps", &keeps.is_some())
             .finish()
     }
 }

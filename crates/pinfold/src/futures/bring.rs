@@ -20,7 +20,7 @@ use std::task::{Poll, Waker};
 use crate::core::Held;
 use crate::counters::Event;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fill::{self, Begun};
+use crate::fill::{self, Begun, Wanted};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
@@ -47,6 +47,7 @@ pub(super) struct Bring<'f> {
     /// It queues, or was woken and tries.
     turn: Option<Turn>,
     plan: Option<Plan>,
+    wanted: Wanted,
     patience: Option<Patience>,
 }
 
@@ -70,6 +71,7 @@ impl<'f> Bring<'f> {
             short: None,
             turn: None,
             plan: None,
+            wanted: Wanted::new(page, bytes),
             patience: None,
         }
     }
@@ -86,7 +88,8 @@ impl<'f> Bring<'f> {
         let (handle, core) = (self.handle, &*self.handle.core);
         let file = handle.mapping.id;
         // Ends: each turn follows what another thread did: it ended the fill, dropped the folio,
-        // freed memory, or gave up a claim. A future's own attempt is no progress.
+        // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill
+        // that failed it reads alone, and then returns the error.
         loop {
             if !matches!(self.wait, Wait::Look) {
                 core.check_owner()?;
@@ -100,8 +103,12 @@ impl<'f> Bring<'f> {
                         self.wait = Wait::Arrival(held, ticket);
                         return Poll::Pending;
                     }
-                    if let Some(held) = fill::arrived(core, held)? {
-                        return Poll::Ready(Ok(self.meet_mark(held)));
+                    match fill::arrived(core, held) {
+                        Ok(Some(held)) => return Poll::Ready(Ok(self.meet_mark(held))),
+                        Ok(None) => {}
+                        Err(error) => {
+                            self.plan = Some(self.wanted.alone(handle, &error).ok_or(error)?);
+                        }
                     }
                 }
                 Wait::Turn => {
@@ -194,9 +201,10 @@ impl<'f> Bring<'f> {
         }
     }
 
-    /// If it queues for memory: the progress seen before.
-    pub(super) fn is_short(&self) -> Option<u64> {
-        self.short.filter(|_| matches!(self.wait, Wait::Turn))
+    /// If it queues for memory: the progress seen before, and its turn.
+    pub(super) fn is_short(&self) -> Option<(u64, Turn)> {
+        let queues = matches!(self.wait, Wait::Turn);
+        self.short.zip(self.turn).filter(|_| queues)
     }
 
     /// Its turn, which the caller has from now on.

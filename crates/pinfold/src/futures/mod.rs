@@ -21,7 +21,7 @@
 //! hold. It then fails with [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory), as a thread does.
 //! `get_many_async` itself holds no page while it waits for memory, unless it wants more than a
 //! quarter of the budget, or has had to begin anew many times. Of the latter, one batch of a cache
-//! at a time holds pages.
+//! at a time waits with its pages. If it is woken and not polled, another one may instead.
 //!
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with

@@ -16,7 +16,11 @@ use crate::{Cache, File, FolioRef, Hint, Options};
 
 /// Two files of a cache that has memory for half of one.
 fn two_files() -> (Cache, File, File) {
-    let cache = Cache::new(Options::new(1 << 20)).unwrap();
+    two_files_of(Options::new(1 << 20))
+}
+
+fn two_files_of(options: Options) -> (Cache, File, File) {
+    let cache = Cache::new(options).unwrap();
     let [file, other] = ["file", "other"].map(|name| {
         let file = cache.attach(name, Arc::new(Memory::new(vec![7; 2 << 20]))).unwrap();
         file.advise(0..1, Hint::Random).unwrap();
@@ -229,36 +233,49 @@ impl Source for Keeps {
     }
 }
 
+/// The number of pages that a batch got, if it has returned.
+type Got = Option<crate::Result<usize>>;
+
+/// The pages of a batch if they are there.
+fn polled<'f>(many: &mut Pin<Box<GetMany<'f>>>) -> Option<crate::Result<Vec<FolioRef<'f>>>> {
+    match many.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(got) => Some(got),
+        Poll::Pending => None,
+    }
+}
+
+/// Polls a batch until `done`, or for so long at most: what it gets.
+fn poll_until<'f>(
+    many: &mut Pin<Box<GetMany<'f>>>,
+    most: Duration,
+    mut done: impl FnMut(&GetMany<'f>) -> bool,
+) -> Got {
+    let since = Instant::now();
+    // Ends: as soon as it has its pages, is done, or the time is over.
+    loop {
+        let got = polled(many);
+        if got.is_some() || done(many) || since.elapsed() > most {
+            return got.map(|got| got.map(|pages| pages.len()));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A batch that may keep its guards next is refused, as its file hangs. What a batch of another file
 /// gets that may do so as well; waits for it so long.
-fn got_beside_one_that_is_refused(most: Duration) -> Option<crate::Result<usize>> {
+fn got_beside_one_that_is_refused(most: Duration) -> Got {
     let (cache, file, _other) = two_files();
     let hangs = cache.attach("hangs", Arc::new(Keeps::default())).unwrap();
     let new = |file, from: u64| {
         let pages: Vec<_> = (from..from + 40).collect();
         Box::pin(File::get_many_async(file, &pages))
     };
-    let poll = |many: &mut Pin<Box<GetMany<'_>>>| match many
-        .as_mut()
-        .poll(&mut Context::from_waker(Waker::noop()))
-    {
-        Poll::Ready(got) => Some(got.map(|pages| pages.len())),
-        Poll::Pending => None,
-    };
     let (mut first, mut refused, mut waits) = (new(&hangs, 0), new(&hangs, 100), new(&file, 0));
-    assert!(poll(&mut first).is_none(), "it is read");
+    assert!(polled(&mut first).is_none(), "it is read");
     refused.step_back_often();
-    assert!(poll(&mut refused).is_none(), "together they would have too much on its way");
+    assert!(polled(&mut refused).is_none(), "together they would have too much on its way");
     waits.step_back_often();
-    let since = Instant::now();
-    // Ends: as soon as it has its pages, or the time is over.
-    loop {
-        let got = poll(&mut waits);
-        if got.is_some() || since.elapsed() > most {
-            return got;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    poll_until(&mut waits, most, |_| false)
 }
 
 #[test]
@@ -267,6 +284,80 @@ fn a_batch_that_its_file_refuses_keeps_no_other_file_waiting() {
     assert!(matches!(got, Some(Ok(40))), "{got:?}");
     let caught = mutant::with(Some(Mutant::RefusedKeepsGuards), || {
         got_beside_one_that_is_refused(Duration::from_millis(500))
+    });
+    assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
+}
+
+/// As [`two_files`], where nobody loses patience as long as the test waits; and guards of as much
+/// of the second as there is memory for.
+fn patient(body: impl FnOnce(&File, &File, Vec<FolioRef<'_>>) -> Got) -> Got {
+    let mut options = Options::new(1 << 20);
+    options.patience = MOST * 2;
+    let (_cache, file, other) = two_files_of(options);
+    let mut held = Vec::new();
+    // Ends: nobody else gets memory, and nobody gives any back.
+    while file.handle().core.frames.free_frames() > 0 {
+        held.push(other.get(held.len() as u64).unwrap());
+    }
+    body(&file, &other, held)
+}
+
+/// A batch of 60 pages that has found no memory often, and has 20 of them; for the others there is
+/// no memory, as the guards of another file have it. Nobody polls it any more.
+fn unpolled<'f>(file: &'f File, held: &mut Vec<FolioRef<'_>>) -> Pin<Box<GetMany<'f>>> {
+    held.truncate(held.len() - 20);
+    let pages: Vec<_> = (0..60).collect();
+    let mut many = Box::pin(file.get_many_async(&pages));
+    many.step_back_often();
+    let got = poll_until(&mut many, MOST, |many| many.has() >= 10);
+    assert!(got.is_none() && many.keeps_guards(), "{got:?}, {many:?}");
+    many
+}
+
+/// What a batch gets beside one that keeps its guards and is not polled any more, though there is
+/// memory for both; waits for it so long.
+fn got_beside_one_that_is_not_polled(most: Duration) -> Got {
+    patient(|file, other, mut held| {
+        let _unpolled = unpolled(file, &mut held);
+        drop(held);
+        let pages: Vec<_> = (300..340).collect();
+        let mut many = Box::pin(other.get_many_async(&pages));
+        many.step_back_often();
+        poll_until(&mut many, most, |_| false)
+    })
+}
+
+#[test]
+fn a_batch_that_is_not_polled_keeps_no_other_batch_waiting() {
+    let got = got_beside_one_that_is_not_polled(MOST);
+    assert!(matches!(got, Some(Ok(40))), "{got:?}");
+    let caught = mutant::with(Some(Mutant::UnpolledKeepsGuards), || {
+        got_beside_one_that_is_not_polled(Duration::from_millis(500))
+    });
+    assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
+}
+
+/// What a batch gets that keeps its guards after one that was passed over, which has what it wants,
+/// and is polled again; waits for it so long.
+fn got_from_one_that_was_passed_over(most: Duration) -> Got {
+    patient(|file, other, mut held| {
+        let mut before = unpolled(file, &mut held);
+        let pages: Vec<_> = (300..320).collect();
+        let mut many = Box::pin(other.get_many_async(&pages));
+        many.step_back_often();
+        let got = poll_until(&mut many, MOST, GetMany::keeps_guards);
+        assert!(got.is_none() && many.keeps_guards(), "{got:?}, {many:?}");
+        assert!(polled(&mut before).is_none());
+        poll_until(&mut many, most, |_| false)
+    })
+}
+
+#[test]
+fn a_batch_that_was_passed_over_drops_its_guards() {
+    let got = got_from_one_that_was_passed_over(MOST);
+    assert!(matches!(got, Some(Ok(20))), "{got:?}");
+    let caught = mutant::with(Some(Mutant::PassedOverKeepsGuards), || {
+        got_from_one_that_was_passed_over(Duration::from_millis(500))
     });
     assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
 }

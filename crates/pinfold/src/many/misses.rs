@@ -93,19 +93,19 @@ impl<'a> Absent<'a> {
     }
 
     /// All steps, for a thread that waits for what was added. Afterwards it is cached, on its way,
-    /// could not be begun, or has failed. Returns where the errors of failed reads are; some may
-    /// still come.
+    /// could not be begun, or has failed. Returns where the errors of failed reads are, if there
+    /// was anything to read; some may still come.
     ///
     /// # Errors
     /// As for [`fill::prepare`] of the first group, and
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): an error concerns all that was added.
-    pub(super) fn read(self) -> Result<Arc<Failed>> {
-        let failed = Arc::new(Failed::default());
+    pub(super) fn read(self) -> Result<Option<Arc<Failed>>> {
         if self.pages.is_empty() {
-            return Ok(failed);
+            return Ok(None);
         }
         let handle = self.handle;
         handle.core.check_owner()?;
+        let failed = Arc::new(Failed::new());
         let groups = self.groups(WINDOW);
         let (first, groups) = First::of(handle, groups, For::Thread)?;
         let ahead = first.as_ref().map(|First { plan, after, .. }| (*plan, *after));
@@ -141,7 +141,7 @@ impl<'a> Absent<'a> {
                     batch.finish(read, false);
                 }
             });
-            return Ok(failed);
+            return Ok(Some(failed));
         }
         let others = prepare_others();
         let request = |batch| fill::request(handle, batch).awaited();
@@ -154,7 +154,7 @@ impl<'a> Absent<'a> {
             let read = handle.mapping.backing.read(request.offset(), request.extents());
             request.finish(read);
         }
-        Ok(failed)
+        Ok(Some(failed))
     }
 
     /// The same for futures, of which each then waits for its page. Nothing waits here: what could

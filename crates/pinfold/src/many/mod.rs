@@ -22,8 +22,8 @@
 //!    where the page is on its way, and fills by itself what was dropped meanwhile, or could not be
 //!    begun in 2. So the single call decides what each entry's result is, and nothing depends on
 //!    how far 2 has got, but for reads that failed in 2. Their error is the entry's, and they are
-//!    not repeated. But a copy is tried once more, alone, if that read had more pages than
-//!    it wants;
+//!    not repeated. But an entry is tried nevertheless if that read had more pages than it wants
+//!    (`fill/alone.rs`);
 //! 4. put both parts together, in the order of the batch.
 //!
 //! # Why batches do not wait for one another
@@ -44,11 +44,11 @@ mod misses;
 mod read_at;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Reader};
 use crate::error::{Error, ErrorKind, Result};
 use crate::failures::Failed;
+use crate::fill::Wanted;
 use crate::frame::PAGE_SHIFT;
 use crate::handle::Handle;
 use crate::reclaim;
@@ -88,15 +88,15 @@ impl Handle {
         for some in left.chunks(AT_ONCE) {
             let mut absent = Absent::new(self);
             let misses: Vec<_> = some.iter().map(|&at| absent.add(reads[at].pages())).collect();
-            let begun = if refused.is_none() { absent.read() } else { Ok(Arc::default()) };
+            let begun = if refused.is_none() { absent.read() } else { Ok(None) };
             let failed = begun.unwrap_or_else(|error| {
                 refused = Some(error);
-                Arc::default()
+                None
             });
             for (&at, miss) in some.iter().zip(misses) {
                 let read = &mut reads[at];
                 let result = match &refused {
-                    None => self.copy_left(read, miss, &failed),
+                    None => self.copy_left(read, miss, failed.as_deref()),
                     Some(error) => {
                         let read = self.try_long(read.buf, read.offset);
                         or_refused(read, error, reads[at].offset >> PAGE_SHIFT)
@@ -118,23 +118,23 @@ impl Handle {
     }
 
     /// Step 3 for a copy, of which something was absent in 2, or nothing.
-    fn copy_left(&self, read: &mut ReadAt<'_>, miss: bool, failed: &Failed) -> Result<usize> {
-        let pages = read.pages();
-        let failed = || failed.of(pages.clone()).filter(|_| miss);
-        let is_alone = |of: &Range<u64>| pages.start <= of.start && of.end <= pages.end;
-        let before = failed();
-        if let Some((of, error)) = &before
-            && is_alone(of)
-        {
-            return Err(error.clone());
-        }
-        let result = self.long(read.buf, read.offset, !miss);
-        // The error of others may be that of the read: then this one is tried alone.
-        let of_others = |(of, _): (Range<u64>, _)| before.is_none() && !is_alone(&of);
-        if result.is_err() && failed().is_some_and(of_others) {
-            return self.long(read.buf, read.offset, false);
-        }
-        result
+    fn copy_left(
+        &self,
+        read: &mut ReadAt<'_>,
+        miss: bool,
+        failed: Option<&Failed>,
+    ) -> Result<usize> {
+        self.check_begun(failed, miss, read.pages())?;
+        self.long(read.buf, read.offset, !miss)
+    }
+
+    /// # Errors
+    /// That of 2 for an entry that wants `pages`, unless it is tried nevertheless.
+    fn check_begun(&self, failed: Option<&Failed>, miss: bool, pages: Range<u64>) -> Result<()> {
+        let Some(failed) = failed.filter(|_| miss) else { return Ok(()) };
+        let wanted = Wanted::since(pages.clone(), failed.since);
+        let error = failed.of(&pages, |error| wanted.alone(self, error).is_none());
+        error.map_or(Ok(()), Err)
     }
 
     /// All `pages` under counted references, in order.
@@ -222,10 +222,10 @@ impl Handle {
             let refused = absent.read();
             for (&at, miss) in some.iter().zip(misses) {
                 late.push(match &refused {
-                    Ok(failed) => match failed.of(page(at)).filter(|_| miss) {
-                        Some((_, error)) => return Err(error),
-                        None => slowly(pages[at], miss)?,
-                    },
+                    Ok(failed) => {
+                        self.check_begun(failed.as_deref(), miss, page(at))?;
+                        slowly(pages[at], miss)?
+                    }
                     Err(error) => or_refused(now(pages[at]), error, pages[at])?,
                 });
             }

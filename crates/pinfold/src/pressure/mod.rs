@@ -31,7 +31,7 @@ use crate::wait;
 use bell::Bell;
 pub(crate) use bell::Listener;
 use queue::Queue;
-pub(crate) use queue::{Refused, Turn};
+pub(crate) use queue::{Keeps, Refused, Turn};
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -169,16 +169,29 @@ impl Pressure {
     }
 
     /// Whether a batch may wait for memory with its guards: if so, it is the only one, until
-    /// [`Self::keeps_no_guards`]. Two could wait for each other.
-    pub(crate) fn may_keep_guards(&self) -> bool {
-        let others = std::mem::replace(&mut self.progress.lock().keeps_guards, true);
-        !others || mutant::on(Mutant::AllKeepGuards)
+    /// [`Self::keeps_no_guards`], or until it is woken and not polled for a while. Two could wait
+    /// for each other.
+    pub(crate) fn may_keep_guards(&self) -> Option<Keeps> {
+        self.progress.lock().may_keep_guards()
     }
 
-    /// The end of such a batch: another one may.
-    pub(crate) fn keeps_no_guards(&self) {
-        self.progress.lock().keeps_guards = false;
-        self.progress();
+    /// Whether such a batch, which was polled and queues with a `turn` of `file`, may go on so. If
+    /// not, it was passed over.
+    pub(crate) fn keeps_guards(&self, keeps: &Keeps, file: u32, turn: Turn) -> bool {
+        self.progress.lock().keeps_guards(keeps, (file, turn))
+    }
+
+    /// The end of such a batch: another one may. Nothing happens if it was passed over.
+    pub(crate) fn keeps_no_guards(&self, keeps: &Keeps) {
+        if self.progress.lock().keeps_no_guards(keeps) {
+            self.progress();
+        }
+    }
+
+    /// Whether a batch may wait for memory with its guards, and has not ended.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn has_keeper(&self) -> bool {
+        self.progress.lock().has_keeper()
     }
 
     /// The end of a claim: another future may begin.

@@ -18,7 +18,9 @@
 //!
 //! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
 //! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
-//! time: two could wait for each other. The others queue without guards.
+//! time, the *keeper*: two could wait for each other. The others queue without guards. A keeper
+//! that was woken and is not polled is passed over, too: the next batch that asks is the keeper
+//! from then on. The one before learns that when it is polled, and drops its guards.
 //!
 //! As a put of a guard is no progress that anybody notes, the reclaiming thread wakes one from time
 //! to time as long as any queues (`reclaim/daemon.rs`). It also passes over those that were woken
@@ -31,6 +33,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::mutant::{self, Mutant};
+use crate::sizes::UNPOLLED;
 
 /// Who waits for memory, and for what.
 #[derive(Debug, Default)]
@@ -46,9 +49,25 @@ pub(super) struct Queue {
     /// Pages that futures bring.
     claimed: u32,
     last: u64,
-    /// A batch may wait for memory with its guards.
-    pub(super) keeps_guards: bool,
+    /// The batch that may wait for memory with its guards.
+    keeper: Option<Keeper>,
+    /// How often a keeper was passed over that was polled after all, up to [`SLOW_MAX`].
+    slow: u32,
 }
+
+/// See the head.
+#[derive(Debug)]
+struct Keeper {
+    keeps: Keeps,
+    /// With which it queues for memory, and of which file. `None` until its first poll ends.
+    turn: Option<(u32, Turn)>,
+    /// When that turn came, if it was not polled since.
+    woken: Option<Instant>,
+}
+
+/// The permission of a keeper. Another batch may have it by now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Keeps(u64);
 
 /// The futures of one file.
 #[derive(Debug, Default)]
@@ -84,11 +103,55 @@ pub(crate) enum Refused {
     NoMemory,
 }
 
-/// How long a future may take from being woken to being polled until the reclaiming thread wakes
-/// the next one of its line, too.
-pub(super) const UNPOLLED: Duration = Duration::from_millis(20);
+/// A keeper that is passed over loses what it has brought. If it is polled after all, the program
+/// is slow to poll, and the next one is given twice the time; so often at most.
+const SLOW_MAX: u32 = 4;
 
 impl Queue {
+    /// Makes a batch the keeper, if there is none, or that one is not polled.
+    pub(super) fn may_keep_guards(&mut self) -> Option<Keeps> {
+        let most = self.keeper_unpolled();
+        let is_passed_over = |keeper: &Keeper| {
+            keeper.woken.is_some_and(|since| since.elapsed() >= most)
+                && !mutant::on(Mutant::UnpolledKeepsGuards)
+        };
+        let may = self.keeper.as_ref().is_none_or(is_passed_over);
+        (may || mutant::on(Mutant::AllKeepGuards)).then(|| {
+            self.last += 1;
+            self.keeper = Some(Keeper { keeps: Keeps(self.last), turn: None, woken: None });
+            Keeps(self.last)
+        })
+    }
+
+    /// How long a keeper may take from being woken to being polled.
+    pub(super) fn keeper_unpolled(&self) -> Duration {
+        UNPOLLED * (1 << self.slow)
+    }
+
+    /// Whether a batch that was polled is the keeper still. If so, it queues with that turn.
+    pub(super) fn keeps_guards(&mut self, keeps: &Keeps, (file, turn): (u32, Turn)) -> bool {
+        let line = &self.lines[&file];
+        let is_woken = line.queue[line.at(turn).expect("it has a turn")].1.is_none(); // once more
+        let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.keeps == *keeps) else {
+            self.slow = SLOW_MAX.min(self.slow + 1);
+            return mutant::on(Mutant::AllKeepGuards) || mutant::on(Mutant::PassedOverKeepsGuards);
+        };
+        keeper.turn = Some((file, turn));
+        keeper.woken = is_woken.then(Instant::now);
+        true
+    }
+
+    /// The batch is not the keeper any more. False if it was not.
+    pub(super) fn keeps_no_guards(&mut self, keeps: &Keeps) -> bool {
+        self.keeper.take_if(|keeper| keeper.keeps == *keeps).is_some()
+    }
+
+    /// Whether there is a keeper.
+    #[cfg(all(test, shuttle))]
+    pub(super) fn has_keeper(&self) -> bool {
+        self.keeper.is_some()
+    }
+
     /// Ends a claim.
     pub(super) fn give_up(&mut self, file: u32, pages: u32) {
         if pages > 0 {
@@ -130,8 +193,16 @@ impl Queue {
         let line = self.lines.get_mut(&file).expect("it is listed");
         line.listed = false;
         line.awake += 1;
-        line.woken = Some(Instant::now());
-        line.queue.iter_mut().find_map(|(_, waker)| waker.take())
+        let now = Instant::now();
+        line.woken = Some(now);
+        let (turn, waker) =
+            line.queue.iter_mut().find_map(|(turn, waker)| Some((*turn, waker.take()?)))?;
+        if let Some(keeper) = &mut self.keeper
+            && keeper.turn == Some((file, turn))
+        {
+            keeper.woken = Some(now);
+        }
+        Some(waker)
     }
 
     /// The same, unless all have tried since the last step of progress.

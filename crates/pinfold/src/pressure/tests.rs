@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
 use pinfold_testing::waker::Counted;
 
-use super::queue::UNPOLLED;
 use super::{Order, Pressure, Refused, Turn};
 use crate::mutant::{self, Mutant};
+use crate::sizes::UNPOLLED;
 
 /// Whatever else: a future is dropped, and its waker with it.
 struct Enters(Arc<Pressure>);
@@ -162,7 +163,7 @@ fn a_waker_that_is_dropped_may_enter() {
         pressure.leave(7, turn);
         tell.send(pressure.progress_seen()).unwrap();
     });
-    let steps = told.recv_timeout(std::time::Duration::from_secs(60));
+    let steps = told.recv_timeout(Duration::from_secs(60));
     assert!(steps.is_ok_and(|steps| steps >= 2), "it hung");
 }
 
@@ -182,4 +183,41 @@ fn who_is_not_polled_is_passed_over_whatever_other_files_do() {
         }
     }
     assert!(woken()[1] > 0, "the second of 7 was not woken: {:?}", woken());
+}
+
+/// Whether another batch becomes the keeper while the one that is waits for its turn, when that has
+/// just come, and a while later; whether the one before may go on then; and how long that while is
+/// for the next one.
+fn taken_over() -> ([bool; 3], bool, Duration) {
+    let (pressure, turns, _) = queued([7, 8], Refused::NoMemory);
+    let keeps = pressure.may_keep_guards().expect("there is none");
+    assert!(pressure.may_keep_guards().is_none(), "it is polled");
+    assert!(pressure.keeps_guards(&keeps, 8, turns[1]));
+    pressure.wake_first(); // another one
+    std::thread::sleep(UNPOLLED);
+    let asleep = pressure.may_keep_guards();
+    pressure.wake_first();
+    std::thread::sleep(UNPOLLED);
+    // Polled, and refused.
+    let again = (Refused::NoMemory, pressure.progress_seen());
+    pressure.queue((8, Some(turns[1])), again, 0, Waker::noop()).expect("no progress");
+    assert!(pressure.keeps_guards(&keeps, 8, turns[1]));
+    let polled = pressure.may_keep_guards();
+    pressure.wake_first();
+    std::thread::sleep(UNPOLLED);
+    let unpolled = pressure.may_keep_guards();
+    let goes_on = pressure.keeps_guards(&keeps, 8, turns[1]);
+    pressure.keeps_no_guards(&keeps);
+    assert_eq!(pressure.may_keep_guards().is_none(), unpolled.is_some(), "who ends is another one");
+    let next = pressure.progress.lock().keeper_unpolled();
+    ([asleep, polled, unpolled].map(|taken| taken.is_some()), goes_on, next)
+}
+
+#[test]
+fn a_batch_that_is_not_polled_is_the_keeper_no_longer() {
+    let (taken, goes_on, next) = taken_over();
+    assert_eq!((taken, goes_on), ([false, false, true], false));
+    assert_eq!(next, UNPOLLED * 2, "it was polled after all");
+    let caught = mutant::with(Some(Mutant::UnpolledKeepsGuards), taken_over);
+    assert_eq!(caught, ([false; 3], true, UNPOLLED), "the mutant does nothing");
 }

@@ -189,14 +189,19 @@ impl Patience {
     }
 
     fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {
-        let (patience, in_a_source) = (core.options.patience, source::in_a_source());
+        let in_a_source = source::in_a_source();
         if begins_anew && !in_a_source {
             self.since = Instant::now();
         }
-        let reads_take = !in_a_source && core.engine.reads().under_way;
-        let limit = if reads_take { patience.saturating_mul(READS_TAKE) } else { patience };
+        let waits_for_reads = !in_a_source && core.engine.reads().under_way;
+        let limit = if waits_for_reads { reads_take(core) } else { core.options.patience };
         self.since.elapsed() > limit
     }
+}
+
+/// How long it waits while reads are under way and none ends. A source that takes longer hangs.
+pub(crate) fn reads_take(core: &Core) -> Duration {
+    core.options.patience.saturating_mul(READS_TAKE)
 }
 
 /// What the memory is full of, for who wanted so many bytes.

@@ -186,6 +186,9 @@ pub enum Start {
 ///   [`Stats::fill_errors`](crate::Stats::fill_errors), each request in
 ///   [`SourceStats::read_ahead`]. A thread that wants such a page reads it again, and gets the
 ///   error of its own read.
+/// - **After a read that had more than one thread or future wants has failed**, each of those that
+///   waited asks once more, for what it wants alone, and gets the error of that. Not if the read
+///   ended with [`io::ErrorKind::TimedOut`], or took thirty seconds: what hangs is waited for once.
 /// - **After the last handle of the file is dropped**, requests that wait for a worker are still
 ///   carried out. They keep the source until then, and the cache's memory.
 ///

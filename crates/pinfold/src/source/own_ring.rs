@@ -170,10 +170,10 @@ impl Taken {
         early: bool,
     ) -> Vec<(Reading<'a>, io::Result<usize>)> {
         let Taken { mut own, file } = self;
-        let mut flights = Vec::new();
         let OfThread { kernel, slots, .. } = &mut *own;
-        let mut reads = Reads::of(&mut kernel.0, slots, &file, &mut flights);
-        match reads.carry_out(first, others, early) {
+        let reads = Reads::of(&mut kernel.0, slots, &file);
+        let (flights, ended) = reads.carry_out(first, others, early);
+        match ended {
             Ok(()) => {
                 // Else the thread ends, and the ring with it.
                 let _ = OWN.try_with(|place| place.replace(Own::Has(own)));
@@ -193,7 +193,7 @@ pub(super) struct Reads<'c, 'a, C> {
     carrier: &'c mut C,
     slots: &'c mut Slots,
     file: &'c Descriptor,
-    flights: &'c mut Vec<Flight<'a>>,
+    flights: Vec<Flight<'a>>,
     /// Those before this one are in flight, or have a result.
     launched: usize,
     in_flight: usize,
@@ -201,26 +201,32 @@ pub(super) struct Reads<'c, 'a, C> {
 
 impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
     /// None so far. All `slots` are free.
-    pub(super) fn of(
-        carrier: &'c mut C,
-        slots: &'c mut Slots,
-        file: &'c Descriptor,
-        flights: &'c mut Vec<Flight<'a>>,
-    ) -> Self {
-        Reads { carrier, slots, file, flights, launched: 0, in_flight: 0 }
+    pub(super) fn of(carrier: &'c mut C, slots: &'c mut Slots, file: &'c Descriptor) -> Self {
+        Reads { carrier, slots, file, flights: Vec::new(), launched: 0, in_flight: 0 }
     }
 
-    /// See [`Taken::read_all`].
-    ///
+    /// See [`Taken::read_all`]. Returns all reads. If the carrier takes no more calls, some of them
+    /// have no result, and it may still have some of these.
+    pub(super) fn carry_out(
+        mut self,
+        first: Option<Reading<'a>>,
+        others: impl FnOnce() -> Vec<Reading<'a>>,
+        early: bool,
+    ) -> (Vec<Flight<'a>>, io::Result<()>) {
+        let guard = AbortOnUnwind;
+        let ended = self.carry_out_all(first, others, early);
+        drop(guard);
+        (self.flights, ended)
+    }
+
     /// # Errors
     /// As [`Carrier::enter`].
-    pub(super) fn carry_out(
+    fn carry_out_all(
         &mut self,
         first: Option<Reading<'a>>,
         others: impl FnOnce() -> Vec<Reading<'a>>,
         early: bool,
     ) -> io::Result<()> {
-        let guard = AbortOnUnwind;
         let flight = |reading| Flight { reading, slot: 0, done: 0, retries: 0, result: None };
         self.flights.extend(first.map(flight));
         let mut entered = Ok(());
@@ -242,7 +248,6 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
             self.enter(self.in_flight)?;
             self.launch_up_to(self.flights.len());
         }
-        drop(guard);
         Ok(())
     }
 

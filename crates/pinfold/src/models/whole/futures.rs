@@ -196,6 +196,7 @@ fn batches_that_want_the_same_memory_step_back_and_all_end() {
         let mutants = [
             (Mutant::BatchKeepsGuards, "max_steps"),
             (Mutant::AllKeepGuards, "max_steps"),
+            (Mutant::PassedOverKeepsGuards, "max_steps"),
             (Mutant::RetreatKeepsClaim, ""),
             (Mutant::RetreatUncounted, "max_steps"),
             (Mutant::RetreatLosesTurn, ""),

@@ -410,7 +410,7 @@ impl Fixture {
             device.join().expect("a source's thread");
         }
         assert!(self.core.waiters.is_empty(), "a waker is left with a folio");
-        assert!(self.core.pressure.may_keep_guards(), "a batch that is gone keeps its guards");
+        assert!(!self.core.pressure.has_keeper(), "a batch that is gone keeps its guards");
         for file in &self.files {
             // More than there may be, unless there is none.
             let claimed = self.core.pressure.claim(file.mapping.id, 1 << 20, false).0;

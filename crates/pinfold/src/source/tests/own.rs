@@ -178,12 +178,11 @@ fn is_each_itself(seed: u64) -> Result<(), String> {
     let mut readings = offsets.iter().zip(&memory).map(to_read);
     let (early, has_first) = (numbers.below(2) == 0, numbers.below(2) == 0);
     let mut device = Device { numbers, pushed: Vec::new(), given_back: [0; DEVICE_READS] };
-    let mut flights = Vec::new();
     let mut slots = Slots::default();
     let first = if has_first { readings.next() } else { None };
-    Reads::of(&mut device, &mut slots, &file, &mut flights)
-        .carry_out(first, || readings.collect(), early)
-        .map_err(|cause| cause.to_string())?;
+    let reads = Reads::of(&mut device, &mut slots, &file);
+    let (flights, ended) = reads.carry_out(first, || readings.collect(), early);
+    ended.map_err(|cause| cause.to_string())?;
     for (n, ((flight, &offset), lent)) in flights.into_iter().zip(&offsets).zip(&memory).enumerate()
     {
         let result = flight.result.ok_or("a read has no result")?;
@@ -247,14 +246,14 @@ fn submissions(reads: usize, early: bool) -> (Vec<usize>, usize) {
     let mut readings = memory.iter().map(|lent| (0, vec![lent.extent()]));
     let first = readings.next();
     let mut device = Submissions { of_each_call: of_each_call.clone(), new: 0, pushed: Vec::new() };
-    let (mut slots, mut flights, mut before) = (Slots::default(), Vec::new(), 0);
+    let (mut slots, mut before) = (Slots::default(), 0);
     let others = || {
         before = of_each_call.borrow().iter().sum();
         readings.collect()
     };
-    Reads::of(&mut device, &mut slots, &file, &mut flights)
-        .carry_out(first, others, early)
-        .unwrap();
+    let reads = Reads::of(&mut device, &mut slots, &file);
+    let (flights, ended) = reads.carry_out(first, others, early);
+    ended.unwrap();
     assert!(flights.iter().all(|it| matches!(it.result, Some(Ok(BLOCK)))));
     (of_each_call.take(), before)
 }

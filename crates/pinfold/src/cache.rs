@@ -243,8 +243,7 @@ impl Cache {
         Ok(file)
     }
 
-    /// For unit tests of this crate.
-    #[cfg(all(test, not(any(loom, shuttle))))]
+    /// What spaces use.
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }

@@ -10,7 +10,7 @@ use crate::counters::Counters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::failures::Failures;
 use crate::fork::Owner;
-use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_SHIFT};
+use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 use crate::grants::Grants;
 use crate::holders::Holders;
 use crate::index::{NodePool, TrimWhere};
@@ -20,6 +20,7 @@ use crate::mutant::{self, Mutant};
 use crate::options::{Options, Reference};
 use crate::pressure::Pressure;
 use crate::readers::{Deferred, Readers};
+use crate::recent::Recent;
 use crate::residency::Residency;
 use crate::source::{Engine, EngineOptions};
 use crate::wait::Waiters;
@@ -41,6 +42,7 @@ pub(crate) struct Core {
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
     pub(crate) leftovers: Leftovers,
+    recent: Recent,
     pub(crate) failures: Failures,
     pub(crate) holders: Holders,
     pub(crate) grants: Grants,
@@ -76,6 +78,7 @@ impl Core {
             readers: Arc::new(Readers::new(options.barrier)),
             deferred: Deferred::new(),
             leftovers: Leftovers::new(),
+            recent: Recent::new(frames.frames() as usize * PAGE_BYTES),
             failures: Failures::new(),
             holders: Holders::new(options.track_pins),
             grants: Grants::new(frames.frames()),
@@ -165,6 +168,29 @@ impl Core {
     pub(crate) fn unpin(&self, head: FrameNumber, frame: &Frame, pages: u32) {
         if frame.count.unpin(pages) {
             self.destroy(head, frame);
+        }
+    }
+
+    /// Keeps a folio that was brought for a mapped access, until others take its place or it leaves
+    /// its file.
+    pub(crate) fn keep_recent(&self, held: Held<'_>) {
+        let (head, frame) = (held.head(), held.frame());
+        std::mem::forget(held); // the reference is the list's
+        for gone in self.recent.keep(head, frame.order().bytes()) {
+            self.put(gone);
+        }
+        if frame.is_changing() {
+            self.let_go_of_recent(|other| other == head);
+        }
+    }
+
+    /// Lets go of those of these folios that `goes` says. The caller holds no lock.
+    pub(crate) fn let_go_of_recent(&self, goes: impl Fn(FrameNumber) -> bool) {
+        if mutant::on(Mutant::RecentStays) {
+            return;
+        }
+        for gone in self.recent.take(goes) {
+            self.put(gone);
         }
     }
 

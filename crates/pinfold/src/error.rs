@@ -351,6 +351,61 @@ pub enum ErrorKind {
         /// The first byte after the pinned range.
         end: u64,
     },
+    /// The system gave no userfaultfd for a [`Space`](crate::Space), or an old one.
+    #[error("cannot make a space for mapped files: userfaultfd: cannot {what}: {cause}")]
+    Userfaultfd {
+        /// What was tried, why it may have been refused, and what to do about it.
+        what: String,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
+    /// The cache is too small for a [`Space`](crate::Space).
+    #[error(
+        "cannot make a space for mapped files: the cache has a budget of {budget_bytes} bytes, and \
+         needs {least_bytes}"
+    )]
+    SpaceBudget {
+        /// The cache's budget.
+        budget_bytes: u64,
+        /// The smallest budget of a cache with spaces.
+        least_bytes: u64,
+    },
+    /// The system did not install the handler of SIGBUS.
+    #[error("cannot install a handler of SIGBUS: {cause}")]
+    SignalHandler {
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
+    /// The file belongs to another cache than the space.
+    #[error("cannot map {}: the space belongs to another cache", path.display())]
+    ForeignSpace {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The range cannot be mapped, or is not in the map.
+    #[error("no map of bytes {start}..{end} of {}: {cause}", path.display())]
+    MapRange {
+        /// The file.
+        path: PathBuf,
+        /// Where the range begins: in the file, or in the map where it is a range of that.
+        start: u64,
+        /// The first byte after the range.
+        end: u64,
+        /// What is wrong with the range.
+        cause: MapRangeCause,
+    },
+    /// The system refused to map the range, or to change the map.
+    #[error("cannot map bytes {start}..{end} of {}: {cause}", path.display())]
+    Map {
+        /// The file.
+        path: PathBuf,
+        /// Where the range begins.
+        start: u64,
+        /// The first byte after the range.
+        end: u64,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
     /// A cache was closed while pages are pinned.
     #[error("{pinned_bytes} bytes are still pinned{}", listed(holders))]
     StillPinned {
@@ -419,6 +474,12 @@ impl Error {
             ErrorKind::PinHeld { .. } => "pin-held",
             ErrorKind::TooManyPins { .. } => "too-many-pins",
             ErrorKind::OutsidePin { .. } => "outside-pin",
+            ErrorKind::Userfaultfd { .. } => "userfaultfd",
+            ErrorKind::SpaceBudget { .. } => "space-budget",
+            ErrorKind::SignalHandler { .. } => "signal-handler",
+            ErrorKind::ForeignSpace { .. } => "foreign-space",
+            ErrorKind::MapRange { .. } => "map-range",
+            ErrorKind::Map { .. } => "map",
             ErrorKind::StillPinned { .. } => "still-pinned",
         }
     }
@@ -470,6 +531,33 @@ pub enum PinRangeCause {
     #[error("the file ends at {len_bytes}")]
     BeyondEnd {
         /// The file's length.
+        len_bytes: u64,
+    },
+}
+
+/// What is wrong with a range to be mapped, or with a range of a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapRangeCause {
+    /// It is empty.
+    #[error("the range is empty")]
+    Empty,
+    /// It ends before it begins.
+    #[error("the range ends before it begins")]
+    Reversed,
+    /// It does not begin with a page.
+    #[error("the range must begin at a multiple of 4096")]
+    Unaligned,
+    /// It ends beyond the end of the file.
+    #[error("the file ends at {len_bytes}")]
+    BeyondEnd {
+        /// The file's length.
+        len_bytes: u64,
+    },
+    /// It ends beyond the end of the map.
+    #[error("the map has {len_bytes} bytes")]
+    BeyondMap {
+        /// The map's length.
         len_bytes: u64,
     },
 }

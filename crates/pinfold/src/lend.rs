@@ -13,10 +13,8 @@
 //!
 //! Called by `space`.
 
-use std::sync::Arc;
-
 use crate::core::{Core, Held};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::fill;
 use crate::frame::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, InUse};
@@ -31,6 +29,22 @@ const PAGES_MAX: u32 = 64;
 
 /// How long a thread sleeps at a time while others own the place.
 const NAP: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
+/// arena has some left when three are lent.
+const BUDGET_MIN_BYTES: u64 = 8 << 20;
+
+/// Checks that the cache is large enough for mirrors.
+///
+/// # Errors
+/// [`ErrorKind::SpaceBudget`].
+pub(crate) fn check_budget(core: &Core) -> Result<()> {
+    let budget_bytes = u64::from(core.frames.frames()) * PAGE_BYTES as u64;
+    if budget_bytes < BUDGET_MIN_BYTES {
+        return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes: BUDGET_MIN_BYTES }.into());
+    }
+    Ok(())
+}
 
 /// What became of a mapped access.
 #[derive(Debug)]
@@ -50,12 +64,43 @@ struct Lending<'a> {
     claim: Claim<'a>,
 }
 
-/// Whether `page` can be mapped. A page that is cached in the arena is lent now. Reads nothing.
+/// The mirror of the handle's file, as long as the file.
 ///
 /// # Errors
-/// There is no memory for it, or another folio keeps its place for too long.
+/// The system refuses it.
+pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
+    let mirror = handle.mapping.mirror()?;
+    let grown = mirror.grow(handle.mapping.len_bytes());
+    grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
+    Ok(mirror)
+}
+
+/// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
+/// for it at once. Reads nothing, evicts nothing, and waits for nobody but a thread that is just
+/// lending the page.
+///
+/// # Errors
+/// The system refuses memory.
 pub(crate) fn look(handle: &Handle, page: u64) -> Result<Look<'_>> {
+    look_as(handle, page, Wait::ForLenders)
+}
+
+/// For whom a look waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// For a thread that is lending the page: it writes, and is done. Not for long.
+    ForLenders,
+    /// For memory, and for a folio that keeps the page's place: as long as threads wait for memory.
+    Patiently,
+}
+
+/// How often [`Wait::ForLenders`] sleeps.
+const NAPS_MAX: u32 = 5;
+
+/// See [`look`].
+fn look_as(handle: &Handle, page: u64, wait: Wait) -> Result<Look<'_>> {
     handle.core.check_owner()?;
+    let mut naps = 0;
     let mut patience = None;
     // Ends: each turn lends the folio, makes it smaller, or waits for another thread; patience
     // bounds it.
@@ -68,60 +113,54 @@ pub(crate) fn look(handle: &Handle, page: u64) -> Result<Look<'_>> {
         if held.frame().is_mirrored() {
             return Ok(Look::There(held));
         }
-        let mirror = handle.mapping.mirror()?;
-        let grown = mirror.grow(handle.mapping.len_bytes());
-        grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
-        if lend(handle, mirror, held)? == Lent::PlaceTaken {
+        let mirror = of(handle)?;
+        match lend(handle, mirror, held, wait)? {
+            Lent::Changed => continue,
+            Lent::NoMemory => return Ok(Look::Absent),
+            Lent::PlaceTaken => {}
+        }
+        naps += 1;
+        if wait == Wait::ForLenders {
+            if naps > NAPS_MAX {
+                return Ok(Look::Absent);
+            }
+        } else {
+            if naps > NAPS_MAX
+                && let Some(large) = handle.core.hold(&handle.mapping, page)
+                && large.frame().order() > Order::MIN
+            {
+                // The place of another of its pages is taken, perhaps for long.
+                make_smaller(handle, large, Order::MIN)?;
+                naps = 0;
+                continue;
+            }
             let patience = patience.get_or_insert_with(|| Patience::new(&handle.core));
             if patience.is_over(&handle.core) {
                 let why = "an older version of the page is still in use there";
                 return Err(handle.mapping.mirror_error(std::io::Error::other(why)));
             }
-            mirror.wait_for_claims(NAP);
         }
+        mirror.wait_for_claims(NAP);
     }
 }
 
-/// Puts `page` into the mirror, for which it is read or waited for if it is not cached.
+/// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is kept
+/// from eviction for a while (`recent.rs`).
 ///
 /// # Errors
-/// As [`File::get`](crate::File::get) and [`look`].
-pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought> {
+/// As [`File::get`](crate::File::get); there is no memory for it, or another folio keeps its place
+/// for too long.
+pub(crate) fn bring(handle: &Handle, page: u64) -> Result<()> {
     // Ends: each turn follows a drop of the folio that the one before has read.
     loop {
         handle.check_page(page)?;
         let read = fill::get(handle, page, PAGE_BYTES)?;
-        let looked = look(handle, page)?;
+        let looked = look_as(handle, page, Wait::Patiently)?;
         drop(read);
         if let Look::There(held) = looked {
-            return Ok(Brought::of(handle, held));
+            handle.core.keep_recent(held);
+            return Ok(());
         }
-    }
-}
-
-/// A page that is in the mirror, and cannot be evicted.
-#[derive(Debug)]
-pub(crate) struct Brought {
-    core: Arc<Core>,
-    head: FrameNumber,
-}
-
-impl Brought {
-    fn of(handle: &Handle, held: Held<'_>) -> Self {
-        let head = held.head();
-        std::mem::forget(held); // the reference is this one's
-        Brought { core: handle.core.clone(), head }
-    }
-
-    /// The bytes of the folio that it keeps.
-    pub(crate) fn bytes(&self) -> usize {
-        self.core.frames.frame(self.head).order().bytes()
-    }
-}
-
-impl Drop for Brought {
-    fn drop(&mut self) {
-        self.core.put(self.head);
     }
 }
 
@@ -130,22 +169,27 @@ impl Drop for Brought {
 enum Lent {
     /// It was lent, split or dropped: look again.
     Changed,
+    /// There is none at once.
+    NoMemory,
     /// Its place belongs to another folio, or to another lender; or it has left the index.
     PlaceTaken,
 }
 
 /// Steps 1 to 4.
-fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>) -> Result<Lent> {
+fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>, wait: Wait) -> Result<Lent> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     if wanted.frame().flags().contains(Flags::READAHEAD) {
         fill::read_further(handle, &wanted);
     }
     let identity = wanted.frame().identity();
-    let got = reclaim::allocate_lent(core, identity.order, true)
+    let got = reclaim::allocate_lent(core, identity.order, wait == Wait::Patiently)
         .map_err(|why| why.of(mapping, identity.index))?;
-    let (new, order) = got.expect("it was needed");
+    let Some((new, order)) = got else { return Ok(Lent::NoMemory) };
     if order != identity.order {
         core.give_back(new);
+        if wait != Wait::Patiently {
+            return Ok(Lent::NoMemory);
+        }
         return make_smaller(handle, wanted, order).map(|()| Lent::Changed);
     }
     let Some(first) = Lending::of(core, mirror, wanted, new) else {
@@ -326,7 +370,7 @@ mod tests {
                     drop(held);
                     return byte;
                 }
-                Look::Absent => drop(bring(handle, page).unwrap()),
+                Look::Absent => bring(handle, page).unwrap(),
             }
         }
     }
@@ -334,7 +378,7 @@ mod tests {
     /// Bytes of the mirror's memory.
     fn mirrored_bytes(file: &File) -> u64 {
         let mirror = file.handle().mapping.mirror().unwrap();
-        rustix::fs::fstat(mirror.fd()).unwrap().st_blocks as u64 * 512
+        rustix::fs::fstat(mirror.fd()).unwrap().st_blocks.cast_unsigned() * 512
     }
 
     #[test]
@@ -403,6 +447,102 @@ mod tests {
             drop(guard);
             assert_eq!(waits.join().unwrap(), bytes_of(5));
         });
+    }
+
+    /// A guard of a mirrored page that has left its file: the page's bytes go with it, not before.
+    fn leave_with_a_guard() -> (u64, u64) {
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        assert_eq!(access(&file, 5), bytes_of(5));
+        let guard = file.get(5).unwrap();
+        file.invalidate(0..4 * MIB as u64).unwrap();
+        let while_held = mirrored_bytes(&file);
+        drop(guard);
+        (while_held, mirrored_bytes(&file))
+    }
+
+    #[test]
+    fn a_page_that_left_its_file_goes_with_its_last_user() {
+        assert_eq!(leave_with_a_guard(), (4096, 0));
+        let caught = mutant::with(Some(Mutant::LeftoverForgotten), leave_with_a_guard);
+        assert_ne!(caught.1, 0, "nobody owns the place");
+    }
+
+    /// Bytes that the mirror has of a file of which all was evicted.
+    fn evict_all() -> u64 {
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        for page in 0..100 {
+            assert_eq!(access(&file, page), bytes_of(page));
+        }
+        assert!(mirrored_bytes(&file) >= 100 * 4096);
+        // All, also what was brought last.
+        file.handle().core.let_go_of_recent(|_| true);
+        // Each sweep ends the uses of a folio by one.
+        for _ in 0..8 {
+            reclaim::evict(&file.handle().core, 4096, 100_000);
+        }
+        mirrored_bytes(&file)
+    }
+
+    #[test]
+    fn what_is_evicted_leaves_the_mirror() {
+        assert_eq!(evict_all(), 0);
+        assert_ne!(mutant::with(Some(Mutant::EvictKeepsPages), evict_all), 0);
+    }
+
+    /// A thread that comes with a folio which another has lent meanwhile: whether it may write.
+    fn come_late() -> bool {
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 5 * 4096).unwrap();
+        let handle = file.handle();
+        let late = handle.core.hold(&handle.mapping, 5).expect("it was read");
+        assert!(!late.frame().is_mirrored());
+        assert_eq!(access(&file, 5), bytes_of(5));
+        let (new, _) = reclaim::allocate_lent(&handle.core, Order::MIN, true).unwrap().unwrap();
+        let mirror = of(handle).unwrap();
+        match Lending::of(&handle.core, mirror, late, new) {
+            Some(lending) => {
+                handle.core.give_back(lending.new);
+                true
+            }
+            None => false,
+        }
+    }
+
+    #[test]
+    fn who_comes_late_to_lend_a_folio_leaves_its_place_alone() {
+        assert!(!come_late());
+        assert!(mutant::with(Some(Mutant::LendBlindly), come_late));
+    }
+
+    #[test]
+    fn a_cache_that_is_too_small_for_maps_is_told_the_least() {
+        let (_cache, file) = file(4 * MIB, MIB);
+        let error = check_budget(&file.handle().core).unwrap_err();
+        let text = "cannot make a space for mapped files: the cache has a budget of 4194304 bytes, \
+                    and needs 8388608";
+        assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn a_large_folio_waits_for_no_guard_of_another_of_its_pages() {
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        assert_eq!(access(&file, 5), bytes_of(5));
+        let guard = file.get(5).unwrap();
+        file.invalidate(0..4 * MIB as u64).unwrap();
+        let mut all = vec![0; MIB];
+        file.read_at(&mut all, 0).unwrap();
+        let handle = file.handle();
+        let around = handle.core.hold(&handle.mapping, 4).expect("it was read");
+        assert!(around.frame().order() > Order::MIN);
+        drop(around);
+        assert_eq!(access(&file, 4), bytes_of(4));
+        assert_eq!(access(&file, 6), bytes_of(6));
+        assert_eq!(guard[0], bytes_of(5));
+        drop(guard);
+        assert_eq!(access(&file, 5), bytes_of(5));
     }
 
     #[test]

@@ -41,6 +41,7 @@
 //! | to keep a page in one struct with its file | [`FolioOf::get`] | the same, and a count of the file | the page's folio, the file |
 //! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is valid | nothing |
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio; an addition and subtraction for the call | all folios of the range |
+//! | a pointer to a range of a file, for code that knows nothing of the cache | [`Space::map_file`] | what memory costs, and for its first use in a map a fault of the kernel | nothing |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same for each page, but the processor's cache misses overlap | the same for each page |
 //! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async`, and some 20 instructions | the same as without `async`, once it is ready |
 //! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
@@ -54,7 +55,7 @@
 //! that comes to the folio from another one stores the folio's use count. Under memory pressure,
 //! eviction lowers that count again.
 //!
-//! There is no way yet to map a file into memory, or to write.
+//! There is no way yet to write.
 //!
 //! ## Copy: `read_at`
 //!
@@ -141,6 +142,24 @@
 //! # Ok::<(), pinfold::Error>(())
 //! ```
 //!
+//! ## Map: plain memory
+//!
+//! A range of a file as memory, for code that takes a slice or a pointer. An access to a page that
+//! is not cached waits until it was read; if it cannot be read, the access gets SIGBUS, as with
+//! mmap(2). [`Space`] says who reads it, and what a program must not do meanwhile.
+//!
+//! ```
+//! # use pinfold::{Cache, Options, Space, SpaceOptions, source::Memory};
+//! # let cache = Cache::new(Options::new(8 << 20))?;
+//! # let file = cache.attach("index", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+//! let space = Space::new(&cache, SpaceOptions::new())?;
+//! let map = space.map_file(&file, 4096..100_000)?;
+//! // SAFETY: nobody changes the file meanwhile.
+//! let bytes = unsafe { map.as_slice() };
+//! assert_eq!(bytes.iter().filter(|&&byte| byte == 7).count(), 95_904);
+//! # Ok::<(), pinfold::Error>(())
+//! ```
+//!
 //! ## Many at once
 //!
 //! Use these calls for pages that need not be adjacent, such as the nodes of a graph. The
@@ -194,6 +213,8 @@
 //! | the first guard of a large folio, by whatever call | at times, the file's mutex, and readers of that folio; no I/O ([`File::get`], "What guards keep") |
 //! | `prefetch`, `advise` | at times, a thread that changes the file's index. They start reads and do not wait for them, but may evict |
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
+//! | an access to a map | as a miss, if the page is not cached; with [`SpaceOptions::handlers`] also until one of those threads is free |
+//! | `map_file`, `remap`, `protect`, `unmap` | another such call of the same space, and faults that look for a page of the map. For no read, unless faults keep their lock meanwhile ([`FaultIo::Hold`]) |
 //! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
@@ -267,6 +288,7 @@ mod holders;
 mod index;
 #[cfg(not(loom))]
 mod kept;
+#[cfg(not(loom))]
 mod lend;
 mod many;
 mod mapping;
@@ -284,10 +306,12 @@ mod pin;
 mod pressure;
 mod read;
 mod readers;
+mod recent;
 mod reclaim;
 mod residency;
 mod sizes;
 pub mod source;
+mod space;
 mod stats;
 mod stream;
 mod sync;
@@ -299,7 +323,7 @@ pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
 #[cfg(not(loom))]
 pub use completions::{Completion, Completions, Outcome};
-pub use error::{Error, ErrorKind, PinRangeCause, Result};
+pub use error::{Error, ErrorKind, MapRangeCause, PinRangeCause, Result};
 #[cfg(not(loom))]
 pub use file::File;
 pub use holders::PinHolder;
@@ -313,4 +337,7 @@ pub use options::{FileOptions, Options};
 pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
+pub use space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
+#[cfg(not(loom))]
+pub use space::{Map, Space, SpaceOptions};
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};

@@ -109,6 +109,22 @@ mutants! {
     /// The eventfd of completions is not written.
     EventUnwritten,
 
+    // ---- of faults ----
+    /// A fault does not ask whether its address is in the range of the record that it found.
+    FaultAnyRange,
+    /// A fault that retries does not ask whether the map is still the same.
+    FaultAnyGeneration,
+    /// A fault that retries asks that before it has the lock.
+    FaultGenerationEarly,
+    /// A fault that retries looks for the page without the lock.
+    FaultLooksUnlocked,
+    /// A fault that lets go of the lock keeps no share of the file.
+    FaultSharesNothing,
+    /// What mapped accesses have brought last is kept when it leaves its file.
+    RecentStays,
+    /// A record is given back before its granules are cleared.
+    UnmapReleasesFirst,
+
     // ---- of the short read ----
     /// The version is not validated at the end.
     NoLastLook,

@@ -137,6 +137,20 @@ errors! {
         ErrorKind::OutsidePin { path: Some(path()), at: PLACE, start: 2, end: 3 }
         => "outside-pin", Place;
     // Its holders name their files.
+    ErrorKind::Userfaultfd { .. } =
+        ErrorKind::Userfaultfd { what: "open one".into(), cause: cause() }
+        => "userfaultfd", Cache;
+    ErrorKind::SpaceBudget { .. } =
+        ErrorKind::SpaceBudget { budget_bytes: 1, least_bytes: 2 } => "space-budget", Cache;
+    ErrorKind::SignalHandler { .. } =
+        ErrorKind::SignalHandler { cause: cause() } => "signal-handler", Cache;
+    ErrorKind::ForeignSpace { .. } =
+        ErrorKind::ForeignSpace { path: path() } => "foreign-space", File;
+    ErrorKind::MapRange { .. } =
+        ErrorKind::MapRange { path: path(), start: PLACE, end: 1, cause: MapRangeCause::Empty }
+        => "map-range", Place;
+    ErrorKind::Map { .. } =
+        ErrorKind::Map { path: path(), start: PLACE, end: 2, cause: cause() } => "map", Place;
     ErrorKind::StillPinned { .. } =
         ErrorKind::StillPinned { pinned_bytes: 1, holders: Vec::new() }
         => "still-pinned", Cache;

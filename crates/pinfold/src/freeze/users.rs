@@ -6,8 +6,8 @@
 //! | a pin | `pins` of the count | the frozen bit |
 //! | a borrow | its folio's head in a reader's slot | the odd version |
 //!
-//! Mapped memory will be a fourth user, with a row here and a step in [`freeze_alone`] and
-//! `batch.rs`: its pages are unmapped after the version is odd, before the scan of the slots.
+//! A map is no user: it shows what is in the file's mirror, which its folios leave with their pages
+//! (`mirror.rs`). Nothing is written to a mirrored page.
 //!
 //! Freezes a folio by its count, scans the slots, thaws a frozen folio, and ends a folio that left
 //! its file while it was in use. The other files of this folder work on folios without users.
@@ -95,6 +95,7 @@ pub(super) fn reopen(frame: &Frame) {
 /// announced is freed by its last holder; one that is announced is deferred. So the last reference
 /// to a borrowed folio is never given back: the index's goes last.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
+    core.let_go_of_recent(|head| gone.contains(&head));
     let announced = announced(core, gone);
     for (n, &head) in gone.iter().enumerate() {
         core.waiters.wake(head.0);

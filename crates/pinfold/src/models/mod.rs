@@ -8,8 +8,10 @@
 //! A model's cache, its files, steps that several models share, and the checks at the end of all.
 //! The bytes of a page are one word that says which page of which file it is, see `frame::bytes`.
 
+mod behind;
 mod borrowed;
 mod counted;
+mod faults;
 mod fillers;
 mod granted;
 mod length;

@@ -314,7 +314,10 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
                 }
                 .into());
             }
-            Moved::Held { .. } => breathe(),
+            Moved::Held { .. } => {
+                core.let_go_of_recent(|_| true);
+                breathe();
+            }
         }
         Ok(None)
     })

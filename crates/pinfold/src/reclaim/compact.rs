@@ -124,9 +124,13 @@ fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Wok
     block.into_iter().all(|at| map.contains(at))
 }
 
-/// Makes a lent run a run of the arena again, if one of a few can be emptied: what is in it moves to
-/// other lent runs, which copies nothing.
-pub(super) fn empty_lent_run(core: &Core) -> bool {
+/// Makes a lent run a run of the arena again, if the arena wants frames, the other lent runs have
+/// enough free for what is in it, and one of a few can be emptied. That copies nothing.
+pub(super) fn take_back_run(core: &Core) -> bool {
+    let wanted = core.frames.free_frames() < core.pressure.high_frames;
+    if !wanted || core.frames.free_lent() < Order::MAX.frames() {
+        return false;
+    }
     let mut candidates: Vec<(u32, FrameNumber)> =
         core.frames.lent_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
     candidates.sort_unstable();
@@ -143,6 +147,8 @@ pub(super) fn empty_lent_run(core: &Core) -> bool {
         let mut woken = Woken::default();
         let Some(held) = core.frames.take_free_in(run) else { return false };
         let map = held.held();
+        // They stay in the mirror: they move, and are not evicted.
+        core.let_go_of_recent(|head| head.0.wrapping_sub(run.0) < Order::MAX.frames());
         let mut at = 0;
         // Ends: each turn advances by at least a frame.
         while at < Order::MAX.frames() {

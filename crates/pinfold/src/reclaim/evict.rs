@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
+use super::compact;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::{FrameNumber, PAGE_BYTES};
@@ -25,7 +26,6 @@ use crate::freeze::{self, Batch, Candidate, Frozen, InUse};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
-use crate::reclaim::lent;
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
@@ -54,7 +54,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
         }
         evict_batch(core, &victims, &mut sweep);
     }
-    lent::take_back(core);
+    compact::take_back_run(core);
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
         // A thread that evicts for itself may free more than it takes: other threads wait for it.

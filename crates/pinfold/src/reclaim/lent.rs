@@ -1,12 +1,12 @@
 //! Frames for folios whose bytes are in mirrors: runs of 2 MiB are lent for them, and taken back.
 //!
 //! A lent run has no memory of its own (`frame::mobility`), so its frames and those of the arena do
-//! not stand in for each other. The policy evicts in one order, whatever kind of frame that frees;
-//! this file turns the one kind into the other:
-//! - lends a free run of the arena, when frames for mirrors are wanted and the arena has more free
-//!   than it wants;
-//! - takes back a lent run, when the arena wants frames and the lent runs have as many free as one
-//!   has: what is in it moves to the others, which copies no byte.
+//! not stand in for each other. The policy evicts in one order, whatever kind of frame that frees.
+//! This file lends a free run of the arena, when frames for mirrors are wanted and the arena has
+//! more free than it wants.
+//!
+//! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free as
+//! one has: what is in it moves to the others, which copies no byte (`compact.rs`).
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Order};
@@ -78,13 +78,5 @@ pub(super) fn keep_some_free(core: &Core) {
         if !lend(core) && evict(core, wanted(), EFFORT_MAX).evicted == 0 {
             break;
         }
-    }
-}
-
-/// Takes back a run, if the arena wants frames and the other lent runs can have what is in it.
-pub(super) fn take_back(core: &Core) {
-    let run = Order::MAX.frames();
-    if core.frames.free_lent() >= run && core.frames.free_frames() < core.pressure.high_frames {
-        compact::empty_lent_run(core);
     }
 }

@@ -9,7 +9,10 @@
 //! A model's cache, its files, and the checks at the end of all. The memory model is x86's store
 //! buffers at most (`sync::scheduled`); loom has the language's memory model, and smaller models.
 
+#[path = "../behind.rs"]
+mod behind;
 mod borrowed;
+mod faults;
 mod filling;
 mod futures;
 mod granted;

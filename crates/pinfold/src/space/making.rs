@@ -1,0 +1,195 @@
+//! `Space`, as a program sees it: where files are mapped into memory, and how their faults are
+//! served.
+
+use std::ops::Range;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+
+use super::core::{self, SpaceCore};
+use super::fault::{FaultIo, FaultLock, Shared};
+use super::handlers::Handlers;
+use super::map::Map;
+use super::signal;
+use super::stats::SpaceStats;
+use super::uffd::{Ask, Uffd};
+use crate::cache::Cache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::lend;
+
+/// The most handler threads of a space.
+const HANDLERS_MAX: usize = 64;
+
+/// Options of a [`Space`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SpaceOptions {
+    lock: FaultLock,
+    io: FaultIo,
+    handlers: usize,
+}
+
+impl SpaceOptions {
+    /// Faults take the lock of their map alone, keep none while they wait for a read, and are served
+    /// by the thread that faults.
+    pub fn new() -> Self {
+        SpaceOptions::default()
+    }
+
+    /// Which lock a fault takes again once its page was read.
+    #[must_use]
+    pub fn lock(mut self, lock: FaultLock) -> Self {
+        self.lock = lock;
+        self
+    }
+
+    /// What a fault does with its lock while its page is read.
+    #[must_use]
+    pub fn io(mut self, io: FaultIo) -> Self {
+        self.io = io;
+        self
+    }
+
+    /// How many threads of the space serve faults: at most 64. 0, which is the default: none, and
+    /// each thread serves its own, by a SIGBUS handler ([`Space`], "Who serves a fault").
+    #[must_use]
+    pub fn handlers(mut self, threads: usize) -> Self {
+        self.handlers = threads.min(HANDLERS_MAX);
+        self
+    }
+}
+
+/// Where files of one cache are mapped into the program's memory: plain pointers into files that may
+/// be larger than the budget.
+///
+/// ```
+/// # use pinfold::{Cache, Options, source::Memory};
+/// use pinfold::{Space, SpaceOptions};
+///
+/// # let cache = Cache::new(Options::new(8 << 20))?;
+/// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+/// let space = Space::new(&cache, SpaceOptions::new())?;
+/// let map = space.map_file(&file, 0..file.len())?;
+/// // SAFETY: nobody changes the file, and its bytes can be read.
+/// let bytes = unsafe { map.as_slice() };
+/// assert_eq!(bytes[99_999], 7);
+/// # Ok::<(), pinfold::Error>(())
+/// ```
+///
+/// A page that is cached in the file's mirror is mapped by the kernel, and then costs what memory
+/// costs. An access to another page is a *fault*: it waits until the page was read, as a call of
+/// [`File::read_at`] would.
+///
+/// A clone is a handle to the same space. A [`Map`] stays when the space's last handle is dropped.
+///
+/// # Who serves a fault
+///
+/// - **The thread that faults**, by default. The kernel sends it SIGBUS, whose handler reads the
+///   page as if the access were a call of the cache; then the access is repeated. A miss costs what
+///   a miss of `read_at` costs, and a few microseconds. The first space of the process installs the
+///   handler; what is not a fault of a map goes to the handler that was there before. A program
+///   that installs a handler for SIGBUS later has to pass signals on in the same way.
+///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process.
+///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: for
+///     `write` from a map, use handler threads, or [`Map::read_at`].
+///   - The memory of a map must not be what an allocator manages, nor be read in a signal handler:
+///     no access may happen where the thread could not call the cache.
+/// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
+///   kernel. It costs two switches of threads for each fault, and as many faults wait for reads at
+///   once as there are threads. Nothing of the above concerns such a space: system calls wait for
+///   their pages, too, if the process may have a userfaultfd that serves them
+///   ([`serves_system_calls`](Self::serves_system_calls)).
+///
+/// # A page that cannot be read
+///
+/// The access gets SIGBUS, as with mmap(2); a program that has no handler of its own for it ends.
+/// Others go on. The next access tries again; but where handler threads serve, the page stays
+/// *poisoned* until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`. So does
+/// an access past the end of a file that has become shorter. [`Map::read_at`] returns an error
+/// instead.
+///
+/// # Forking
+///
+/// Maps are not inherited: an access in a forked child ends it, by SIGSEGV. Calls fail with
+/// [`ErrorKind::Forked`]; a child may make a cache and a space of its own.
+#[derive(Clone)]
+pub struct Space {
+    core: Arc<SpaceCore>,
+}
+
+// As for `Cache`.
+impl UnwindSafe for Space {}
+impl RefUnwindSafe for Space {}
+
+impl std::fmt::Debug for Space {
+    /// One line; [`Space::stats`] has the rest.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Shared { lock, io, .. } = &self.core.shared;
+        f.debug_struct("Space").field("lock", lock).field("io", io).finish_non_exhaustive()
+    }
+}
+
+impl Space {
+    /// A space without maps, for files of `cache`, which it keeps alive.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB: memory for maps is taken from its
+    /// budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system gives none, or an old one: the message says what to
+    /// do. [`ErrorKind::SignalHandler`]; with handler threads [`ErrorKind::Thread`] and
+    /// [`ErrorKind::Eventfd`]; [`ErrorKind::Forked`].
+    pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
+        cache.core().check_owner()?;
+        lend::check_budget(cache.core())?;
+        let SpaceOptions { lock, io, handlers } = options;
+        let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
+        let uffd = Arc::new(Uffd::open(ask)?);
+        let handlers = match handlers {
+            0 => {
+                let installed = signal::install();
+                installed.map_err(|why| ErrorKind::SignalHandler { cause: Arc::new(why) })?;
+                None
+            }
+            n => Some(Handlers::start(n, &uffd, core::serve)?),
+        };
+        let shared = Shared::new(lock, io);
+        let core = SpaceCore { shared, uffd, handlers, cache: cache.clone() };
+        Ok(Space { core: Arc::new(core) })
+    }
+
+    /// Maps the bytes `range` of `file`, for reading. The range begins at a multiple of 4096, and
+    /// ends with or before the file. Nothing is read.
+    ///
+    /// The file stays open as long as the map. The map is a handle of its own: readahead is told
+    /// from its faults alone. Any number of maps may have the same pages; a page that is cached
+    /// once is in memory once.
+    ///
+    /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and whole
+    /// pieces of 2 MiB of address space.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
+    /// refuses (`ENOMEM`: the process has as many VMAs as `vm.max_map_count` allows, or no more
+    /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
+    /// [`ErrorKind::Forked`]; what making the file's mirror fails with.
+    pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
+        Map::new(&self.core, file, range)
+    }
+
+    /// What has happened so far. All zeros in a forked child.
+    pub fn stats(&self) -> SpaceStats {
+        let here = self.core.cache.core().owner.is_here();
+        if here { self.core.shared.counters.report() } else { SpaceStats::default() }
+    }
+
+    /// Why the last access failed that did: SIGBUS does not say. Of threads that fail at once, one.
+    pub fn last_failure(&self) -> Option<Error> {
+        let here = self.core.cache.core().owner.is_here();
+        here.then(|| self.core.shared.last_failure.lock().clone()).flatten()
+    }
+
+    /// Whether system calls that touch absent pages wait for them. False without handler threads;
+    /// and with them, if the process has no privilege for it: root, `vm.unprivileged_userfaultfd`,
+    /// or access to `/dev/userfaultfd`.
+    pub fn serves_system_calls(&self) -> bool {
+        self.core.uffd.serves_system_calls()
+    }
+}

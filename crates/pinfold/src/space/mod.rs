@@ -1,0 +1,41 @@
+//! The fourth way in: files as memory, larger than the budget.
+//!
+//! A `Space` has the userfaultfd and what all of its maps share; a `Map` is a mapped range of a file. A page that is in the file's mirror (`mirror/`) is mapped by the kernel alone; this folder
+//! is about the accesses to the others.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `making.rs` | `Space` and its options |
+//! | `core.rs` | what is behind an address |
+//! | `map.rs` | `Map`: mapping, unmapping, changing |
+//! | `fault.rs` | a fault, step by step |
+//! | `vma.rs` | the record of a map: its lock, its generation; the table of all records |
+//! | `index.rs` | from an address to a record |
+//! | `signal.rs` | faults that the faulting thread serves itself |
+//! | `handlers.rs` | faults that threads of the space serve |
+//! | `uffd.rs` | the userfaultfd |
+//! | `stats.rs` | what is counted |
+
+#[cfg(not(loom))]
+mod core;
+pub(crate) mod fault;
+#[cfg(not(loom))]
+mod handlers;
+pub(crate) mod index;
+#[cfg(not(loom))]
+mod making;
+#[cfg(not(loom))]
+mod map;
+#[cfg(not(loom))]
+mod signal;
+pub(crate) mod stats;
+#[cfg(not(loom))]
+mod uffd;
+pub(crate) mod vma;
+
+pub use fault::{FaultIo, FaultLock};
+#[cfg(not(loom))]
+pub use making::{Space, SpaceOptions};
+#[cfg(not(loom))]
+pub use map::Map;
+pub use stats::{LockWaits, SpaceStats, WAIT_DECADES};

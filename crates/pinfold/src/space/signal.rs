@@ -1,0 +1,181 @@
+//! The SIGBUS handler, by which a thread serves its own faults.
+//!
+//! Here: installing it, telling its own signals from others', and passing those on to the handler
+//! that was there before. Called by the kernel; it calls `fault`.
+//!
+//! # What it may do
+//!
+//! The signal comes from an access to a map, at the instruction that makes it, and the handler runs
+//! in that thread before the access is repeated. So it is as if the program had called a function
+//! there: what the thread holds, it would hold in that function, too. Where a call of
+//! [`File::read_at`](crate::File::read_at) would be in order, the access is: the handler takes the
+//! cache's locks, allocates, and waits for a read. It is no asynchronous signal, which meets a
+//! thread anywhere. From that follows what a program must not do: access a map where it may not
+//! call the cache. The cache itself never accesses a map while it holds a lock. An allocator whose
+//! memory were a map's, or a signal handler that reads one, would: such a program asks for handler
+//! threads (`handlers.rs`).
+//!
+//! # Which signals are its own
+//!
+//! Those that the kernel sent for an address of a map (`BUS_ADRERR`), if the page can be brought.
+//! All others go to the handler that was there when this one was installed: signals that a process
+//! sent, memory errors of the hardware, addresses that no map has, and pages whose read failed.
+//! Where there was no handler, the process ends by the signal, as it would without this one.
+//!
+//! A handler that the program installs later is before this one, and has to pass on what is not its
+//! own in the same way.
+
+use std::ffi::{c_int, c_void};
+// Not from `crate::sync`: no model has signals.
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::{io, mem, ptr};
+
+use super::core;
+use super::fault::Fault;
+
+/// `BUS_ADRERR`: there is no such address behind the access.
+const NO_ADDRESS: c_int = 2;
+
+/// What was there before. Null: this handler was never installed.
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether this handler was installed.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Installs the handler, once for the process.
+///
+/// There is no lock: a child that was forked in the middle of one would wait for ever. Threads that
+/// come at once all install it; one of them stores what was there before.
+pub(super) fn install() -> io::Result<()> {
+    // Acquire: pairs with the release below, so that a fault of this thread finds the handler.
+    if INSTALLED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let before = change(None)?;
+    if before.sa_sigaction != address_of_handler() {
+        let before = Box::into_raw(Box::new(before));
+        // Release: pairs with the acquire in `pass_on`. It is there before the handler is.
+        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+        if BEFORE.compare_exchange(ptr::null_mut(), before, success, failure).is_err() {
+            // SAFETY: nobody else has seen it.
+            drop(unsafe { Box::from_raw(before) });
+        }
+        // SAFETY: all zeros are a `sigaction`: no handler, no flags, no signal blocked.
+        let mut ours: libc::sigaction = unsafe { mem::zeroed() };
+        ours.sa_sigaction = address_of_handler();
+        // Not on the alternate stack, which may be too small for a miss. The signal is not blocked
+        // meanwhile: a source may read another map.
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
+        change(Some(&ours))?;
+    }
+    INSTALLED.store(true, Ordering::Release);
+    Ok(())
+}
+
+fn address_of_handler() -> libc::sighandler_t {
+    (on_sigbus as *const ()).addr()
+}
+
+/// Installs an action, if one is given, and returns the one before.
+fn change(to: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    // SAFETY: as in `install`.
+    let mut before: libc::sigaction = unsafe { mem::zeroed() };
+    let to = to.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: both point to such structs, or nowhere; what is installed is this file's handler, or
+    // what the process started with.
+    match unsafe { libc::sigaction(libc::SIGBUS, to, &raw mut before) } {
+        0 => Ok(before),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The handler.
+unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    // SAFETY: the kernel's, for this call.
+    let info_of = unsafe { &*info };
+    // SAFETY: a SIGBUS of the kernel has an address; of another one it is not looked at.
+    let is_ours = info_of.si_code == NO_ADDRESS && serves(unsafe { info_of.si_addr() }.addr());
+    if !is_ours {
+        // SAFETY: what the kernel has given, passed on.
+        unsafe { pass_on(signal, info, context) };
+    }
+    // The instruction before the access may have been a call that sets it.
+    // SAFETY: always there.
+    let own = unsafe { libc::__errno_location() };
+    // SAFETY: this thread's own.
+    unsafe { *own = errno };
+}
+
+/// Whether the access to `address` can be repeated.
+fn serves(address: usize) -> bool {
+    core::serve(address) == Fault::Served
+}
+
+/// Does what would have been done without this handler.
+unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // Acquire: pairs with the release in `install`.
+    let before = BEFORE.load(Ordering::Acquire);
+    // SAFETY: stored before this handler was installed, and never freed.
+    let before = unsafe { &*before };
+    // SAFETY: as in `on_sigbus`. What a process sends has no positive code.
+    let was_sent = unsafe { (*info).si_code } <= 0;
+    match before.sa_sigaction {
+        libc::SIG_IGN if was_sent => {}
+        // The kernel heeds neither a handler that returns nor an ignored signal when an access
+        // cannot be made: without the handler, the repeated access ends the process.
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: all zeros are the default action.
+            let default: libc::sigaction = unsafe { mem::zeroed() };
+            let _ = change(Some(&default)); // cannot fail: the signal has a number that exists
+            if was_sent {
+                // SAFETY: ends the process.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        handler => {
+            // SAFETY: the mask that the handler wants, and the thread's own again afterwards.
+            unsafe { with_mask(before, signal, || call(before, handler, signal, info, context)) };
+        }
+    }
+}
+
+/// Calls a handler as the kernel would.
+fn call(
+    action: &libc::sigaction,
+    handler: libc::sighandler_t,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    type Handler = unsafe extern "C" fn(c_int);
+    type HandlerOfInfo = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+    let handler: *const () = ptr::with_exposed_provenance(handler);
+    if action.sa_flags & libc::SA_SIGINFO != 0 {
+        // SAFETY: the flag says what kind of function it is.
+        let handler = unsafe { mem::transmute::<*const (), HandlerOfInfo>(handler) };
+        // SAFETY: with what the kernel has given.
+        unsafe { handler(signal, info, context) };
+    } else {
+        // SAFETY: as above.
+        let handler = unsafe { mem::transmute::<*const (), Handler>(handler) };
+        // SAFETY: as above.
+        unsafe { handler(signal) };
+    }
+}
+
+/// Runs `body` with the signals blocked that `action` wants to be.
+unsafe fn with_mask(action: &libc::sigaction, signal: c_int, body: impl FnOnce()) {
+    let mut blocked = action.sa_mask;
+    if action.sa_flags & libc::SA_NODEFER == 0 {
+        // SAFETY: a set of this function's, and a signal that exists.
+        unsafe { libc::sigaddset(&raw mut blocked, signal) };
+    }
+    // SAFETY: an empty set is one.
+    let mut own: libc::sigset_t = unsafe { mem::zeroed() };
+    // SAFETY: both are sets of this function's.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut own) };
+    body();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const own, ptr::null_mut()) };
+}

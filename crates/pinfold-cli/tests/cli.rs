@@ -65,7 +65,7 @@ fn bad_input_is_named() {
     let refused = |args: &[&str], why: &'static str| {
         pinfold(&["bench", "ref"]).args(args).assert().failure().stderr(contains(why));
     };
-    refused(&["--threads", "0"], "the number of workers must be from 1 to 256");
+    refused(&["--threads", "0"], "the number of workers must be from 1 to 512");
     refused(&["--threads", "1000"], "1000 threads: the number of workers");
     refused(&["--threads", "many"], "invalid value 'many'");
     refused(&["--only", "fast"], "--only fast: no such engine; there are add, cas");
@@ -80,11 +80,11 @@ fn bad_input_is_named() {
 
 #[test]
 fn a_benchmark_shows_only_the_workers_that_it_can_have() {
-    for bench in ["ref", "read", "get", "miss", "batch", "evict", "pin"] {
+    for bench in ["ref", "read", "get", "miss", "batch", "fault", "evict", "pin"] {
         let output = pinfold(&["bench", bench, "--help"]).assert().success().get_output().clone();
         let help = String::from_utf8(output.stdout).unwrap();
         for (option, refused) in [
-            ("--processes", &["get", "miss", "batch", "evict", "pin"][..]),
+            ("--processes", &["get", "miss", "batch", "fault", "evict", "pin"][..]),
             ("--threads", &["evict", "pin"][..]),
         ] {
             let shown = help.contains(&format!("{option} <"));
@@ -506,6 +506,242 @@ fn bench_batch_refuses_what_makes_no_sense() {
     let quick = ["--file-bytes", "2M", "--cases", "graph", "--only", "pinfold-many"];
     let tiny = [&quick[..], &["--budget", "64K", "--dir", on_disk()]].concat();
     refused(&tiny, "a budget of 65536 bytes: it must be from");
+}
+
+/// The engines of a case of `fault`, those that need userfaultfd and others.
+fn fault_engines(case: &str) -> (Vec<String>, Vec<String>) {
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let pinfold = names(&["pinfold"]);
+    match case {
+        "install" => {
+            let ways = [("continue", &[1, 16, 128, 512][..]), ("copy", &[1, 16, 128])];
+            let ways = ways.into_iter().chain([("move", &[1, 16, 128][..])]);
+            let of = |(way, runs): (&str, &[u32])| {
+                runs.iter().map(|run| format!("{way}-{run}")).collect::<Vec<_>>()
+            };
+            let served = names(&["native-missing"]).into_iter().chain(ways.flat_map(of)).collect();
+            (served, names(&["mapped", "native"]))
+        }
+        "fill" => (Vec::new(), names(&["read", "alias", "copy"])),
+        "evict" => (Vec::new(), names(&["zap", "punch", "punch-unmapped"])),
+        "warm" => (pinfold, names(&["mapped", "kernel-mmap"])),
+        "thrash-holes" => (pinfold, names(&["kernel-mmap"])),
+        _ => (pinfold, names(&["pread-direct", "kernel-mmap"])),
+    }
+}
+
+/// Spaces need a budget of 8 MiB: an eighth of what is read.
+const FAULT_SMALL: [&str; 16] = [
+    "--seconds",
+    "0.02",
+    "--runs",
+    "1",
+    "--warm-up",
+    "0.05",
+    "--memory-bytes",
+    "4M",
+    "--file-bytes",
+    "64M",
+    "--thread-bytes",
+    "32M",
+    "--maps",
+    "2",
+    "--json",
+    "-",
+];
+
+#[test]
+fn bench_fault_gives_a_row_for_everything() {
+    let arguments = ["bench", "fault", "--threads", "2,3", "--dir", on_disk()];
+    let result = json(&[&arguments[..], &FAULT_SMALL[..]].concat());
+    assert_eq!(result["bench"], "fault");
+    let left_out = result["params"]["left_out"].to_string();
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
+    let (orders, runs) = (["sequential", "random"].map(Some), [1, 8, 64].map(Some));
+    let mut expected = BTreeSet::new();
+    for (case, metrics, orders, runs) in [
+        ("install", &["ns_per_page"][..], &orders[..], &[None][..]),
+        ("fill", &["cpu_ns_per_page", "ns_per_page"], &[None], &runs),
+        ("evict", &["ns_per_page"], &[None], &runs),
+        ("warm", &["ns_per_page"], &orders, &[None]),
+        ("random", &["ops_per_s", "p99_us"], &[None], &[None]),
+        ("thrash", &["rounds_per_s", "slowest_over_mean"], &[None], &[None]),
+        ("thrash-holes", &["rounds_per_s", "slowest_over_mean"], &[None], &[None]),
+        ("startup", &["rounds_per_s"], &[None], &[None]),
+    ] {
+        let (served, others) = fault_engines(case);
+        for engine in served.into_iter().chain(others) {
+            // What this system does not let run is named.
+            if left_out.contains(&engine) {
+                continue;
+            }
+            let one = [("vma", "drop")];
+            let all = [("vma", "drop"), ("vma", "hold"), ("space", "drop"), ("space", "hold")];
+            let policies = match case {
+                _ if engine != "pinfold" => &[("-", "-")][..],
+                "warm" | "random" => &one,
+                _ => &all,
+            };
+            for threads in if case == "fill" { vec![1] } else { vec![2, 3] } {
+                for (lock, io) in policies {
+                    for order in orders {
+                        for run in runs {
+                            for metric in metrics {
+                                expected.insert((
+                                    [case, &engine, lock, io, order.unwrap_or("-"), metric]
+                                        .map(str::to_owned),
+                                    threads,
+                                    run.unwrap_or(0),
+                                ));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let keys = ["case", "engine", "lock", "io", "order", "metric"];
+    let metrics: BTreeSet<_> = expected.iter().map(|(texts, ..)| texts[5].clone()).collect();
+    let rows = result["rows"].as_array().unwrap();
+    let of_metrics = rows.iter().filter(|row| metrics.contains(&text(row, "metric")));
+    let found: Vec<_> = of_metrics
+        .map(|row| {
+            let run = row["pages"].as_u64().unwrap_or(0);
+            (keys.map(|key| text(row, key)), row["threads"].as_u64().unwrap(), run)
+        })
+        .collect();
+    assert_eq!(found.iter().cloned().collect::<BTreeSet<_>>(), expected);
+    assert_eq!(found.len(), expected.len(), "one row for each");
+    for row in rows {
+        let (metric, median) = (text(row, "metric"), row["median"].as_f64().unwrap());
+        let limited = !["install", "fill", "evict", "warm"].contains(&&*text(row, "case"));
+        assert_eq!(row["limit"].is_string() && row["budget_bytes"].is_u64(), limited, "{row}");
+        match &*metric {
+            "ns_per_page" | "cpu_ns_per_page" | "ops_per_s" | "p99_us" => {
+                assert!(median > 0.1, "{row}");
+            }
+            "slowest_over_mean" => assert!((0.0..=1.0).contains(&median), "{row}"),
+            "retry_io_miss" => assert!((0.0..=100.0).contains(&median), "{row}"),
+            _ => assert!(median >= 0.0, "{row}"),
+        }
+        // A start is over when all of it was touched.
+        assert!(text(row, "case") != "startup" || metric != "rounds_per_s" || median > 0.0);
+        if metric == "faults" {
+            assert!(median >= 1.0, "nothing was cached: {row}");
+        }
+        if metric == "retry_space_lock" && row["lock"] == "vma" {
+            assert_eq!(row["median"], 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn bench_fault_fits_a_terminal_and_says_what_is_beside_what() {
+    let cases = ["--cases", "install,fill,evict,warm,thrash,startup", "--threads", "2"];
+    let shown = pinfold(&["bench", "fault", "--dir", on_disk()])
+        .args(cases)
+        .args(&FAULT_SMALL[..14])
+        .assert()
+        .success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    for line in shown.lines().filter(|line| line.contains('─') || line.contains('±')) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    for part in [
+        "install, sequential: touch 4 MiB that are in memory, ns a page (ratio: to native)",
+        "install, random: ",
+        "fill: pages from storage into memory, processor time, ns a page (ratio: to read)",
+        "evict, 2 threads: mapped pages are taken away, ns a page (ratio: to punch)",
+        "warm, random: touch 4 MiB that are cached, ns a page (ratio: to kernel-mmap)",
+        "thrash, 2 threads: 64 MiB in all, 8 MiB for them",
+        " slowest/mean ",
+        "startup, 2 threads: 2 MiB in all, ",
+        " writer's longest, us ",
+    ] {
+        assert!(shown.contains(part), "no {part:?} in:\n{shown}");
+    }
+    let spaces = !shown.contains("Left out: pinfold");
+    for part in ["vma/space, drop: ", "vma/space, hold: ", " found evicted, % "] {
+        assert_eq!(shown.contains(part), spaces, "{part:?} in:\n{shown}");
+    }
+}
+
+#[test]
+fn bench_fault_refuses_what_makes_no_sense() {
+    let refused = |args: &[&str], why: &'static str| {
+        pinfold(&["bench", "fault"]).args(args).assert().failure().stderr(contains(why));
+    };
+    refused(&["--cases", "swap"], "--cases swap: no such case; there are install, fill, evict");
+    refused(&["--only", "pread"], "--only pread: no such engine; there are mapped, native");
+    refused(&["--cases", "fill", "--only", "pinfold"], "nothing to measure: no such engine");
+    refused(&["--lock", "file"], "--lock file: no such lock; there are vma, space");
+    refused(&["--io", "wait"], "--io wait: no such policy; there are drop, hold");
+    refused(&["--memory-bytes", "4K"], "--memory-bytes 4 KiB: must be a multiple of 256 KiB");
+    refused(&["--file-bytes", "4K"], "--file-bytes 4 KiB: must be a multiple of 32 KiB");
+    refused(&["--thread-bytes", "100"], "--thread-bytes 100 B: must be a multiple of 4 KiB");
+    refused(&["--maps", "0"], "--maps 0: must be from 1 to 16384");
+    refused(&["--warm-up", "NaN"], "--warm-up NaN: must be from 0 to 3600");
+    refused(&["--processes", "2"], "has threads only");
+    refused(&["--memory-bytes", "8000G", "--cases", "install"], "choose a smaller --memory-bytes");
+    refused(&["--dir", "/dev/shm", "--cases", "random"], "does not support direct I/O; choose");
+}
+
+/// Has the system refuse userfaultfd(2) to the command, as the seccomp profiles of containers do.
+fn without_userfaultfd(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+
+    let step = |code: u32, jump_true, jump_false, k| libc::sock_filter {
+        code: code as u16,
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    };
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let (load, is) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ);
+    let give = libc::BPF_RET | libc::BPF_K;
+    let mut filter = [
+        // The number of the system call is what the filter's input begins with.
+        step(load, 0, 0, 0),
+        step(is | libc::BPF_K, 3, 0, libc::SYS_userfaultfd as u32),
+        step(is | libc::BPF_K, 0, 3, libc::SYS_ioctl as u32),
+        // The second argument: whether it is the ioctl of /dev/userfaultfd.
+        step(load, 0, 0, 24),
+        step(is | libc::BPF_K, 0, 1, 0xaa00),
+        step(give, 0, 0, refuse),
+        step(give, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: the arguments are those of the call.
+        let kept = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        // SAFETY: the program is valid while the call reads it.
+        let set = unsafe {
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+        };
+        if kept == 0 && set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: it makes two system calls, and allocates nothing.
+    unsafe { command.pre_exec(install) };
+}
+
+#[test]
+fn bench_fault_says_what_to_do_where_userfaultfd_is_refused() {
+    let run = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pinfold"));
+        without_userfaultfd(command.args(["bench", "fault", "--threads", "1"]).args(args));
+        Command::from_std(command).args(&FAULT_SMALL[..14]).args(["--dir", on_disk()]).assert()
+    };
+    let why = "userfaultfd(2) is refused (Operation not permitted (os error 1)): a seccomp filter";
+    let shown = run(&["--cases", "install,warm"]).success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    assert!(shown.contains(" native ") && shown.contains(" kernel-mmap "), "{shown}");
+    assert!(shown.contains("\nLeft out: native-missing, continue-1, ") && shown.contains(why));
+    assert!(shown.contains("\nLeft out: pinfold: "), "{shown}");
+    assert!(!shown.lines().any(|line| line.trim_start().starts_with("pinfold")), "{shown}");
+    run(&["--cases", "install", "--only", "move-16"])
+        .failure()
+        .stderr(contains(format!("error: move-16: {why}")));
+    run(&["--cases", "warm", "--only", "pinfold"]).failure().stderr(contains("error: pinfold: "));
 }
 
 fn file_of(bytes: usize) -> (tempfile::TempDir, String) {

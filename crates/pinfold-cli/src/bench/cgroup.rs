@@ -70,16 +70,25 @@ impl Group {
         let dir = parent.dir.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&dir)?;
         let group = Group { version: parent.version, dir };
-        let set = |file: &str, bytes: u64| fs::write(group.dir.join(file), bytes.to_string());
-        match parent.version {
-            Version::One => set("memory.limit_in_bytes", limit_bytes)?,
-            Version::Two => {
-                set("memory.max", limit_bytes)?;
-                // Absent where the kernel has no swap: then there is nothing to forbid.
-                let _ = set("memory.swap.max", 0);
-            }
+        group.limit(limit_bytes)?;
+        if parent.version == Version::Two {
+            // Absent where the kernel has no swap: then there is nothing to forbid.
+            let _ = group.set("memory.swap.max", 0);
         }
         Ok(group)
+    }
+
+    fn set(&self, file: &str, bytes: u64) -> io::Result<()> {
+        fs::write(self.dir.join(file), bytes.to_string())
+    }
+
+    /// Sets the limit.
+    pub fn limit(&self, bytes: u64) -> io::Result<()> {
+        let file = match self.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        };
+        self.set(file, bytes)
     }
 
     /// How memory is limited, for people.

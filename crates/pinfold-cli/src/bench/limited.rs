@@ -8,6 +8,7 @@
 //! an engine uses is charged to this group and to no other.
 
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -109,17 +110,24 @@ impl Limited {
         if let Ok(group) = &self.group {
             group.settle(ALLOWANCE_BYTES / 4);
         }
-        let output = processes::this_program()?
-            .args(["bench", child, &serde_json::to_string(job)?])
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot start a process for a sample")?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("the process of a sample failed: {}; it said: {}", output.status, said.trim());
-        }
-        serde_json::from_slice(&output.stdout).context("the process of a sample gave no result")
+        sample_by(child, job)
     }
+}
+
+/// Has a process take one sample: `pinfold bench CHILD JOB`.
+pub fn sample_by<T: DeserializeOwned>(child: &str, job: &impl Serialize) -> Result<T> {
+    let output = processes::this_program()?
+        .args(["bench", child, &serde_json::to_string(job)?])
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start a process for a sample")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let killed = output.status.signal() == Some(rustix::process::Signal::KILL.as_raw());
+        let why = if killed { ", which the kernel also sends where memory is limited" } else { "" };
+        bail!("the process of a sample failed: {}{why}; it said: {}", output.status, said.trim());
+    }
+    serde_json::from_slice(&output.stdout).context("the process of a sample gave no result")
 }
 
 /// A process of a sample begins: it ends with its parent, and enters the group if there is one.

@@ -32,6 +32,26 @@ pub mod engines;
 #[cfg(feature = "bench")]
 mod evict;
 #[cfg(feature = "bench")]
+mod fault;
+#[cfg(feature = "bench")]
+mod fault_child;
+#[cfg(feature = "bench")]
+mod fault_ground;
+#[cfg(feature = "bench")]
+mod fault_install;
+#[cfg(feature = "bench")]
+mod fault_job;
+#[cfg(feature = "bench")]
+mod fault_maps;
+#[cfg(feature = "bench")]
+mod fault_race;
+#[cfg(feature = "bench")]
+mod fault_tables;
+#[cfg(feature = "bench")]
+mod fault_touch;
+#[cfg(feature = "bench")]
+mod fault_uffd;
+#[cfg(feature = "bench")]
 mod get;
 #[cfg(feature = "bench")]
 mod get_engines;
@@ -107,6 +127,9 @@ enum Bench {
     /// Pin cached pages and unpin them: by folio, page by page, and as a ring's buffers
     #[command(after_help = pin::HELP, mut_arg("processes", hidden), mut_arg("threads", hidden))]
     Pin(pin::PinArgs),
+    /// Fault pages of mapped files in: the cache beside the kernel's mmap
+    #[command(after_help = fault::HELP, mut_arg("processes", hidden))]
+    Fault(fault::FaultArgs),
     /// One process of a benchmark with --processes; started by the benchmark itself
     #[command(hide = true)]
     Worker(worker_process::WorkerArgs),
@@ -116,6 +139,9 @@ enum Bench {
     /// One sample of `batch` under a limit; started by it
     #[command(hide = true)]
     BatchChild(batch_child::ChildArgs),
+    /// One sample of `fault` with a cache; started by it
+    #[command(hide = true)]
+    FaultChild(fault_child::ChildArgs),
 }
 
 /// An option of all benchmarks that this one refuses: its help does not show it.
@@ -138,5 +164,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         Bench::Worker(args) => worker_process::run(&args),
         Bench::MissChild(args) => miss_child::run(&args),
         Bench::BatchChild(args) => batch_child::run(&args),
+        Bench::Fault(args) => fault::run(&args),
+        Bench::FaultChild(args) => fault_child::run(&args),
     }
 }

@@ -125,6 +125,11 @@ impl Row {
         self
     }
 
+    /// The dimension of that name, if it is a text.
+    pub fn of(&self, key: &str) -> Option<&str> {
+        self.more.get(key).and_then(Value::as_str)
+    }
+
     /// The median of this row's samples over `other`'s, taken pairwise: neighbours in time.
     pub fn ratio(&self, other: &Row) -> f64 {
         let pairs: Vec<f64> = self.samples.iter().zip(&other.samples).map(|(a, b)| a / b).collect();

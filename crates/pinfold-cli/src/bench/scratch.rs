@@ -101,6 +101,19 @@ impl Scratch {
         Ok(Scratch { file })
     }
 
+    /// Makes one of so many bytes that are all a hole.
+    pub fn hole(dir: &Path, bytes: u64) -> Result<Self> {
+        let what = || format!("cannot make a file of {} in {}", Size(bytes), dir.display());
+        let file = tempfile::tempfile_in(dir).with_context(what)?;
+        file.set_len(bytes).with_context(what)?;
+        Ok(Scratch { file })
+    }
+
+    /// Drops it from the kernel's page cache.
+    pub fn forget(&self) -> Result<()> {
+        forget(&self.file)
+    }
+
     /// A path to it that works in other processes of the same user while this one has it.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()

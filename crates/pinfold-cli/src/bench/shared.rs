@@ -10,7 +10,7 @@ use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// The most workers of one sample.
-pub const MAX_WORKERS: usize = 256;
+pub const MAX_WORKERS: usize = 512;
 
 /// Something on cache lines of its own: two, because the hardware fetches them in pairs.
 #[derive(Debug)]

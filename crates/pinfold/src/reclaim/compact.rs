@@ -134,6 +134,11 @@ pub(super) fn take_back_run(core: &Core) -> bool {
     let mut candidates: Vec<(u32, FrameNumber)> =
         core.frames.lent_runs().map(|run| (core.frames.free_in(run).len(), run)).collect();
     candidates.sort_unstable();
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| take_back(core, run))
+}
+
+/// The same for one run, if it is a lent one.
+pub(super) fn take_back(core: &Core, run: FrameNumber) -> bool {
     let place = |order| {
         let (place, got) = core.frames.alloc_lent(order)?;
         if got != order {
@@ -142,22 +147,25 @@ pub(super) fn take_back_run(core: &Core) -> bool {
         }
         Some(place)
     };
-    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| {
-        // Dropped after the run is released.
-        let mut woken = Woken::default();
-        let Some(held) = core.frames.take_free_in(run) else { return false };
-        let map = held.held();
-        // They stay in the mirror: they move, and are not evicted.
-        core.let_go_of_recent(|head| head.0.wrapping_sub(run.0) < Order::MAX.frames());
-        let mut at = 0;
-        // Ends: each turn advances by at least a frame.
-        while at < Order::MAX.frames() {
-            at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
-        }
-        let emptied = held.held().is_full();
-        drop(held); // a run that is free as a whole is the arena's
-        emptied
-    })
+    // Dropped after the run is released.
+    let mut woken = Woken::default();
+    let Some(held) = core.frames.take_free_in(run) else { return false };
+    // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and may
+    // have folios of it.
+    if !core.frames.is_lent(run) {
+        return false;
+    }
+    let map = held.held();
+    // They stay in the mirror: they move, and are not evicted.
+    core.let_go_of_recent(|head| head.0.wrapping_sub(run.0) < Order::MAX.frames());
+    let mut at = 0;
+    // Ends: each turn advances by at least a frame.
+    while at < Order::MAX.frames() {
+        at = empty_some(core, run, at..Order::MAX.frames(), &map, place, &mut woken);
+    }
+    let emptied = held.held().is_full();
+    drop(held); // a run that is free as a whole is the arena's
+    emptied
 }
 
 /// Moves folios of `run` that begin in its `frames` elsewhere: at most one batch, and as many as can

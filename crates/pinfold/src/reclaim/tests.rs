@@ -386,3 +386,19 @@ fn a_move_in_vain_is_no_progress() {
     drop(borrowed);
     assert!(super::compact::move_out(core, head));
 }
+
+/// What compaction takes for a lent run may have become one of the arena meanwhile, with folios.
+#[test]
+fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
+    let cache = Cache::new(Options::new(32 << 20)).unwrap();
+    let file = cache.attach("page", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+    file.read_at(&mut [0], 0).unwrap();
+    let core = cache.core();
+    assert!(core.frames.lend_run());
+    let mapping = core.mappings.all().pop().unwrap();
+    let run = core.hold(&mapping, 0).unwrap().head().align_down(Order::MAX);
+    assert!(core.frames.is_movable(run) && !core.frames.is_lent(run));
+    assert!(!super::compact::take_back(core, run));
+    file.read_at(&mut [0], 0).unwrap();
+    assert_eq!(cache.stats().migrations, 0);
+}

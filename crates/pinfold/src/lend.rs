@@ -151,10 +151,17 @@ fn look_as(handle: &Handle, page: u64, wait: Wait) -> Result<Look<'_>> {
 /// As [`File::get`](crate::File::get); there is no memory for it, or another folio keeps its place
 /// for too long.
 pub(crate) fn bring(handle: &Handle, page: u64) -> Result<()> {
-    // Ends: each turn follows a drop of the folio that the one before has read.
+    let mut again = false;
+    // Ends: each turn follows a drop of the folio that the one before has read. Its own is the first
+    // alone: no lent memory is too much in pieces for a folio of one page.
     loop {
         handle.check_page(page)?;
-        let read = fill::get(handle, page, PAGE_BYTES)?;
+        let read = if again {
+            fill::get_range(handle, page, page + 1)?
+        } else {
+            fill::get(handle, page, PAGE_BYTES)?
+        };
+        again = true;
         let looked = look_as(handle, page, Wait::Patiently)?;
         drop(read);
         if let Look::There(held) = looked {
@@ -610,5 +617,27 @@ mod tests {
         );
         drop(guard);
         assert_eq!(access(&file, 5), 7);
+    }
+
+    /// Lent memory in pieces of one page, whose other pages stay in use, and large folios to lend:
+    /// they are not read for ever.
+    #[test]
+    fn a_page_gets_into_lent_memory_that_has_no_large_block() {
+        let (_cache, file) = file(16 * MIB, 64 * MIB);
+        file.advise(0..1, Hint::Sequential).unwrap();
+        let core = &file.handle().core;
+        // Ends: there is so much memory.
+        while core.frames.lend_run() {}
+        let mut used = Vec::new();
+        while let Some((head, _)) = core.frames.alloc_lent(Order::MIN) {
+            used.push(head);
+        }
+        for head in used.into_iter().filter(|head| head.0 % 2 == 0).take(200) {
+            core.give_back(head);
+        }
+        assert_eq!(core.frames.free_lent(), 200);
+        for page in 0..40 {
+            assert_eq!(access(&file, page), bytes_of(page));
+        }
     }
 }

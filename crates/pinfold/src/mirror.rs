@@ -190,6 +190,11 @@ impl Claim<'_> {
         debug_assert!(bytes as u64 <= (self.pages.end - self.pages.start) << PAGE_SHIFT);
         // SAFETY: the caller's promise.
         let mut left = unsafe { std::slice::from_raw_parts(from, bytes) };
+        // The kernel copies what it finds. Where that is nothing yet (it was swapped out), a page
+        // of zeros is there for all to see until the bytes have come.
+        for page in left.chunks(PAGE_BYTES) {
+            std::hint::black_box(page[0]);
+        }
         // Ends: each turn writes at least a byte, or is the last.
         while !left.is_empty() {
             let offset = at + (bytes - left.len()) as u64;
@@ -352,5 +357,61 @@ mod tests {
         assert_eq!(*mirror.bytes.lock(), 1 << 20);
         put(&mirror, 255..256, 3);
         assert!(mirror.grow(1 << 40).is_err());
+    }
+
+    /// How many pages were seen there with other bytes than those written, while memory that the
+    /// system has to bring first, as if it were swapped out, was written to them.
+    fn seen_with_other_bytes() -> usize {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        const PAGES: u64 = 256;
+        let file = tempfile::tempfile().unwrap();
+        let bytes = PAGES as usize * PAGE_BYTES;
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![7; bytes], 0).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let (access, shared) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        let from = unsafe { mmap(std::ptr::null_mut(), bytes, access, shared, &file, 0) }.unwrap();
+        // SAFETY: that mapping.
+        unsafe { madvise(from, bytes, Advice::Random) }.unwrap();
+        let mirror = Mirror::new(bytes as u64).unwrap();
+        let next = AtomicU64::new(0);
+        let seen = std::thread::scope(|scope| {
+            let (mirror, next) = (&mirror, &next);
+            let watch = scope.spawn(move || {
+                let mut seen = vec![false; PAGES as usize];
+                // Ends: the writer comes to the end.
+                while let page = next.load(Ordering::Acquire)
+                    && page < PAGES
+                {
+                    let (at, mut there) = (mirror.address(page), 0);
+                    // SAFETY: the range is the view's, and the call writes one byte.
+                    let told = unsafe { libc::mincore(at.cast(), PAGE_BYTES, &raw mut there) };
+                    assert_eq!(told, 0);
+                    // SAFETY: the page is there.
+                    if there & 1 == 1 && unsafe { at.read_volatile() } != 7 {
+                        seen[page as usize] = true;
+                    }
+                }
+                seen.into_iter().filter(|&seen| seen).count()
+            });
+            for page in 0..PAGES {
+                next.store(page, Ordering::Release);
+                let claim = mirror.claim(page..page + 1).unwrap();
+                let from = from.cast::<u8>().wrapping_add(page as usize * PAGE_BYTES);
+                // SAFETY: the page is mapped, and nobody changes the file.
+                unsafe { claim.write(from, PAGE_BYTES) }.unwrap();
+            }
+            next.store(PAGES, Ordering::Release);
+            watch.join().unwrap()
+        });
+        // SAFETY: the mapping made above, which nobody uses any more.
+        unsafe { munmap(from, bytes) }.unwrap();
+        seen
+    }
+
+    #[test]
+    fn a_page_is_there_only_with_its_bytes() {
+        assert_eq!(seen_with_other_bytes(), 0);
     }
 }

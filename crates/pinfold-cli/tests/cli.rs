@@ -371,7 +371,8 @@ fn batch_cells(cases: [&str; 2], engines: &[&str]) -> BTreeSet<(String, String, 
 
 #[test]
 fn bench_batch_gives_a_row_for_everything() {
-    let quick = ["--threads", "1,3", "--seconds", "0.02", "--warm-up", "0.05", "--runs", "1"];
+    // Long enough that a hit ratio is one of many batches, on a busy machine, too.
+    let quick = ["--threads", "1,3", "--seconds", "0.2", "--warm-up", "0.05", "--runs", "1"];
     let small = ["--file-bytes", "32M", "--budget", "4M", "--dir", on_disk()];
     let asked = ["--batches", "1,8", "--in-flight", "40"];
     let arguments = [&["bench", "batch", "--json", "-"], &quick[..], &small[..], &asked[..]];
@@ -407,10 +408,9 @@ fn bench_batch_gives_a_row_for_everything() {
         let median = row["median"].as_f64().unwrap();
         match row["metric"].as_str().unwrap() {
             "hit_ratio" => {
-                // An eighth of the file fits; but on a busy machine a sample can be a batch of
-                // eight pages. The kernel may use what the process does not need.
+                // An eighth of the file fits. The kernel may use what the process does not need.
                 let cached = row["engine"].as_str().unwrap().starts_with("pinfold");
-                let most = if cached { 0.75 } else { 1.0 };
+                let most = if cached { 0.25 } else { 1.0 };
                 assert!((0.0..=most).contains(&median), "{row}");
             }
             _ => assert!(median > 10.0, "{row}"),

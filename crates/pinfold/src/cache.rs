@@ -56,7 +56,9 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// A cache belongs to the process that made it. A child of fork(2) may exec, exit, drop its
 /// handles, guards and pins, and make caches of its own. It can still read what was cached and up
 /// to date at the fork, from a private copy: neither process sees what the other does to its
-/// memory. Whatever needs more than that (a miss, opening a file, `prefetch`, a pin that must move
+/// memory. But it does not have the memory of maps: pages that were brought through a
+/// [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one that was taken before
+/// the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a file, `prefetch`, a pin that must move
 /// a folio, advice, invalidation, a new [`Reader`]) fails with [`ErrorKind::Forked`], because the
 /// child has none of the cache's threads, and their locks may have been held at the fork. Three
 /// calls that cannot fail return nothing instead: [`stats`](Self::stats) is all zeros,

@@ -7,10 +7,11 @@
 //! # Present means up to date
 //!
 //! A page is in the memfd exactly while it has the right bytes: it gets there by one write(2) of
-//! them. The kernel keeps such a page locked until all bytes are there, and a page fault waits for
-//! that lock. So the kernel itself may map whatever it finds, and a fault on a page that is absent
-//! is the only one that the program has to serve ([docs/map.md](../../../docs/map.md) has what
-//! else was tried, and "What is not there yet" the one gap in this).
+//! them. While it copies, the kernel keeps such a page locked, and a page fault waits for that lock.
+//! So the kernel itself may map whatever it finds, and a fault on a page that is absent is the only
+//! one that the program has to serve. That has one gap, where the system takes the source's page
+//! away just before the copy: [docs/map.md](../../../docs/map.md), "What is not there yet". The same
+//! document has what else was tried.
 //!
 //! # States of a place, the bytes of a folio's pages
 //!

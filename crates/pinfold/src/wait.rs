@@ -115,7 +115,7 @@ impl Waiters {
     }
 
     /// Whether no future waits.
-    #[cfg(all(test, shuttle))]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn is_empty(&self) -> bool {
         self.stripes.iter().all(|stripe| stripe.futures.lock().is_empty())
     }

@@ -131,8 +131,7 @@ fn in_batches() {
 fn batches_of_futures_get_their_pages() {
     let mutants = [
         (Mutant::WakeFirst, "deadlock"),
-        // A waker that comes too late sleeps for ever, or is found at the end if it was dropped.
-        (Mutant::LeaveUnlocked, ""),
+        (Mutant::LeaveUnlocked, "a waker is left with a folio"),
         (Mutant::InsertBlindly, ""),
         (Mutant::DropKeepsClaim, "a claim or a turn is left"),
     ];

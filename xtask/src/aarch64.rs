@@ -12,12 +12,13 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 const SYSROOT: &str = "/usr/aarch64-linux-gnu";
 
 /// Tests that the emulation has no means for, and why.
-const SKIPPED: [(&str, &str); 6] = [
+const SKIPPED: [(&str, &str); 7] = [
     ("a_kernel_that_refuses_rings_is_told_of_and_done_without", "no seccomp filters"),
     ("a_counted_hit_does_store", "a process of its own would need the emulator to be started by"),
     ("a_hit_stores_nothing_in_shared_memory", "the same"),
     ("what_was_brought_for_an_access_keeps_nobody_from_dropping_or_pinning_it", "no userfaultfd"),
     ("the_kernel_takes_no_second_answer_and_knows_no_unknown_feature", "no userfaultfd"),
+    ("clients::tests::", "no userfaultfd"),
     ("compaction_beside_splits", "three seconds are too short for it to meet a move"),
 ];
 

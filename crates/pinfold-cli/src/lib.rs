@@ -1,5 +1,6 @@
-//! The `pinfold` command, as a library of which its program calls [`run`]. By default it can `try`
-//! and nothing else, which compiles in half the time; the feature `bench` adds the others.
+//! The `pinfold` command, as a library of which its program calls [`run`]. By default it can
+//! `try`, `serve` and `restore`, which compiles in half the time; the feature `bench` adds the
+//! others.
 
 #![allow(
     unreachable_pub,
@@ -9,6 +10,8 @@
 )]
 
 pub mod bench;
+mod publish;
+pub mod serve;
 #[cfg(feature = "bench")]
 mod sim;
 mod size;
@@ -23,7 +26,7 @@ use clap::{Parser, Subcommand};
 
 /// What a build without the feature `bench` says of the other commands.
 #[cfg(not(feature = "bench"))]
-const MORE: &str = "This build has only `try`. `cargo pinfold` builds and runs the whole program, \
+const MORE: &str = "This build has only try, serve and restore. `cargo pinfold` builds and runs the whole program, \
                     which also has bench, sim and stress.";
 
 /// Tests and measures Pinfold, a user-space page cache.
@@ -40,6 +43,12 @@ enum Command {
     /// Read a file through the cache, check every byte, and compare its speed with pread and mmap
     #[command(after_help = try_cache::HELP)]
     Try(try_cache::TryArgs),
+    /// Serve a snapshot as the memory of other processes
+    #[command(after_help = serve::HELP)]
+    Serve(serve::ServeArgs),
+    /// Have a snapshot as memory, from a server, and touch it
+    #[command(after_help = serve::restore::HELP)]
+    Restore(serve::restore::RestoreArgs),
     /// Measure one operation beside its alternatives and its physical limit
     #[cfg(feature = "bench")]
     Bench(bench::BenchArgs),
@@ -63,6 +72,8 @@ enum Command {
 pub fn run() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Try(args) => try_cache::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Restore(args) => serve::restore::run(&args),
         #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "bench")]
@@ -81,10 +92,12 @@ fn not_here(words: &[OsString]) -> anyhow::Error {
     match &*word {
         "bench" | "sim" | "stress" => {
             anyhow::anyhow!(
-                "this build has only `try`: `cargo pinfold {word}` makes one that has `{word}`"
+                "this build has only try, serve and restore: `cargo pinfold {word}` makes one that has `{word}`"
             )
         }
-        _ => anyhow::anyhow!("no such command: {word}; there are try, bench, sim and stress"),
+        _ => anyhow::anyhow!(
+            "no such command: {word}; there are try, serve, restore, bench, sim and stress"
+        ),
     }
 }
 

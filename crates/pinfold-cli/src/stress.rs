@@ -19,8 +19,10 @@ pub const HELP: &str = "\
 Every 64 bytes of every file say which file and offset they are and carry a check sum, so each read
 can be checked by itself. Some files are real, read directly or through the kernel's cache, and some
 are in memory. One source fails now and then, one file is rewritten, and one is cut short and
-restored. Other threads invalidate, split, move, advise and reopen the files that are being read.
-Each of the other three schedules (--schedule) repeats one race, so that it is met more often.
+restored. Other threads invalidate, split, move, advise and reopen the files that are being read, and
+mappers map, access, change and unmap them in spaces of all kinds, while the process forks. An access
+that fails, because its source does, is made again until it succeeds.
+The schedule `mapping` is about maps. Each of the other three schedules (--schedule) repeats one race, so that it is met more often.
 
 The exit code is 0 if every byte was right and no thread hung, and 1 otherwise. On a wrong byte, the
 program prints the file, the offset, what was expected, what was read, and where that belongs.";
@@ -48,6 +50,11 @@ pub struct StressArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     shakers: usize,
 
+    /// Threads that map files and access them, three times as many in the schedule `mapping`; 2 by
+    /// default, none with a budget below 8M, which is too small for maps
+    #[arg(long, value_name = "N")]
+    mappers: Option<usize>,
+
     /// Seed of the ranges and faults
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -74,6 +81,9 @@ pub struct StressArgs {
     hang_seconds: f64,
 }
 
+/// The smallest budget that maps are tried with.
+const MAPS_MIN_BYTES: u64 = 8 << 20;
+
 /// The schedules by their names.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ScheduleName {
@@ -85,6 +95,8 @@ enum ScheduleName {
     Resizing,
     /// Small real files that are opened and closed all the time
     Reopening,
+    /// Files of all kinds, twice the budget, most of which are accessed through maps
+    Mapping,
 }
 
 /// A mutant by its name.
@@ -158,6 +170,9 @@ impl StressArgs {
         options.holders = self.holders.unwrap_or(options.holders);
         ensure!(options.holders <= 1024, "--holders {}: must be at most 1024", options.holders);
         options.shakers = self.shakers;
+        let mappers = if self.budget.0 < MAPS_MIN_BYTES { 0 } else { options.mappers };
+        options.mappers = self.mappers.unwrap_or(mappers);
+        ensure!(options.mappers <= 256, "--mappers {}: must be at most 256", options.mappers);
         options.time = Duration::from_secs_f64(seconds);
         options.reads = self.reads;
         options.seed = self.seed;
@@ -166,6 +181,7 @@ impl StressArgs {
             ScheduleName::Moving => Schedule::Moving,
             ScheduleName::Resizing => Schedule::Resizing,
             ScheduleName::Reopening => Schedule::Reopening,
+            ScheduleName::Mapping => Schedule::Mapping,
         };
         options.budget_bytes = self.budget.0;
         options.data_bytes = 10 * self.budget.0;

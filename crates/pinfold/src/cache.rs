@@ -18,6 +18,7 @@ use crate::pressure::Pressure;
 use crate::reclaim;
 use crate::source::{self, Access, Backing, EngineOptions, OpenError, Preference, Source};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
+use crate::swap::{Swap, SwapStats};
 
 /// The smallest budget, in bytes: 1 MiB. It holds the frame table, some index nodes, and the folios
 /// of a few readers at a time.
@@ -142,7 +143,12 @@ impl Cache {
         }
         let pressure = Pressure::new(frames.frames(), folio_order_max);
         let core = Core::new(options, frames, nodes, pressure, engine);
-        let core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
+        let mut core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
+        if let Some((place, bytes)) = &core.options.swap {
+            let swap = Swap::new(place, *bytes);
+            let refused = |cause| ErrorKind::SwapFile { bytes: *bytes, cause: Arc::new(cause) };
+            core.swap = Some(swap.map_err(refused)?);
+        }
         let core = Arc::new(core);
         core.owner.keep(&core);
         reclaim::daemon::start(&core)?;
@@ -243,6 +249,18 @@ impl Cache {
             file.refresh_len()?;
         }
         Ok(file)
+    }
+
+    /// What has happened to the swap so far. `None` if the cache has none, and in a forked child.
+    pub fn swap_stats(&self) -> Option<SwapStats> {
+        self.core.check_owner().ok()?;
+        self.core.swap.as_ref().map(Swap::stats)
+    }
+
+    /// A mapping of `bytes` bytes for memory of the program's own; nothing can be read from it.
+    pub(crate) fn own_memory(&self, name: &str, bytes: u64) -> Result<File> {
+        let backing = Backing::new(Arc::new(Nowhere(bytes)), self.core.engine.clone());
+        self.file(PathBuf::from(name), None, backing)
     }
 
     /// What spaces use.
@@ -373,6 +391,24 @@ impl Cache {
                 .map(|mapping| (mapping.path.display().to_string(), mapping.backing.stats()))
                 .collect(),
         }
+    }
+}
+
+/// The source of own memory, whose length it says. It is never read.
+#[derive(Debug)]
+struct Nowhere(u64);
+
+impl Source for Nowhere {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("own memory is not read from a source"))
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.0)
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "own memory".into()
     }
 }
 

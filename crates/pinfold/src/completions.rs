@@ -63,7 +63,8 @@ pub enum Outcome {
 ///
 /// Its descriptor is readable as long as something may have ended. The program then takes it, as
 /// from an iterator, until there is nothing more. That never blocks; `None` says that nothing else
-/// has ended *by now*.
+/// has ended *by now*. The first call after a wait may say so, too: a batch wakes the program when
+/// a part of it has come.
 ///
 /// ```
 /// use pinfold::{Cache, Completions, Options, Outcome, source::Memory};
@@ -163,8 +164,13 @@ impl Completions {
     /// # let file = Arc::new(cache.attach("nodes", Arc::new(Memory::new(vec![7; 1 << 20])))?);
     /// let mut completions = Completions::new()?;
     /// completions.get_many(&file, &[19, 4, 200], 1);
-    /// poll(&mut [PollFd::new(&completions, PollFlags::IN)], None).unwrap();
-    /// let Some(Outcome::Pages(nodes)) = completions.next().map(|it| it.outcome) else { panic!() };
+    /// let ended = loop {
+    ///     poll(&mut [PollFd::new(&completions, PollFlags::IN)], None).unwrap();
+    ///     if let Some(ended) = completions.next() {
+    ///         break ended;
+    ///     }
+    /// };
+    /// let Outcome::Pages(nodes) = ended.outcome else { panic!() };
     /// assert!(nodes?.iter().all(|node| node[..] == [7; 4096]));
     /// # Ok::<(), pinfold::Error>(())
     /// ```

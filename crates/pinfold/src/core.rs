@@ -4,7 +4,7 @@
 //! Nothing that fits a module of its own belongs here. Called by all of them.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::counters::Counters;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,6 +23,8 @@ use crate::readers::{Deferred, Readers};
 use crate::recent::Recent;
 use crate::residency::Residency;
 use crate::source::{Engine, EngineOptions};
+use crate::swap::Swap;
+use crate::uffd::{Ask, Uffd};
 use crate::wait::Waiters;
 
 /// The shared state of one cache.
@@ -42,11 +44,14 @@ pub(crate) struct Core {
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
     pub(crate) leftovers: Leftovers,
+    uffd: OnceLock<Arc<Uffd>>,
     recent: Recent,
     pub(crate) failures: Failures,
     pub(crate) holders: Holders,
     pub(crate) grants: Grants,
     pub(crate) engine: Arc<Engine>,
+    /// Where own memory goes that is paged out. Set before the core is shared.
+    pub(crate) swap: Option<Swap>,
     /// After everything that points into the arena.
     pub(crate) nodes: NodePool,
     pub(crate) frames: Frames,
@@ -78,11 +83,13 @@ impl Core {
             readers: Arc::new(Readers::new(options.barrier)),
             deferred: Deferred::new(),
             leftovers: Leftovers::new(),
+            uffd: OnceLock::new(),
             recent: Recent::new(frames.frames() as usize * PAGE_BYTES),
             failures: Failures::new(),
             holders: Holders::new(options.track_pins),
             grants: Grants::new(frames.frames()),
             engine: Arc::new(Engine::with_hook(engine, worker_is_free)),
+            swap: None,
             options,
             nodes,
             frames,
@@ -93,6 +100,18 @@ impl Core {
     /// [`ErrorKind::Forked`] if the calling process is not the cache's owner.
     pub(crate) fn check_owner(&self) -> Result<()> {
         if self.owner.is_here() { Ok(()) } else { Err(self.forked.clone()) }
+    }
+
+    /// What the cache's own views of mirrors are registered with, made by the first call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Userfaultfd`].
+    pub(crate) fn uffd(&self) -> Result<&Arc<Uffd>> {
+        if self.uffd.get().is_none() {
+            // One that another thread made meanwhile is as good.
+            let _ = self.uffd.set(Arc::new(Uffd::open(Ask::Signal)?));
+        }
+        Ok(self.uffd.get().expect("made above"))
     }
 
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may
@@ -179,7 +198,7 @@ impl Core {
         for gone in self.recent.keep(head, frame.order().bytes()) {
             self.put(gone);
         }
-        if frame.is_changing() {
+        if frame.is_changing() && !mutant::on(Mutant::RecentUnchecked) {
             self.let_go_of_recent(|other| other == head);
         }
     }
@@ -266,6 +285,12 @@ impl<'a> Held<'a> {
     #[inline]
     pub(crate) fn address(&self, mapping: &Mapping) -> *mut u8 {
         self.core.address(mapping, self.head)
+    }
+
+    /// Another reference to it. `None`: the count is full.
+    pub(crate) fn another(&self) -> Option<Held<'a>> {
+        self.frame.count.try_get(1).ok()?;
+        Some(Held { core: self.core, frame: self.frame, head: self.head })
     }
 
     /// Whether this process can read its bytes: a forked child has no mirrors.

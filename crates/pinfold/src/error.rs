@@ -406,6 +406,50 @@ pub enum ErrorKind {
         /// The system's error.
         cause: Arc<io::Error>,
     },
+    /// The swap of a cache could not be made.
+    #[error("cannot make a swap of {bytes} bytes: {cause}")]
+    SwapFile {
+        /// Its size.
+        bytes: u64,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
+    /// Bytes of own memory that were paged out could not be read again.
+    #[error("cannot read byte {offset} of {} from the swap: {cause}", name.display())]
+    SwapRead {
+        /// The memory's name.
+        name: PathBuf,
+        /// Where in it the page begins.
+        offset: u64,
+        /// The source's error.
+        cause: Arc<io::Error>,
+    },
+    /// There is no room in the budget for a page of own memory, and no other page can leave it.
+    #[error("no memory for byte {offset} of {}: {swap}; {cause}", name.display())]
+    OwnMemory {
+        /// The memory's name.
+        name: PathBuf,
+        /// Where in it the page begins.
+        offset: u64,
+        /// What the swap has to do with it: there is none, it is full, or it cannot be written.
+        swap: String,
+        /// What the budget is full of ([`ErrorKind::NoMemory`]), or what the system refused.
+        cause: Box<Error>,
+    },
+    /// The system refused something that own memory needs.
+    #[error("cannot {what} bytes {start}..{end} of {}: {cause}", name.display())]
+    Own {
+        /// What was tried.
+        what: &'static str,
+        /// The memory's name.
+        name: PathBuf,
+        /// Where in it the range begins.
+        start: u64,
+        /// The first byte after the range.
+        end: u64,
+        /// The system's error.
+        cause: Arc<io::Error>,
+    },
     /// A cache was closed while pages are pinned.
     #[error("{pinned_bytes} bytes are still pinned{}", listed(holders))]
     StillPinned {
@@ -480,6 +524,10 @@ impl Error {
             ErrorKind::ForeignSpace { .. } => "foreign-space",
             ErrorKind::MapRange { .. } => "map-range",
             ErrorKind::Map { .. } => "map",
+            ErrorKind::SwapFile { .. } => "swap-file",
+            ErrorKind::SwapRead { .. } => "swap-read",
+            ErrorKind::OwnMemory { .. } => "own-memory",
+            ErrorKind::Own { .. } => "own",
             ErrorKind::StillPinned { .. } => "still-pinned",
         }
     }

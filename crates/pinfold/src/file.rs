@@ -546,7 +546,9 @@ impl File {
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = self.pages(&range)?;
         self.refresh_len()?;
-        Ok(freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages))
+        let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
+        self.handle.mapping.settle_mirror(&pages);
+        Ok(dropped)
     }
 
     /// Asks the source for its length, and applies a change.
@@ -559,7 +561,16 @@ impl File {
         let gone = freeze::resize(&self.handle.core, mapping, len_bytes);
         drop(resizing);
         gone.let_go(&self.handle.core);
+        mapping.settle_mirror(&(0..PAGES_END));
         Ok(())
+    }
+
+    /// How much memory its mirror has: of pages that maps can show without a fault. Feature
+    /// `testing`.
+    #[cfg(feature = "testing")]
+    pub fn mirrored_bytes(&self) -> u64 {
+        let here = self.handle.core.owner.is_here();
+        if here { self.handle.mapping.mirrored_bytes() } else { 0 }
     }
 
     /// Splits the folios of `range` into single pages where nobody holds them; gives how many were

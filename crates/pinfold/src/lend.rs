@@ -4,7 +4,7 @@
 //! access wants one of its pages: [`look`]. From then on the kernel maps its pages by itself. The
 //! steps, for the folio and for those that follow it in the file and are in the arena, too:
 //! 1. allocate a lent folio for each; claim its place;
-//! 2. write its bytes to the place, under a reference;
+//! 2. copy its bytes to the place, under a reference;
 //! 3. under the mapping's `change` mutex put the new folios into the index (`freeze/lend.rs`);
 //! 4. end the claims; let go of the old folios, which frees their memory once nobody uses them.
 //!
@@ -20,12 +20,20 @@ use crate::frame::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, InUse};
 use crate::handle::Handle;
 use crate::index::FolioAt;
-use crate::mirror::{Claim, Mirror};
+use crate::mirror::{Claim, Mirror, Shown};
 use crate::mutant::{self, Mutant};
 use crate::reclaim::{self, Patience};
+use crate::wait;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
+
+/// The most pages that are read for an access beside the wanted one: with it, 128 KiB, aligned, which
+/// is what Linux reads around a fault by default.
+const AROUND_PAGES: u64 = 32;
+
+/// Nothing is read around a page unless this part of the budget is unused.
+const UNUSED_SHARE: u32 = 8;
 
 /// How long a thread sleeps at a time while others own the place.
 const NAP: std::time::Duration = std::time::Duration::from_millis(1);
@@ -69,136 +77,275 @@ struct Lending<'a> {
 /// # Errors
 /// The system refuses it.
 pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
-    let mirror = handle.mapping.mirror()?;
+    let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
     let grown = mirror.grow(handle.mapping.len_bytes());
     grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
     Ok(mirror)
 }
 
 /// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
-/// for it at once. Reads nothing, evicts nothing, and waits for nobody but a thread that is just
-/// lending the page.
+/// for it at once, and with `shown` it is mapped there. Reads nothing, evicts nothing, and waits for
+/// nobody but a thread that is just lending the page. What was `brought` is kept from eviction for a
+/// while (`recent.rs`).
 ///
 /// # Errors
 /// The system refuses memory.
-pub(crate) fn look(handle: &Handle, page: u64) -> Result<Look<'_>> {
-    look_as(handle, page, Wait::ForLenders)
-}
-
-/// For whom a look waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
-    /// For a thread that is lending the page: it writes, and is done. Not for long.
-    ForLenders,
-    /// For memory, and for a folio that keeps the page's place: as long as threads wait for memory.
-    Patiently,
-}
-
-/// How often [`Wait::ForLenders`] sleeps.
-const NAPS_MAX: u32 = 5;
-
-/// See [`look`].
-fn look_as(handle: &Handle, page: u64, wait: Wait) -> Result<Look<'_>> {
+///
+/// # Safety
+/// `shown` is what it says, and stays so meanwhile.
+pub(crate) unsafe fn look<'a>(
+    handle: &'a Handle,
+    page: u64,
+    shown: Option<&Shown<'_>>,
+    brought: Option<Brought<'a>>,
+) -> Result<Look<'a>> {
     handle.core.check_owner()?;
-    let mut naps = 0;
-    let mut patience = None;
-    // Ends: each turn lends the folio, makes it smaller, or waits for another thread; patience
-    // bounds it.
-    loop {
+    let (read, mut spare) = brought.map(|it| (it.read, it.spare)).unzip();
+    // Ends: each turn but the last lends the folio, or waits for another thread, a few times.
+    for _ in 0..NAPS_MAX {
         // Frozen: as if it were absent, where it is waited for.
-        let Some(held) = handle.core.hold(&handle.mapping, page) else { return Ok(Look::Absent) };
+        let Some(held) = handle.core.hold(&handle.mapping, page) else { break };
         if held.frame().is_changing() {
-            return Ok(Look::Absent);
+            break;
+        }
+        if held.frame().is_mirrored() {
+            if read.is_some() {
+                held.another().into_iter().for_each(|other| handle.core.keep_recent(other));
+            }
+            return Ok(Look::There(held));
+        }
+        let mirror = of(handle)?;
+        // SAFETY: the caller's promise.
+        match unsafe { lend(handle, mirror, held, spare.take().flatten(), shown) }? {
+            Lent::Done => {}
+            Lent::NoMemory => break,
+            Lent::PlaceTaken => mirror.wait_for_claims(NAP),
+        }
+    }
+    Ok(Look::Absent)
+}
+
+/// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, but
+/// evicts if there is no memory at once, and makes a folio smaller that lent memory has no room for.
+/// The caller has no reference to the folio, or it would be dropped instead.
+///
+/// # Errors
+/// The system refuses memory.
+pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
+    handle.core.check_owner()?;
+    let core = &*handle.core;
+    // Ends: each turn but the last lends the folio, or makes it smaller.
+    for _ in 0..NAPS_MAX {
+        let Some(held) = core.hold(&handle.mapping, page) else { break };
+        if held.frame().is_changing() {
+            break;
         }
         if held.frame().is_mirrored() {
             return Ok(Look::There(held));
         }
         let mirror = of(handle)?;
-        match lend(handle, mirror, held, wait)? {
-            Lent::Changed => continue,
-            Lent::NoMemory => return Ok(Look::Absent),
-            Lent::PlaceTaken => {}
+        let identity = held.frame().identity();
+        let place = identity.index..identity.index + u64::from(identity.order.frames());
+        if mirror.is_taken(&place) {
+            break;
         }
-        naps += 1;
-        if wait == Wait::ForLenders {
-            if naps > NAPS_MAX {
-                return Ok(Look::Absent);
-            }
-        } else {
-            if naps > NAPS_MAX
-                && let Some(large) = handle.core.hold(&handle.mapping, page)
-                && large.frame().order() > Order::MIN
-            {
-                // The place of another of its pages is taken, perhaps for long.
-                make_smaller(handle, large, Order::MIN)?;
-                naps = 0;
-                continue;
-            }
-            let patience = patience.get_or_insert_with(|| Patience::new(&handle.core));
-            if patience.is_over(&handle.core) {
-                let why = "an older version of the page is still in use there";
-                return Err(handle.mapping.mirror_error(std::io::Error::other(why)));
-            }
+        let mut got = reclaim::allocate_lent(core, identity.order, false)
+            .map_err(|why| why.of(&handle.mapping, identity.index))?;
+        if got.is_none() {
+            got = reclaim::evict_for_lent(core, identity.order);
         }
-        mirror.wait_for_claims(NAP);
+        let Some((head, order)) = got else { break };
+        let spare = Spare { core, head, order };
+        if order != identity.order {
+            drop(spare);
+            make_smaller(handle, held, order)?;
+            continue;
+        }
+        // SAFETY: nothing is shown.
+        match unsafe { lend(handle, mirror, held, Some(spare), None) }? {
+            Lent::Done => {}
+            Lent::NoMemory | Lent::PlaceTaken => break,
+        }
     }
+    Ok(Look::Absent)
 }
 
-/// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is kept
-/// from eviction for a while (`recent.rs`).
+/// How often [`look`] looks.
+const NAPS_MAX: u32 = 6;
+
+/// A page that was read, with memory of its mirror for it.
+#[derive(Debug)]
+pub(crate) struct Brought<'a> {
+    read: Held<'a>,
+    spare: Option<Spare<'a>>,
+}
+
+/// A lent folio that is not used yet, given back when it is dropped.
+#[derive(Debug)]
+struct Spare<'a> {
+    core: &'a Core,
+    head: FrameNumber,
+    order: Order,
+}
+
+/// Reads `page`, or waits for who reads it, and then for memory and for the page's place: what
+/// [`look`] needs.
 ///
 /// # Errors
 /// As [`File::get`](crate::File::get); there is no memory for it, or another folio keeps its place
 /// for too long.
-pub(crate) fn bring(handle: &Handle, page: u64) -> Result<()> {
-    let mut again = false;
-    // Ends: each turn follows a drop of the folio that the one before has read. Its own is the first
-    // alone: no lent memory is too much in pieces for a folio of one page.
+pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
+    let (mut again, mut patience) = (false, None);
+    // Ends: each turn follows a drop of the folio that the one before has read, or made it smaller.
+    // Its own drop is the first alone: no lent memory is too much in pieces for a folio of one page.
     loop {
         handle.check_page(page)?;
-        let read = if again {
+        if !again {
+            read_around(handle, page);
+        }
+        let read = if again && !mutant::on(Mutant::BringLargeAgain) {
             fill::get_range(handle, page, page + 1)?
         } else {
             fill::get(handle, page, PAGE_BYTES)?
         };
         again = true;
-        let looked = look_as(handle, page, Wait::Patiently)?;
-        drop(read);
-        if let Look::There(held) = looked {
-            handle.core.keep_recent(held);
-            return Ok(());
+        if let Some(brought) = ready(handle, read, &mut patience)? {
+            return Ok(brought);
         }
+    }
+}
+
+/// Reads the absent pages around `page`, as long as that displaces nothing: what an access through a
+/// map wants next, the kernel does not say, and an image that is touched when it starts is wanted as
+/// a whole. Best effort.
+fn read_around(handle: &Handle, page: u64) {
+    let core = &*handle.core;
+    let unused = core.frames.free_frames() + core.frames.free_lent();
+    if !handle.stream.reads_around() || unused < core.frames.frames() / UNUSED_SHARE {
+        return;
+    }
+    let first = page / AROUND_PAGES * AROUND_PAGES;
+    let file_end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+    let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
+    let start = (first..page).rev().take_while(is_absent).last().unwrap_or(page);
+    let end = (first + AROUND_PAGES).min(file_end);
+    if end - start > 1 {
+        fill::range_now(handle, start, end);
+    }
+}
+
+/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index,
+/// or was made smaller.
+fn ready<'a>(
+    handle: &'a Handle,
+    read: Held<'a>,
+    patience: &mut Option<Patience>,
+) -> Result<Option<Brought<'a>>> {
+    let (core, mapping) = (&*handle.core, &*handle.mapping);
+    let identity = read.frame().identity();
+    let mut naps = 0;
+    // Ends: patience bounds it.
+    while !read.frame().is_changing() {
+        if read.frame().is_mirrored() {
+            return Ok(Some(Brought { read, spare: None }));
+        }
+        let mirror = of(handle)?;
+        let place = identity.index..identity.index + u64::from(identity.order.frames());
+        if !mirror.is_taken(&place) {
+            let got = reclaim::allocate_lent(core, identity.order, true)
+                .map_err(|why| why.of(mapping, identity.index))?;
+            let Some((new, order)) = got else { return Ok(None) };
+            let spare = Spare { core, head: new, order };
+            if order == identity.order {
+                return Ok(Some(Brought { read, spare: Some(spare) }));
+            }
+            drop(spare);
+            make_smaller(handle, read, order)?;
+            return Ok(None);
+        }
+        naps += 1;
+        if naps > NAPS_MAX && identity.order > Order::MIN {
+            // The place of another of its pages is taken, perhaps for long.
+            make_smaller(handle, read, Order::MIN)?;
+            return Ok(None);
+        }
+        if patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
+            let why = "an older version of the page is still in use there";
+            return Err(mapping.mirror_error(std::io::Error::other(why)));
+        }
+        mirror.wait_for_claims(NAP);
+    }
+    Ok(None)
+}
+
+/// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there
+/// as long as the reference that this returns.
+///
+/// # Errors
+/// As [`bring`].
+pub(crate) fn put(handle: &Handle, page: u64) -> Result<Held<'_>> {
+    let mut brought = None;
+    // Ends: as in [`bring`].
+    loop {
+        // SAFETY: nothing is shown.
+        if let Look::There(held) = unsafe { look(handle, page, None, brought.take()) }? {
+            return Ok(held);
+        }
+        brought = Some(bring(handle, page)?);
     }
 }
 
 /// What became of a folio that was to be lent.
 #[derive(Debug, PartialEq, Eq)]
 enum Lent {
-    /// It was lent, split or dropped: look again.
-    Changed,
+    /// Look again.
+    Done,
     /// There is none at once.
     NoMemory,
     /// Its place belongs to another folio, or to another lender; or it has left the index.
     PlaceTaken,
 }
 
-/// Steps 1 to 4.
-fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>, wait: Wait) -> Result<Lent> {
+/// Steps 1 to 4. Wakers run when all claims have ended: they are the program's, and may wait for
+/// these.
+///
+/// # Safety
+/// As [`look`].
+unsafe fn lend<'a>(
+    handle: &'a Handle,
+    mirror: &'a Mirror,
+    wanted: Held<'a>,
+    spare: Option<Spare<'a>>,
+    shown: Option<&Shown<'_>>,
+) -> Result<Lent> {
+    // SAFETY: the caller's promise.
+    wait::together(|| unsafe { lend_together(handle, mirror, wanted, spare, shown) })
+}
+
+/// See [`lend`].
+///
+/// # Safety
+/// As [`look`].
+unsafe fn lend_together<'a>(
+    handle: &'a Handle,
+    mirror: &'a Mirror,
+    wanted: Held<'a>,
+    spare: Option<Spare<'a>>,
+    shown: Option<&Shown<'_>>,
+) -> Result<Lent> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     if wanted.frame().flags().contains(Flags::READAHEAD) {
         fill::read_further(handle, &wanted);
     }
     let identity = wanted.frame().identity();
-    let got = reclaim::allocate_lent(core, identity.order, wait == Wait::Patiently)
-        .map_err(|why| why.of(mapping, identity.index))?;
-    let Some((new, order)) = got else { return Ok(Lent::NoMemory) };
-    if order != identity.order {
-        core.give_back(new);
-        if wait != Wait::Patiently {
-            return Ok(Lent::NoMemory);
-        }
-        return make_smaller(handle, wanted, order).map(|()| Lent::Changed);
-    }
+    let spare = spare.filter(|spare| spare.order == identity.order);
+    let new = match spare {
+        Some(spare) => spare.take(),
+        None => match lent_now(core, identity.order) {
+            Some(new) => new,
+            None => return Ok(Lent::NoMemory),
+        },
+    };
     let Some(first) = Lending::of(core, mirror, wanted, new) else {
         return Ok(Lent::PlaceTaken);
     };
@@ -206,19 +353,19 @@ fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>, wait: Wait
     if !handle.stream.is_random() {
         lengthen(handle, mirror, &mut all);
     }
-    // Step 2. What follows a folio that cannot be written is not lent.
-    let mut written = 0;
+    // Step 2. What follows a folio that cannot be copied is not lent.
+    let mut copied = 0;
     let mut failed = None;
     for lending in &all {
         let from = core.frames.address(lending.old.head());
         let bytes = lending.old.frame().file_bytes();
         // SAFETY: the reference keeps the folio, and the bytes of a folio with holders never
-        // change.
-        if let Err(cause) = unsafe { lending.claim.write(from, bytes) } {
+        // change. Of `shown` the caller says it.
+        if let Err(cause) = unsafe { lending.claim.copy(from, bytes, shown) } {
             failed = Some(cause);
             break;
         }
-        written += 1;
+        copied += 1;
     }
     // Step 3.
     let mut woken = crate::wait::Woken::default();
@@ -232,7 +379,7 @@ fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>, wait: Wait
             frame: lending.old.head(),
         };
         let done =
-            if n < written { freeze::lend(core, &mut changing, folio, lending.new) } else { None };
+            if n < copied { freeze::lend(core, &mut changing, folio, lending.new) } else { None };
         lent.push(done.is_some());
         if let Some(others) = done {
             woken.add(others);
@@ -244,14 +391,31 @@ fn lend<'a>(handle: &'a Handle, mirror: &'a Mirror, wanted: Held<'a>, wait: Wait
     // Step 4.
     for (lending, lent) in all.into_iter().zip(lent) {
         if !lent {
-            lending.claim.punch();
+            if !mutant::on(Mutant::LenderKeepsPages) {
+                lending.claim.punch();
+            }
             core.give_back(lending.new);
         }
     }
     freeze::let_go(core, &gone);
     match failed {
-        Some(cause) if written == 0 => Err(mapping.mirror_error(cause)),
-        _ => Ok(Lent::Changed),
+        Some(cause) if copied == 0 => Err(mapping.mirror_error(cause)),
+        _ => Ok(Lent::Done),
+    }
+}
+
+impl Spare<'_> {
+    /// The folio, whose reference is the caller's from here on.
+    fn take(self) -> FrameNumber {
+        let head = self.head;
+        std::mem::forget(self);
+        head
+    }
+}
+
+impl Drop for Spare<'_> {
+    fn drop(&mut self) {
+        self.core.give_back(self.head);
     }
 }
 
@@ -278,6 +442,16 @@ impl<'a> Lending<'a> {
     }
 }
 
+/// A lent folio of that order, if there is one at once.
+fn lent_now(core: &Core, order: Order) -> Option<FrameNumber> {
+    let (new, got) = reclaim::allocate_lent(core, order, false).ok()??;
+    if got != order {
+        core.give_back(new);
+        return None;
+    }
+    Some(new)
+}
+
 /// Adds the folios that follow, as long as they are up to date in the arena, and there is memory at
 /// once.
 fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a>>) {
@@ -297,13 +471,7 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
         if !fits {
             break;
         }
-        let Ok(Some((new, order))) = reclaim::allocate_lent(core, identity.order, false) else {
-            break;
-        };
-        if order != identity.order {
-            core.give_back(new);
-            break;
-        }
+        let Some(new) = lent_now(core, identity.order) else { break };
         let Some(next) = Lending::of(core, mirror, held, new) else { break };
         all.push(next);
         left -= pages;
@@ -326,6 +494,11 @@ fn make_smaller(handle: &Handle, held: Held<'_>, order: Order) -> Result<()> {
         let Some(folio) = folio.filter(|it| it.frame == head && it.order == order_now) else {
             return Ok(());
         };
+        if mutant::on(Mutant::BringLargeAgain) {
+            drop(changing);
+            freeze::drop_clean(core, mapping, pages);
+            return Ok(());
+        }
         let split = freeze::split(core, &mut changing, folio, order);
         drop(changing);
         match split {
@@ -347,6 +520,7 @@ fn make_smaller(handle: &Handle, held: Held<'_>, order: Order) -> Result<()> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
     use crate::source::Memory;
@@ -368,23 +542,25 @@ mod tests {
     /// A mapped access to `page`, without the mapping.
     fn access(file: &File, page: u64) -> u8 {
         let handle = file.handle();
+        let mut brought = None;
         loop {
-            match look(handle, page).unwrap() {
+            // SAFETY: nothing is shown.
+            match unsafe { look(handle, page, None, brought.take()) }.unwrap() {
                 Look::There(held) => {
-                    let mirror = handle.mapping.mirror().unwrap();
+                    let mirror = handle.mapping.mirror_of_folios();
                     // SAFETY: the reference keeps the page.
                     let byte = unsafe { mirror.address(page).read() };
                     drop(held);
                     return byte;
                 }
-                Look::Absent => bring(handle, page).unwrap(),
+                Look::Absent => brought = Some(bring(handle, page).unwrap()),
             }
         }
     }
 
     /// Bytes of the mirror's memory.
     fn mirrored_bytes(file: &File) -> u64 {
-        let mirror = file.handle().mapping.mirror().unwrap();
+        let mirror = file.handle().mapping.mirror_of_folios();
         rustix::fs::fstat(mirror.fd()).unwrap().st_blocks.cast_unsigned() * 512
     }
 
@@ -619,11 +795,39 @@ mod tests {
         assert_eq!(access(&file, 5), 7);
     }
 
+    /// Pages that are accessed in lent memory that is in pieces.
+    const PIECES: u64 = 40;
+
+    /// 64 MiB that can be read so many times: who reads without end gets an error.
+    #[derive(Debug)]
+    struct Bounded {
+        left: AtomicU64,
+    }
+
+    impl crate::source::Source for Bounded {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+            let less = |left: u64| left.checked_sub(1);
+            let order = std::sync::atomic::Ordering::Relaxed;
+            let left = self.left.fetch_update(order, order, less);
+            left.map_err(|_| std::io::Error::other("read too often"))?;
+            buf.fill(7);
+            Ok(buf.len())
+        }
+        fn len_bytes(&self) -> std::io::Result<u64> {
+            Ok(64 << 20)
+        }
+        fn kind(&self) -> std::borrow::Cow<'static, str> {
+            "bounded".into()
+        }
+    }
+
     /// Lent memory in pieces of one page, whose other pages stay in use, and large folios to lend:
     /// they are not read for ever.
-    #[test]
-    fn a_page_gets_into_lent_memory_that_has_no_large_block() {
-        let (_cache, file) = file(16 * MIB, 64 * MIB);
+    fn access_in_pieces() -> crate::Result<()> {
+        let cache = Cache::new(Options::new(16 * MIB as u64)).unwrap();
+        // Each page is read in vain once at most, and with those around it.
+        let left = AtomicU64::new(20 * PIECES);
+        let file = cache.attach("file", Arc::new(Bounded { left })).unwrap();
         file.advise(0..1, Hint::Sequential).unwrap();
         let core = &file.handle().core;
         // Ends: there is so much memory.
@@ -636,8 +840,17 @@ mod tests {
             core.give_back(head);
         }
         assert_eq!(core.frames.free_lent(), 200);
-        for page in 0..40 {
-            assert_eq!(access(&file, page), bytes_of(page));
+        for page in 0..PIECES {
+            drop(put(file.handle(), page)?);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_gets_into_lent_memory_that_has_no_large_block() {
+        access_in_pieces().unwrap();
+        let caught = mutant::with(Some(Mutant::BringLargeAgain), access_in_pieces);
+        let error = caught.expect_err("the mutant does nothing");
+        assert!(error.to_string().contains("read too often"), "{error}");
     }
 }

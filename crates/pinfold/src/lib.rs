@@ -268,6 +268,8 @@ mod borrow;
 #[cfg(not(loom))]
 mod cache;
 #[cfg(not(loom))]
+mod clients;
+#[cfg(not(loom))]
 mod completions;
 mod core;
 mod counters;
@@ -314,13 +316,19 @@ pub mod source;
 mod space;
 mod stats;
 mod stream;
+mod swap;
 mod sync;
+mod uffd;
 mod wait;
 
 #[cfg(not(loom))]
 pub use borrow::{Borrowed, FolioRef, Optimistic, Reader};
 #[cfg(not(loom))]
 pub use cache::{BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, Cache};
+#[cfg(not(loom))]
+pub use clients::{
+    ClientError, ClientEvent, ClientId, ClientMapping, ClientMemory, Clients, ClientsStats,
+};
 #[cfg(not(loom))]
 pub use completions::{Completion, Completions, Outcome};
 pub use error::{Error, ErrorKind, MapRangeCause, PinRangeCause, Result};
@@ -337,7 +345,8 @@ pub use options::{FileOptions, Options};
 pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
-pub use space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
 #[cfg(not(loom))]
-pub use space::{Map, Space, SpaceOptions};
+pub use space::{AnonMap, Map, Protection, Space, SpaceOptions};
+pub use space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};
+pub use swap::SwapStats;

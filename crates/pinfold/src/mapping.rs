@@ -15,6 +15,7 @@
 //! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -25,7 +26,9 @@ use crate::mirror::Mirror;
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
 use crate::source::{Backing, Identity, Key, SharedSource, Truncated, shared_bytes};
+use crate::swap::pages::Pages;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::uffd::Uffd;
 
 /// The longest a file may be. Its last page is read whole, and must end at 2^63 - 1 at most.
 pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
@@ -47,6 +50,16 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     }
 }
 
+/// The memory of a mapping whose pages are the program's own: what eviction asks of it.
+pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
+    /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
+    fn take_out(&self, pages: std::ops::Range<u64>);
+
+    /// Writes those of these pages of `mapping`, in rising order, that are dirty and that nobody uses
+    /// to the swap, so that they may leave memory. No lock may be held.
+    fn write_out(&self, mapping: &Mapping, pages: &[u64]);
+}
+
 /// One file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -60,6 +73,8 @@ pub(crate) struct Mapping {
     pub(crate) backing: Backing,
     /// Where its mapped pages are, once it has been mapped.
     mirror: OnceLock<Arc<Mirror>>,
+    /// What its pages are in if they are the program's own; then it has no mirror.
+    own: OnceLock<Arc<dyn OwnMemory>>,
     /// What of it is being filled.
     pub(crate) on_its_way: OnItsWay,
     /// How many of its folios' reads have ended. Not from `crate::sync`: only time depends on it.
@@ -84,6 +99,8 @@ struct Change {
     owner: IndexOwner,
     /// Folios in the index.
     folios: u64,
+    /// Where the bytes of its pages are, if they are the program's own.
+    own: Option<Pages>,
 }
 
 /// A mapping's `change` mutex, held: the right to change its index.
@@ -128,21 +145,30 @@ impl Mapping {
         mutant::pause();
     }
 
-    /// Its mirror, made by the first call.
+    /// Its mirror, made by the first call, with the userfaultfd that `uffd` gives.
     ///
     /// # Errors
-    /// [`ErrorKind::Mirror`].
-    pub(crate) fn mirror(&self) -> Result<&Arc<Mirror>> {
+    /// [`ErrorKind::Mirror`], or what `uffd` fails with.
+    pub(crate) fn mirror<'u>(
+        &self,
+        uffd: impl FnOnce() -> Result<&'u Arc<Uffd>>,
+    ) -> Result<&Arc<Mirror>> {
         if let Some(mirror) = self.mirror.get() {
             return Ok(mirror);
         }
         // Under the mutex under which the length changes, so that it is of one length.
         let _resizing = self.resizing.lock();
         if self.mirror.get().is_none() {
-            let made = Mirror::new(self.len_bytes()).map_err(|cause| self.mirror_error(cause))?;
-            let _ = self.mirror.set(Arc::new(made));
+            let made = Mirror::new(self.len_bytes(), uffd()?);
+            let _ = self.mirror.set(Arc::new(made.map_err(|cause| self.mirror_error(cause))?));
         }
         Ok(self.mirror_of_folios())
+    }
+
+    /// What its mirror has in memory.
+    #[cfg(feature = "testing")]
+    pub(crate) fn mirrored_bytes(&self) -> u64 {
+        self.mirror.get().map_or(0, |mirror| mirror.bytes_in_memory())
     }
 
     /// The error that the system has refused something of its mirror.
@@ -150,9 +176,29 @@ impl Mapping {
         ErrorKind::Mirror { path: self.path.clone(), cause: Arc::new(cause) }.into()
     }
 
+    /// Waits for threads that are putting bytes of `pages` into its mirror, or taking them out.
+    /// The caller holds no lock.
+    pub(crate) fn settle_mirror(&self, pages: &Range<u64>) {
+        if let Some(mirror) = self.mirror.get() {
+            mirror.settle(pages);
+        }
+    }
+
     /// The mirror of a file with mirrored folios.
     pub(crate) fn mirror_of_folios(&self) -> &Arc<Mirror> {
         self.mirror.get().expect("mirrored folios are those of a file that has a mirror")
+    }
+
+    /// Makes its pages the program's own: `pages` of them, in `memory`. Called once, before it has
+    /// any.
+    pub(crate) fn make_own(&self, pages: Pages, memory: Arc<dyn OwnMemory>) {
+        self.change.lock().own = Some(pages);
+        assert!(self.own.set(memory).is_ok(), "a mapping has one memory");
+    }
+
+    /// The memory of its pages, if they are the program's own.
+    pub(crate) fn own(&self) -> Option<&Arc<dyn OwnMemory>> {
+        self.own.get()
     }
 
     /// Takes the `change` mutex.
@@ -190,6 +236,19 @@ impl Changing<'_> {
     /// Notes that the index has one folio less.
     pub(crate) fn folio_removed(&mut self) {
         self.guard.folios = self.guard.folios.checked_sub(1).expect("a folio that was counted");
+    }
+
+    /// Where the bytes of its pages are, if they are the program's own.
+    pub(crate) fn own(&mut self) -> Option<&mut Pages> {
+        self.guard.own.as_mut()
+    }
+
+    /// Whether the bytes of the folio at `page` are elsewhere, too.
+    pub(crate) fn is_clean(&mut self, nodes: &NodePool, page: u64) -> bool {
+        match self.own() {
+            Some(pages) => pages.may_leave(page),
+            None => self.writer(nodes).is_clean(page),
+        }
     }
 
     /// Folios in the index.
@@ -321,9 +380,10 @@ impl Mappings {
             id,
             len_bytes: AtomicU64::new(len_bytes),
             resizing: Mutex::new(()),
-            change: Mutex::new(Change { owner, folios: 0 }),
+            change: Mutex::new(Change { owner, folios: 0, own: None }),
             backing,
             mirror: OnceLock::new(),
+            own: OnceLock::new(),
             on_its_way: OnItsWay::default(),
             reads_ended: 0.into(),
             path,

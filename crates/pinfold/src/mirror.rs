@@ -6,12 +6,11 @@
 //!
 //! # Present means up to date
 //!
-//! A page is in the memfd exactly while it has the right bytes: it gets there by one write(2) of
-//! them. While it copies, the kernel keeps such a page locked, and a page fault waits for that lock.
-//! So the kernel itself may map whatever it finds, and a fault on a page that is absent is the only
-//! one that the program has to serve. That has one gap, where the system takes the source's page
-//! away just before the copy: [docs/map.md](../../../docs/map.md), "What is not there yet". The same
-//! document has what else was tried.
+//! A page is in the memfd exactly while it has the right bytes. It gets there by `UFFDIO_COPY` into
+//! the cache's own view: the kernel copies to a page that nobody sees, and adds it to the file with
+//! its bytes. So the kernel itself may map whatever it finds, and a fault on a page that is absent is
+//! the only one that the program has to serve. [docs/map.md](../../../docs/map.md) has what else was
+//! tried, and why write(2) does not promise this.
 //!
 //! # States of a place, the bytes of a folio's pages
 //!
@@ -20,22 +19,28 @@
 //! | free | no mirrored folio | nothing | none |
 //! | claimed | a folio in the arena | nothing, then all of its bytes | the thread that lends ([`Claim`]) |
 //! | lent | a mirrored folio | all of its bytes | the folio |
+//! | leaving | anything | its last folio's bytes | the thread that evicted that ([`Leaving`]) |
 //! | left over | anything | the bytes of a folio that left the file while it was used | that folio |
 //!
 //! | from | to | step | by |
 //! |---|---|---|---|
 //! | free | claimed | [`Mirror::claim`] | `lend.rs` |
-//! | claimed | lent | bytes written; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs`, `freeze/lend.rs` |
+//! | claimed | lent | bytes copied; the index gets the mirrored folio, under `change`; then the claim ends | `lend.rs`, `freeze/lend.rs` |
 //! | claimed | free | hole punched; then the claim ends | a lender that finds the folio gone |
-//! | lent | free | hole punched under the `change` mutex under which the folio leaves the index | eviction, migration to the arena |
+//! | lent | free | hole punched under the `change` mutex under which the folio leaves the index | migration to the arena |
+//! | lent | leaving | under the `change` mutex under which the folio leaves the index | eviction |
+//! | leaving | free | hole punched, without the mutex | eviction |
 //! | lent | left over | under the `change` mutex | `freeze/drop.rs` |
 //! | left over | free | hole punched when the last user gives the folio back | [`Leftovers::end`] |
 //!
-//! A folio gets into the index under that mutex, and a lender claims before it writes: so nobody
-//! writes to a place that another folio owns, and no hole is punched under a later owner.
+//! A folio gets into the index under that mutex, and a lender claims before it copies: so nobody
+//! copies to a place that another folio owns, and no hole is punched under a later owner.
 //!
-//! The cache's view is read under a reference to a mirrored folio alone: a page that is absent would
-//! be made by the read, as zeros, outside of the budget, and present.
+//! Who drops what the file does not have any more waits until no place is claimed or leaving
+//! ([`Mirror::settle`]): no access that comes later finds the bytes of either.
+//!
+//! The cache's view is read under a reference to a mirrored folio alone. It is registered for missing
+//! pages, as all maps are: a read of another page would be a SIGBUS, and make none.
 
 use std::collections::HashMap;
 use std::io;
@@ -45,15 +50,22 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+};
+use rustix::process::{Resource, getrlimit};
 
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mutant::{self, Mutant};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, between_steps};
+use crate::uffd::Uffd;
 
 /// What the view is aligned to: the largest folio, so that a folio's first byte follows from the
 /// address of any of its bytes.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
+
+/// How many pages that are not its own a copy takes out of its place before it gives up.
+const STRAYS_MAX: u32 = 1000;
 
 /// How much further than the file the view reaches, at least: for files that grow.
 const ROOM_BYTES: u64 = 1 << 30;
@@ -62,17 +74,43 @@ const ROOM_BYTES: u64 = 1 << 30;
 ///
 /// # Invariants
 ///
-/// `view .. view + view_bytes` is a mapping of the memfd, and this struct's alone to unmap.
+/// `view .. view + view_bytes` is a mapping of the memfd, registered with `uffd`, and this struct's
+/// alone to unmap.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     fd: OwnedFd,
+    uffd: Arc<Uffd>,
     view: NonNull<u8>,
     view_bytes: usize,
     /// The memfd's length.
     bytes: Mutex<u64>,
-    /// Pages that are claimed or left over.
-    owned: Mutex<Vec<Range<u64>>>,
+    /// Places that are not the index's.
+    owned: Mutex<Places>,
     freed: Condvar,
+    punching: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    all: Vec<Owned>,
+    /// How many there have been.
+    count: u64,
+}
+
+/// A place that is claimed, leaving, or left over.
+#[derive(Debug)]
+struct Owned {
+    pages: Range<u64>,
+    by: By,
+    number: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// A thread that lends or evicts, and is done soon.
+    Step,
+    /// A folio, as long as it is used.
+    Folio,
 }
 
 // SAFETY: the view is an address that does not change; it is read only, and unmapped only by the
@@ -94,19 +132,21 @@ impl Mirror {
     /// A mirror of a file of `len_bytes` bytes; all of it is free.
     ///
     /// # Errors
-    /// The system gives no memfd, or no address space.
-    pub(crate) fn new(len_bytes: u64) -> io::Result<Self> {
+    /// The system gives no memfd of that length, or no address space.
+    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> io::Result<Self> {
         let bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
         let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)?;
-        ftruncate(&fd, bytes)?;
+        set_len(fd.as_fd(), bytes)?;
         let view_bytes = (bytes + bytes.max(ROOM_BYTES)).next_multiple_of(ALIGN_BYTES as u64);
         let view_bytes = usize::try_from(view_bytes)
             .ok()
             .and_then(|view| view.checked_add(ALIGN_BYTES).map(|_| view))
             .ok_or(rustix::io::Errno::NOMEM)?;
-        let view = map_view(fd.as_fd(), view_bytes)?;
-        let (owned, freed) = (Mutex::new(Vec::new()), Condvar::new());
-        Ok(Mirror { fd, view, view_bytes, bytes: Mutex::new(bytes), owned, freed })
+        let view = map_view(fd.as_fd(), view_bytes, uffd)?;
+        let (owned, freed) = (Mutex::new(Places::default()), Condvar::new());
+        let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
+        let punching = Mutex::new(());
+        Ok(Mirror { fd, uffd, view, view_bytes, bytes, owned, freed, punching })
     }
 
     /// The memfd. To be mapped shared and read-only, and never where a child inherits it.
@@ -125,7 +165,7 @@ impl Mirror {
             if bytes > self.view_bytes as u64 {
                 return Err(rustix::io::Errno::FBIG.into());
             }
-            ftruncate(&self.fd, bytes)?;
+            set_len(self.fd.as_fd(), bytes)?;
             *is = bytes;
         }
         Ok(())
@@ -138,21 +178,50 @@ impl Mirror {
         self.view.as_ptr().wrapping_add(at)
     }
 
-    /// Claims the place of `pages`. `None`: some of it is claimed or left over.
+    /// Claims the place of `pages`. `None`: some of it is claimed, leaving, or left over.
     pub(crate) fn claim(&self, pages: Range<u64>) -> Option<Claim<'_>> {
         let mut owned = self.owned.lock();
-        let overlaps = |other: &Range<u64>| other.start < pages.end && pages.start < other.end;
-        if owned.iter().any(overlaps) && !mutant::on(Mutant::ClaimBlindly) {
+        let is_owned = owned.all.iter().any(|other| other.overlaps(&pages));
+        if is_owned && !mutant::on(Mutant::ClaimBlindly) {
             return None;
         }
-        owned.push(pages.clone());
+        owned.add(pages.clone(), By::Step);
         Some(Claim { mirror: self, pages })
+    }
+
+    /// The places of folios that are evicted, under the `change` mutex under which they leave the
+    /// index.
+    pub(crate) fn leave(&self, places: Vec<Range<u64>>) -> Leaving<'_> {
+        if !mutant::on(Mutant::LeavesUnowned) {
+            let mut owned = self.owned.lock();
+            for pages in &places {
+                owned.add(pages.clone(), By::Step);
+            }
+        }
+        Leaving { mirror: self, places }
+    }
+
+    /// Waits until none of the places of `pages` is claimed or leaving that is so now. What is
+    /// claimed later is claimed for a folio that is in the index later.
+    pub(crate) fn settle(&self, pages: &Range<u64>) {
+        let mut owned = self.owned.lock();
+        let later = owned.count;
+        let waits_for = |it: &Owned| it.by == By::Step && it.number < later && it.overlaps(pages);
+        // Ends: each of these threads is done soon, and then notifies.
+        while owned.all.iter().any(waits_for) && !mutant::on(Mutant::SettlesAtOnce) {
+            owned = self.freed.wait(owned);
+        }
+    }
+
+    /// Whether some of it is claimed, leaving, or left over.
+    pub(crate) fn is_taken(&self, pages: &Range<u64>) -> bool {
+        self.owned.lock().all.iter().any(|other| other.overlaps(pages))
     }
 
     /// Sleeps until some place may have become free, at most for `nap`.
     pub(crate) fn wait_for_claims(&self, nap: std::time::Duration) {
         let owned = self.owned.lock();
-        if !owned.is_empty() {
+        if !owned.all.is_empty() {
             drop(self.freed.wait_timeout(&self.owned, owned, nap));
         }
     }
@@ -162,16 +231,52 @@ impl Mirror {
     /// # Panics
     /// If the system refuses: the bytes would stay, outside of the budget.
     pub(crate) fn punch(&self, pages: Range<u64>) {
+        between_steps();
         let (at, bytes) = (pages.start << PAGE_SHIFT, (pages.end - pages.start) << PAGE_SHIFT);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punched = rustix::io::retry_on_intr(|| fallocate(&self.fd, flags, at, bytes));
         assert!(punched.is_ok(), "no hole of {bytes} bytes at {at} in a mirror: {punched:?}");
     }
 
-    fn disown(&self, pages: &Range<u64>) {
+    /// How many bytes of it are there. Feature `testing`.
+    #[cfg(feature = "testing")]
+    pub(crate) fn bytes_in_memory(&self) -> u64 {
+        let blocks = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_blocks);
+        blocks.cast_unsigned() * 512
+    }
+
+    /// What a map shows of a page, if the page is there; and whether it belongs to a folio that has
+    /// left the file. For models.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn shown<R>(&self, page: u64, tell: impl FnOnce(&[u8], bool) -> R) -> Option<R> {
+        let owned = self.owned.lock();
+        // From here on no other thread of the model runs, until the mutex is released.
+        let (at, mut there) = (self.address(page), 0);
+        // SAFETY: the range is the view's, and the call writes one byte.
+        let told = unsafe { libc::mincore(at.cast(), PAGE_BYTES, &raw mut there) };
+        assert_eq!(told, 0, "a view can be asked what is there");
+        if there & 1 == 0 {
+            return None;
+        }
+        // SAFETY: the page is there.
+        let bytes = unsafe { std::slice::from_raw_parts(at, PAGE_BYTES) };
+        let is_of = |it: &Owned| it.by == By::Folio && it.pages.contains(&page);
+        Some(tell(bytes, owned.all.iter().any(is_of)))
+    }
+
+    /// Whether no place is claimed, leaving or left over. For models.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn is_free(&self) -> bool {
+        self.owned.lock().all.is_empty()
+    }
+
+    fn disown(&self, places: &[Range<u64>], by: By) {
         let mut owned = self.owned.lock();
-        let at = owned.iter().position(|other| other == pages).expect("it was owned");
-        owned.swap_remove(at);
+        for pages in places {
+            let is_it = |other: &Owned| other.by == by && other.pages == *pages;
+            let at = owned.all.iter().position(is_it).expect("it was owned");
+            owned.all.swap_remove(at);
+        }
         drop(owned);
         self.freed.notify_all();
     }
@@ -179,29 +284,74 @@ impl Mirror {
 
 impl Claim<'_> {
     /// Puts `bytes` bytes from `from` on to the beginning of the place. What is left of the last
-    /// page is zeros.
+    /// page is zeros. With `shown` that has the place, the pages are mapped there at once.
     ///
     /// # Errors
     /// The system has no memory. Then some of the pages may be there.
     ///
     /// # Safety
-    /// The bytes can be read, and no thread changes them meanwhile.
-    pub(crate) unsafe fn write(&self, from: *const u8, bytes: usize) -> io::Result<()> {
-        let at = self.pages.start << PAGE_SHIFT;
+    /// The bytes can be read, and no thread changes them meanwhile. Nobody unmaps `shown`.
+    pub(crate) unsafe fn copy(
+        &self,
+        from: *const u8,
+        bytes: usize,
+        shown: Option<&Shown<'_>>,
+    ) -> io::Result<()> {
         debug_assert!(bytes as u64 <= (self.pages.end - self.pages.start) << PAGE_SHIFT);
-        // SAFETY: the caller's promise.
-        let mut left = unsafe { std::slice::from_raw_parts(from, bytes) };
-        // The kernel copies what it finds. Where that is nothing yet (it was swapped out), a page
-        // of zeros is there for all to see until the bytes have come.
-        for page in left.chunks(PAGE_BYTES) {
-            std::hint::black_box(page[0]);
+        between_steps();
+        let whole = bytes / PAGE_BYTES * PAGE_BYTES;
+        // SAFETY: the caller's promises.
+        unsafe { self.copy_pages(0, from, whole, shown) }?;
+        if whole < bytes {
+            let mut last = [0; PAGE_BYTES];
+            let rest = from.wrapping_add(whole);
+            // SAFETY: the caller's promise.
+            let rest = unsafe { std::slice::from_raw_parts(rest, bytes - whole) };
+            last[..rest.len()].copy_from_slice(rest);
+            // SAFETY: the bytes are this thread's; of the map the caller says it.
+            unsafe { self.copy_pages(whole, last.as_ptr(), PAGE_BYTES, shown) }?;
         }
-        // Ends: each turn writes at least a byte, or is the last.
-        while !left.is_empty() {
-            let offset = at + (bytes - left.len()) as u64;
-            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.mirror.fd, left, offset))? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                written => left = &left[written..],
+        Ok(())
+    }
+
+    /// Puts whole pages at `at` bytes from the beginning of the place.
+    ///
+    /// # Safety
+    /// As [`copy`](Self::copy).
+    unsafe fn copy_pages(
+        &self,
+        at: usize,
+        from: *const u8,
+        bytes: usize,
+        shown: Option<&Shown<'_>>,
+    ) -> io::Result<()> {
+        if mutant::on(Mutant::CopyByWrite) {
+            let offset = (self.pages.start << PAGE_SHIFT) + at as u64;
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(from, bytes) };
+            let fd = std::fs::File::from(self.mirror.fd.try_clone()?);
+            return std::os::unix::fs::FileExt::write_all_at(&fd, bytes, offset);
+        }
+        let view = (&*self.mirror.uffd, self.mirror.address(self.pages.start));
+        let shown = shown.and_then(|map| Some((map.uffd, map.address(&self.pages)?)));
+        let mut through = shown.unwrap_or(view);
+        let (mut done, mut strays) = (0, 0);
+        // Ends: each turn copies a page at least, takes out one of a bounded number of strays, or is
+        // the one that goes over to the view.
+        while done < bytes {
+            let ((uffd, place), from) = (through, from.wrapping_add(done));
+            // SAFETY: the place is claimed; of bytes and map the caller says it.
+            match unsafe { uffd.copy(place.wrapping_add(at + done), from, bytes - done) } {
+                Ok(copied) => done += copied,
+                // The page may be poisoned in the map.
+                Err(_) if through.1 != view.1 => through = view,
+                // Another process that has the memfd made a page there, of zeros.
+                Err(cause) if is_there(&cause) && strays < STRAYS_MAX => {
+                    strays += 1;
+                    let page = self.pages.start + ((at + done) / PAGE_BYTES) as u64;
+                    self.mirror.punch(page..page + 1);
+                }
+                Err(cause) => return Err(cause),
             }
         }
         Ok(())
@@ -215,8 +365,76 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.mirror.disown(&self.pages);
+        self.mirror.disown(std::slice::from_ref(&self.pages), By::Step);
     }
+}
+
+/// Where a map has pages of a file.
+#[derive(Debug)]
+pub(crate) struct Shown<'a> {
+    pub(crate) uffd: &'a Uffd,
+    pub(crate) pages: Range<u64>,
+    /// The address of the first.
+    pub(crate) start: usize,
+}
+
+impl Shown<'_> {
+    /// The address of the first of `pages`, if it has all of them.
+    fn address(&self, pages: &Range<u64>) -> Option<*mut u8> {
+        let has_all = self.pages.start <= pages.start && pages.end <= self.pages.end;
+        let at = (pages.start.wrapping_sub(self.pages.start) << PAGE_SHIFT) as usize;
+        has_all.then(|| std::ptr::with_exposed_provenance_mut(self.start + at))
+    }
+}
+
+/// Places that folios have left. Dropped without the `change` mutex: then the pages are taken out of
+/// the memfd, and the places are free.
+#[derive(Debug)]
+#[must_use = "the pages are there until it is dropped"]
+pub(crate) struct Leaving<'a> {
+    mirror: &'a Mirror,
+    places: Vec<Range<u64>>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !mutant::on(Mutant::EvictKeepsPages) {
+            // One thread at a time, asleep meanwhile: in the kernel they would spin for the memfd.
+            let _punching = self.mirror.punching.lock();
+            for place in &self.places {
+                self.mirror.punch(place.clone());
+            }
+        }
+        if !mutant::on(Mutant::LeavesUnowned) {
+            self.mirror.disown(&self.places, By::Step);
+        }
+    }
+}
+
+impl Places {
+    fn add(&mut self, pages: Range<u64>, by: By) {
+        self.all.push(Owned { pages, by, number: self.count });
+        self.count += 1;
+    }
+}
+
+impl Owned {
+    fn overlaps(&self, pages: &Range<u64>) -> bool {
+        self.pages.start < pages.end && pages.start < self.pages.end
+    }
+}
+
+fn is_there(cause: &io::Error) -> bool {
+    cause.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error())
+}
+
+/// Makes a memfd `bytes` long. Beyond the process's limit for files the kernel would answer by
+/// SIGXFSZ.
+fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
+        return Err(rustix::io::Errno::FBIG.into());
+    }
+    Ok(ftruncate(fd, bytes)?)
 }
 
 impl Drop for Mirror {
@@ -228,8 +446,8 @@ impl Drop for Mirror {
     }
 }
 
-/// Maps the whole view, at a multiple of [`ALIGN_BYTES`].
-fn map_view(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<NonNull<u8>> {
+/// Maps the whole view, at a multiple of [`ALIGN_BYTES`], and registers it before it can be read.
+fn map_view(fd: BorrowedFd<'_>, bytes: usize, uffd: &Uffd) -> io::Result<NonNull<u8>> {
     let asked = bytes + ALIGN_BYTES;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address of the system's choice replaces nothing.
@@ -240,9 +458,12 @@ fn map_view(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<NonNull<u8>>
     let view = unsafe { start.add(before) };
     let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: it replaces a part of the mapping made above, in which no address is in use.
-    let mapped = unsafe { mmap(view.cast(), bytes, ProtFlags::READ, flags, fd, 0) }
-        // SAFETY: that mapping. A child has no use for it, and would make pages by reading it.
-        .and_then(|view| unsafe { madvise(view, bytes, Advice::LinuxDontFork) });
+    let mapped = unsafe { mmap(view.cast(), bytes, ProtFlags::empty(), flags, fd, 0) }
+        .map_err(io::Error::from)
+        // SAFETY: that mapping, in which no address is in use yet.
+        .and_then(|_| unsafe { prepare(view, bytes, uffd) })
+        // SAFETY: as above.
+        .and_then(|()| Ok(unsafe { mprotect(view.cast(), bytes, MprotectFlags::READ) }?));
     let ends = match mapped {
         Ok(()) => [(start, before), (view.wrapping_add(bytes), ALIGN_BYTES - before)],
         Err(_) => [(start, asked), (start, 0)],
@@ -254,6 +475,23 @@ fn map_view(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<NonNull<u8>>
     }
     mapped?;
     Ok(NonNull::new(view).expect("a mapping never starts at address 0"))
+}
+
+/// Readies a mapping of a mirror, without access yet: none of its pages is ever made by an access.
+/// - It is registered, so that an access asks.
+/// - A child, which has no userfaultfd, does not have it.
+/// - The kernel makes no huge pages of it. It would fill holes with zeros, or be left with zeros where
+///   a hole is punched into one.
+///
+/// # Safety
+/// The range is a mapping of a mirror, and nobody else uses it yet.
+pub(crate) unsafe fn prepare(at: *mut u8, bytes: usize, uffd: &Uffd) -> io::Result<()> {
+    // SAFETY: the caller's range.
+    unsafe { madvise(at.cast(), bytes, Advice::LinuxDontFork) }?;
+    // SAFETY: as above. A kernel without huge pages refuses it, and needs none of it.
+    let _ = unsafe { madvise(at.cast(), bytes, Advice::LinuxNoHugepage) };
+    // SAFETY: as above.
+    unsafe { uffd.register(at.addr(), bytes) }
 }
 
 /// Mirrored folios that left their file while they were used: their places stay theirs.
@@ -270,7 +508,7 @@ impl Leftovers {
 
     /// The folio at `head` leaves its file. Call it under the `change` mutex.
     pub(crate) fn begin(&self, head: FrameNumber, mirror: &Arc<Mirror>, pages: Range<u64>) {
-        mirror.owned.lock().push(pages.clone());
+        mirror.owned.lock().add(pages.clone(), By::Folio);
         let before = self.0.lock().insert(head.0, (mirror.clone(), pages));
         debug_assert!(before.is_none(), "{head:?} has left two files");
     }
@@ -279,8 +517,14 @@ impl Leftovers {
     pub(crate) fn end(&self, head: FrameNumber) {
         let left = self.0.lock().remove(&head.0);
         if let Some((mirror, pages)) = left {
-            mirror.punch(pages.clone());
-            mirror.disown(&pages);
+            let places = [pages];
+            if mutant::on(Mutant::LeftoverDisownsFirst) {
+                mirror.disown(&places, By::Folio);
+                mirror.punch(places[0].clone());
+                return;
+            }
+            mirror.punch(places[0].clone());
+            mirror.disown(&places, By::Folio);
         }
     }
 }
@@ -288,12 +532,17 @@ impl Leftovers {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::uffd::Ask;
+
+    fn mirror(len_bytes: u64) -> Mirror {
+        Mirror::new(len_bytes, &Arc::new(Uffd::open(Ask::Signal).unwrap())).unwrap()
+    }
 
     fn put(mirror: &Mirror, pages: Range<u64>, byte: u8) {
         let bytes = vec![byte; (pages.end - pages.start) as usize * PAGE_BYTES];
         let claim = mirror.claim(pages).expect("a free place");
         // SAFETY: the bytes are this thread's.
-        unsafe { claim.write(bytes.as_ptr(), bytes.len()) }.unwrap();
+        unsafe { claim.copy(bytes.as_ptr(), bytes.len(), None) }.unwrap();
     }
 
     fn blocks(mirror: &Mirror) -> i64 {
@@ -302,7 +551,7 @@ mod tests {
 
     #[test]
     fn what_is_put_there_can_be_read_and_taken_out_again() {
-        let mirror = Mirror::new(10 * PAGE_BYTES as u64 - 7).unwrap();
+        let mirror = mirror(10 * PAGE_BYTES as u64 - 7);
         assert_eq!(*mirror.bytes.lock(), 10 * PAGE_BYTES as u64);
         assert!(mirror.address(0).addr().is_multiple_of(ALIGN_BYTES));
         put(&mirror, 3..5, 7);
@@ -318,10 +567,10 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_last_page_is_zeros() {
-        let mirror = Mirror::new(5000).unwrap();
+        let mirror = mirror(5000);
         let claim = mirror.claim(1..2).unwrap();
         // SAFETY: the bytes are this thread's.
-        unsafe { claim.write([7; 904].as_ptr(), 904) }.unwrap();
+        unsafe { claim.copy([7; 904].as_ptr(), 904, None) }.unwrap();
         drop(claim);
         // SAFETY: the page is there, and nobody changes it.
         let page = unsafe { std::slice::from_raw_parts(mirror.address(1), PAGE_BYTES) };
@@ -331,7 +580,7 @@ mod tests {
 
     #[test]
     fn a_place_has_one_owner() {
-        let mirror = Arc::new(Mirror::new(1 << 20).unwrap());
+        let mirror = Arc::new(mirror(1 << 20));
         let claim = mirror.claim(4..8).unwrap();
         for pages in [0..5, 4..5, 7..9, 0..100] {
             assert!(mirror.claim(pages).is_none());
@@ -350,9 +599,58 @@ mod tests {
         drop(mirror.claim(7..8).unwrap());
     }
 
+    /// Whether `settle` returns within that time, while the place is claimed.
+    fn settles(pages: Range<u64>, within: std::time::Duration) -> bool {
+        let mirror = mirror(1 << 20);
+        let claim = mirror.claim(4..8).unwrap();
+        let (returned, returns) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let holder = scope.spawn(move || {
+                let early = returns.recv_timeout(within).is_ok();
+                drop(claim);
+                early
+            });
+            mirror.settle(&pages);
+            let _ = returned.send(()); // nobody listens who has waited long enough
+            holder.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn who_drops_pages_waits_for_those_that_are_on_their_way() {
+        use std::time::Duration;
+        let (short, long) = (Duration::from_millis(30), Duration::from_secs(30));
+        assert!(settles(8..100, long));
+        assert!(!settles(7..9, short));
+        assert!(mutant::with(Some(Mutant::SettlesAtOnce), || settles(7..9, long)));
+    }
+
+    #[test]
+    fn a_page_that_another_process_made_is_replaced() {
+        let mirror = mirror(1 << 20);
+        let (access, flags) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        let stray = unsafe { mmap(std::ptr::null_mut(), 1 << 20, access, flags, mirror.fd(), 0) };
+        let stray = stray.unwrap();
+        for page in [3, 4] {
+            // SAFETY: a byte of that mapping, which is not registered.
+            let byte =
+                unsafe { stray.cast::<u8>().wrapping_add(page * PAGE_BYTES).read_volatile() };
+            assert_eq!(byte, 0);
+        }
+        assert_eq!(blocks(&mirror), 2 * 8);
+        put(&mirror, 2..5, 7);
+        for page in 2..5 {
+            // SAFETY: the page is there.
+            assert_eq!(unsafe { mirror.address(page).read() }, 7);
+        }
+        // SAFETY: the mapping made above, which nobody uses any more.
+        unsafe { munmap(stray, 1 << 20) }.unwrap();
+    }
+
     #[test]
     fn it_grows_with_the_file_up_to_a_bound() {
-        let mirror = Mirror::new(4096).unwrap();
+        let mirror = mirror(4096);
         mirror.grow(1 << 20).unwrap();
         mirror.grow(5000).unwrap();
         assert_eq!(*mirror.bytes.lock(), 1 << 20);
@@ -365,7 +663,9 @@ mod tests {
     fn seen_with_other_bytes() -> usize {
         use std::sync::atomic::{AtomicU64, Ordering};
         const PAGES: u64 = 256;
-        let file = tempfile::tempfile().unwrap();
+        // Where the build is: a temporary directory may be in memory.
+        let program = std::env::current_exe().unwrap();
+        let file = tempfile::tempfile_in(program.parent().unwrap()).unwrap();
         let bytes = PAGES as usize * PAGE_BYTES;
         std::os::unix::fs::FileExt::write_all_at(&file, &vec![7; bytes], 0).unwrap();
         file.sync_all().unwrap();
@@ -375,7 +675,7 @@ mod tests {
         let from = unsafe { mmap(std::ptr::null_mut(), bytes, access, shared, &file, 0) }.unwrap();
         // SAFETY: that mapping.
         unsafe { madvise(from, bytes, Advice::Random) }.unwrap();
-        let mirror = Mirror::new(bytes as u64).unwrap();
+        let mirror = mirror(bytes as u64);
         let next = AtomicU64::new(0);
         let seen = std::thread::scope(|scope| {
             let (mirror, next) = (&mirror, &next);
@@ -401,7 +701,7 @@ mod tests {
                 let claim = mirror.claim(page..page + 1).unwrap();
                 let from = from.cast::<u8>().wrapping_add(page as usize * PAGE_BYTES);
                 // SAFETY: the page is mapped, and nobody changes the file.
-                unsafe { claim.write(from, PAGE_BYTES) }.unwrap();
+                unsafe { claim.copy(from, PAGE_BYTES, None) }.unwrap();
             }
             next.store(PAGES, Ordering::Release);
             watch.join().unwrap()
@@ -414,5 +714,8 @@ mod tests {
     #[test]
     fn a_page_is_there_only_with_its_bytes() {
         assert_eq!(seen_with_other_bytes(), 0);
+        // By chance; nearly always the first time.
+        let by_write = || mutant::with(Some(Mutant::CopyByWrite), seen_with_other_bytes);
+        assert!((0..100).any(|_| by_write() > 0), "write(2) shows no zeros here");
     }
 }

@@ -62,10 +62,30 @@ mutants! {
     ClaimBlindly,
     /// A mirrored folio that leaves its file while it is used gives up its place.
     LeftoverForgotten,
+    /// `invalidate` does not wait for bytes that are on their way into the mirror, or out of it.
+    SettlesAtOnce,
     /// A folio is evicted, and its pages stay in the mirror.
     EvictKeepsPages,
     /// A folio is put into the mirror though it has left the index meanwhile.
     LendBlindly,
+    /// Whether it has left the index is not asked again under the mutex.
+    LendGone,
+    /// A lender that finds its folio gone leaves the bytes in the mirror.
+    LenderKeepsPages,
+    /// The places of evicted folios are free as soon as the index does not have them.
+    LeavesUnowned,
+    /// The place of a folio that left its file is free before its bytes are taken out.
+    LeftoverDisownsFirst,
+    /// A folio moves to the arena, and its pages stay in the mirror.
+    MoveKeepsPages,
+    /// What a mapped access has brought is kept though it has left its file meanwhile.
+    RecentUnchecked,
+    /// Bytes get into the mirror by write(2).
+    CopyByWrite,
+    /// A run that is taken back from the mirrors is not asked whether it is lent.
+    TakeBackAnyRun,
+    /// A page that fits no lent memory with its neighbours is read with them again.
+    BringLargeAgain,
 
     // ---- of futures ----
     /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.
@@ -124,6 +144,26 @@ mutants! {
     RecentStays,
     /// A record is given back before its granules are cleared.
     UnmapReleasesFirst,
+
+    // ---- of page-outs ----
+    /// A page-out does not protect its pages against stores.
+    PageOutUnprotected,
+    /// A page-out does not ask whether its page was stored to while it was written.
+    PageOutUnchecked,
+    /// A store frees the slot to which its page is just being written.
+    SlotFreedEarly,
+    /// A page leaves memory before it is written.
+    DropBeforeWritten,
+    /// A store to a page that is being written makes it one that can be written again.
+    WriteForgotten,
+
+    // ---- of other processes' memory ----
+    /// A client's mapping may be of what is past the end of the snapshot.
+    ClientAnyOffset,
+    /// What a client's memory file has is installed, whether the index says that it is lent or not.
+    ClientTrustsPresent,
+    /// A run of pages is installed without references to them.
+    ClientRunUnheld,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

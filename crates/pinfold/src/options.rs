@@ -1,10 +1,13 @@
 //! Options of a cache and of a file.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frame::{Order, PAGE_BYTES};
 use crate::readers::Barrier;
-use crate::source::Preference;
+use crate::source::{Preference, Source};
+use crate::swap::SwapPlace;
 
 /// The largest folio that there can be, in bytes.
 pub(crate) const FOLIO_MAX_BYTES: usize = PAGE_BYTES << Order::MAX.get();
@@ -21,6 +24,8 @@ pub struct Options {
     pub(crate) io_uring: bool,
     pub(crate) track_pins: bool,
     pub(crate) pin_in_place: bool,
+    /// Where own memory goes that is paged out, and how many bytes of it.
+    pub(crate) swap: Option<(SwapPlace, u64)>,
     /// How long a reader waits for others to let go of memory. Tests have less.
     pub(crate) patience: Duration,
 }
@@ -70,6 +75,7 @@ impl Options {
             io_uring: true,
             track_pins: false,
             pin_in_place: false,
+            swap: None,
             patience: crate::sizes::PATIENCE,
         }
     }
@@ -150,6 +156,28 @@ impl Options {
     #[must_use]
     pub fn pin_in_place(mut self, in_place: bool) -> Self {
         self.pin_in_place = in_place;
+        self
+    }
+
+    /// Gives the cache a swap of `bytes` bytes, rounded down to whole pages: where
+    /// [own memory](crate::Space::map_anon) goes when its pages leave the budget. It is a file
+    /// without a name in `dir`, whose blocks are allocated by [`Cache::new`](crate::Cache::new)
+    /// where the file system can do that; it is read and written by direct I/O where the file system
+    /// can do that. It ends with the cache.
+    ///
+    /// None by default: then own memory stays in the budget.
+    #[must_use]
+    pub fn swap(mut self, dir: impl Into<PathBuf>, bytes: u64) -> Self {
+        self.swap = Some((SwapPlace::Dir(dir.into()), bytes));
+        self
+    }
+
+    /// The same in a source of the program's own, which is written to and read from its start up to
+    /// `bytes`. Several threads do so at once. Nothing is synced, and nothing is expected to be there
+    /// before.
+    #[must_use]
+    pub fn swap_source(mut self, source: Arc<dyn Source>, bytes: u64) -> Self {
+        self.swap = Some((SwapPlace::Source(source), bytes));
         self
     }
 

@@ -100,6 +100,12 @@ impl Stream {
         Plan { now_end: page, ahead_end, window_pages: state.window_pages, mark: true }
     }
 
+    /// Whether pages around an absent one may be read with it: unless the program has said how it
+    /// reads, or turned readahead off.
+    pub(crate) fn reads_around(&self) -> bool {
+        self.window_max_pages > 0 && self.state.lock().hint.is_none()
+    }
+
     /// Whether the program has said that it reads at random.
     pub(crate) fn is_random(&self) -> bool {
         self.state.lock().hint == Some(Hint::Random)

@@ -47,6 +47,15 @@ pub(crate) use loom::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
+/// Another thread may go on here: between two steps that no access to a word of this module
+/// separates. In models, and under the stress's mutants; otherwise nothing.
+#[inline(always)]
+pub(crate) fn between_steps() {
+    #[cfg(shuttle)]
+    scheduled::point();
+    mutant::pause();
+}
+
 /// The fence of a thread that stores to words of a frame that readers without a reference load:
 /// identity, span, bytes. Each *thread* that stores them needs one, after it received the frame and
 /// before its first store: the fence of the thread that made the version odd orders only that

@@ -2,10 +2,10 @@
 
 #![cfg(not(loom))] // the model checker builds without the public types
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use pinfold::source::{Memory, Source};
 use pinfold::{
@@ -14,6 +14,9 @@ use pinfold::{
 };
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 use pinfold_testing::pattern::Pattern;
+
+#[path = "support/child.rs"]
+mod child;
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -462,6 +465,7 @@ fn a_system_call_waits_for_its_pages_if_handler_threads_serve() {
     if !space.serves_system_calls() {
         return; // this process may not have it
     }
+    map.advise(0..0, Hint::Random).unwrap();
     assert_eq!(write_from(&map, 7), Ok(PAGE as usize));
     subject.fail(9 * PAGE..10 * PAGE);
     for _ in 0..2 {
@@ -476,6 +480,7 @@ fn a_system_call_waits_for_its_pages_if_handler_threads_serve() {
     subject.check(&map, 9);
     let own = subject.space(SpaceOptions::new());
     let own = own.map_file(&subject.file, 100 * PAGE..BYTES).unwrap();
+    own.advise(0..0, Hint::Random).unwrap();
     assert_eq!(write_from(&own, 7), Err(rustix::io::Errno::FAULT), "it has no handler threads");
     subject.check(&own, 7);
 }
@@ -524,4 +529,158 @@ fn many_threads_get_on_with_hardly_any_memory() {
         let stats = space.stats();
         assert!(stats.faults >= THREADS && stats.failed == 0, "{way:?} {stats:?}");
     }
+}
+
+/// A file as long as a test wants, which takes no memory.
+#[derive(Debug)]
+struct Endless(Pattern);
+
+impl Source for Endless {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.0.fill(offset, buf);
+        Ok(buf.len())
+    }
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(1 << 30)
+    }
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "endless".into()
+    }
+}
+
+/// Threads that all want memory at once.
+const CROWD: usize = 500;
+
+/// Pages of each thread of a crowd, on average, after which all must have had their share. On a
+/// machine with other things to do that may take more of them; a thread that starves never has it.
+const SHARES: RangeInclusive<usize> = 16..=1024;
+
+/// Each thread maps a piece of its own file, reads a cell of each page and unmaps it, again and
+/// again, until all together have read so many pages that the slowest has a tenth of the mean. No
+/// piece is read twice, and none is read ahead. Returns the pages of all.
+fn crowd(options: SpaceOptions) -> Vec<usize> {
+    const PIECE: u64 = 8 * PAGE;
+    let cache = Cache::new(Options::new(8 * MIB)).unwrap();
+    let space = Space::new(&cache, options).unwrap();
+    let pages: Vec<_> = (0..CROWD).map(|_| AtomicUsize::new(0)).collect();
+    let (all, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let has_begun = Barrier::new(CROWD);
+    let counts = || pages.iter().map(|pages| pages.load(Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        for (n, pages) in pages.iter().enumerate() {
+            let pattern = Pattern::new(14, n as u16);
+            let file = cache.attach(&format!("file {n}"), Arc::new(Endless(pattern))).unwrap();
+            let (space, all, over, has_begun, counts) = (&space, &all, &over, &has_begun, &counts);
+            scope.spawn(move || {
+                has_begun.wait();
+                // Ends: after so many pages of all.
+                for piece in (0..file.len() / PIECE).map(|piece| piece * PIECE) {
+                    let map = space.map_file(&file, piece..piece + PIECE).unwrap();
+                    map.advise(0..0, Hint::Random).unwrap();
+                    for at in (0..PIECE).step_by(PAGE as usize) {
+                        // SAFETY: nobody changes the file.
+                        let cell = unsafe { &map.as_slice()[at as usize..at as usize + 64] };
+                        pattern.check(piece + at, cell).unwrap();
+                        pages.fetch_add(1, Ordering::Relaxed);
+                        let done = all.fetch_add(1, Ordering::Relaxed) + 1;
+                        let (share, is_last) = (done / CROWD, done == CROWD * SHARES.end());
+                        let is_asked = done.is_multiple_of(CROWD) && share.is_power_of_two();
+                        if is_asked && SHARES.contains(&share) {
+                            let is_fair = counts().min().is_some_and(|least| least * 10 >= share);
+                            over.fetch_or(is_fair || is_last, Ordering::Relaxed);
+                        }
+                    }
+                    map.unmap().unwrap();
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    counts().collect()
+}
+
+fn nobody_starves(options: SpaceOptions) {
+    let pages = crowd(options);
+    let (slowest, all) = (*pages.iter().min().unwrap(), pages.iter().sum::<usize>());
+    let mean = all / CROWD;
+    println!("{all} pages, the slowest thread {slowest}, mean {mean}");
+    assert!(slowest * 10 >= mean, "{slowest} of {mean}: {pages:?}");
+}
+
+#[test]
+fn of_500_threads_that_serve_themselves_none_starves() {
+    nobody_starves(SpaceOptions::new());
+}
+
+#[test]
+fn of_500_threads_that_are_served_none_starves() {
+    nobody_starves(SpaceOptions::new().handlers(4));
+}
+
+/// Which pages of the map are in this process's page table.
+fn are_mapped(map: &Map) -> Vec<bool> {
+    use std::os::unix::fs::FileExt;
+    let table = std::fs::File::open("/proc/self/pagemap").unwrap();
+    let mut entries = vec![0; map.len() / PAGE as usize * 8];
+    table.read_exact_at(&mut entries, map.as_ptr().addr() as u64 / PAGE * 8).unwrap();
+    let is_present = |entry: &[u8]| entry[7] & 0x80 != 0;
+    entries.chunks(8).map(is_present).collect()
+}
+
+#[test]
+fn an_access_maps_what_is_cached_after_it_at_once() {
+    let subject = Subject::new();
+    let space = subject.space(SpaceOptions::new());
+    let map = space.map_file(&subject.file, 0..MIB).unwrap();
+    subject.file.read_at(&mut vec![0; MIB as usize / 2], 0).unwrap();
+    assert!(!are_mapped(&map).contains(&true));
+    subject.check(&map, 3);
+    // The kernel's own fault would map 16 pages.
+    assert!(are_mapped(&map)[3..60].iter().all(|&is_mapped| is_mapped));
+    assert_eq!(space.stats().faults, 1);
+}
+
+#[test]
+fn an_absent_page_is_read_with_those_around_it_while_memory_is_unused() {
+    let subject = Subject::new();
+    let space = subject.space(SpaceOptions::new());
+    let map = space.map_file(&subject.file, 0..BYTES).unwrap();
+    let ahead = || subject.cache.stats().readahead;
+    let cached = || subject.cache.stats().resident_bytes;
+    subject.check(&map, 1000);
+    assert_eq!(cached(), 32 * PAGE);
+    subject.check(&map, 992);
+    subject.check(&map, 1023);
+    assert_eq!(cached(), 32 * PAGE, "they were read with it");
+    // All of the memory, and more. From here on each page displaces another.
+    for page in (2048..6144).step_by(32) {
+        subject.check(&map, page);
+    }
+    let before = ahead();
+    for page in (8192..9192).step_by(100) {
+        subject.check(&map, page);
+    }
+    assert_eq!(ahead(), before);
+    // Nor for one who reads at random.
+    let map = space.map_file(&subject.file, 0..BYTES).unwrap();
+    map.advise(0..0, Hint::Random).unwrap();
+    subject.file.invalidate(0..BYTES).unwrap();
+    subject.check(&map, 500);
+    assert_eq!(ahead(), before);
+}
+
+#[test]
+fn a_file_beyond_the_limit_for_files_is_refused_without_a_signal() {
+    child::in_a_child(|| {
+        let limit = libc::rlimit { rlim_cur: MIB, rlim_max: MIB };
+        // SAFETY: a limit of this process.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        let subject = Subject::new();
+        let space = subject.space(SpaceOptions::new());
+        let error = space.map_file(&subject.file, 0..MIB).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Mirror { .. }), "{error}");
+        assert!(error.to_string().contains("File too large"), "{error}");
+    });
 }

@@ -42,7 +42,9 @@ impl Subject {
 
     fn map(&self, handlers: usize) -> Map {
         let space = Space::new(&self.cache, SpaceOptions::new().handlers(handlers)).unwrap();
-        space.map_file(&self.file, 0..(PAGES * PAGE) as u64).unwrap()
+        let map = space.map_file(&self.file, 0..(PAGES * PAGE) as u64).unwrap();
+        map.advise(0..0, Hint::Random).unwrap(); // each page is read when it is accessed
+        map
     }
 
     /// Reads of that page fail.
@@ -376,6 +378,31 @@ fn an_access_that_failed_is_tried_again_if_a_handler_returns() {
     assert_eq!(signal, None);
 }
 
+extern "C" fn heals_and_then_ends(_: c_int) {
+    if CALLS.fetch_add(1, Ordering::Relaxed) == 0 {
+        HEALS.store(true, Ordering::Relaxed);
+    } else {
+        handle_by(libc::SIG_DFL, 0);
+    }
+}
+
+/// Where there is a space without handler threads, too, and so the cache's own handler.
+#[test]
+fn a_poisoned_page_stays_sigbus_though_it_could_be_read_again() {
+    let name = "a_poisoned_page_stays_sigbus_though_it_could_be_read_again";
+    let signal = alone(name, || {
+        handle_by((heals_and_then_ends as *const ()).expose_provenance(), 0);
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let source = Arc::new(Healed(Memory::new(vec![9; PAGE]), AtomicU64::new(0)));
+        let file = cache.attach("healed", source).unwrap();
+        let _other = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+        let map = space.map_file(&file, 0..PAGE as u64).unwrap();
+        touch(&map, 0);
+    });
+    assert_eq!(signal, Some(libc::SIGBUS));
+}
+
 #[track_caller]
 fn is_forked<T>(result: pinfold::Result<T>) {
     let error = result.err().expect("a forked child cannot do that");
@@ -517,6 +544,7 @@ fn without_privileges_there_are_maps_but_not_for_system_calls() {
         for handlers in [0, 2] {
             let space = Space::new(&subject.cache, SpaceOptions::new().handlers(handlers)).unwrap();
             let map = space.map_file(&subject.file, 0..(PAGES * PAGE) as u64).unwrap();
+            map.advise(0..0, Hint::Random).unwrap();
             (0..50).for_each(|page| subject.check(&map, page));
             if sysctl.as_ref().is_ok_and(|it| it.trim() == "0")
                 && std::fs::File::open("/dev/userfaultfd").is_err()

@@ -35,7 +35,10 @@ fn every_byte_is_right_under_stress() {
 /// Runs for this many seconds, and for up to 16 times as many until there was enough of it.
 fn stress_until(seconds: u64, enough: impl Fn(&Report) -> bool) -> Report {
     for factor in [1, 4, 16] {
-        let report = stress(|options| options.time = Duration::from_secs(seconds * factor));
+        let report = stress(|options| {
+            options.time = Duration::from_secs(seconds * factor);
+            options.budget_bytes = 16 << 20; // more than the fewest runs that maps can have
+        });
         let report = report.unwrap_or_else(|failure| panic!("{failure}"));
         if enough(&report) || factor == 16 {
             return report;
@@ -57,6 +60,7 @@ fn hardly_done(report: &Report) -> Option<&'static str> {
         (stats.counted_hits, "read under a reference"),
         (stats.pin_migrations, "moved to be pinned"),
         (report.excused, "met a fault"),
+        (report.faults.0, "brought for an access"),
     ]
     .into_iter()
     .find_map(|(count, what)| (count <= 10).then_some(what))
@@ -68,6 +72,7 @@ fn a_budget_of_the_smallest_size_holds_up_too() {
         options.time = Duration::from_secs(2);
         options.budget_bytes = pinfold::BUDGET_MIN_BYTES;
         options.data_bytes = 10 * pinfold::BUDGET_MIN_BYTES;
+        options.mappers = 0; // maps want more
     });
     println!("{}", report.unwrap_or_else(|failure| panic!("{failure}")));
 }
@@ -85,6 +90,24 @@ fn races_by_themselves_hold_too() {
         });
         assert!(reads.is_some(), "{schedule:?}: hardly anything was read");
     }
+}
+
+#[test]
+fn maps_of_all_kinds_hold_up_under_stress() {
+    let done = |report: &Report| {
+        let (faults, failed) = report.faults;
+        let forks = report.done.iter().find(|(what, _)| *what == "forks").map_or(0, |it| it.1);
+        faults > 1000 && failed > 10 && forks > 2
+    };
+    let report = [2, 8, 32].map(Duration::from_secs).into_iter().find_map(|time| {
+        let report = stress(|options| {
+            options.time = time;
+            options.schedule = Schedule::Mapping;
+            options.budget_bytes = 16 << 20;
+        });
+        Some(report.unwrap_or_else(|failure| panic!("{failure}"))).filter(done)
+    });
+    println!("{}", report.expect("hardly anything was done through maps"));
 }
 
 #[test]

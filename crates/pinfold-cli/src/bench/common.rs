@@ -7,9 +7,9 @@ use anyhow::{Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::publish::{self, publish};
 use super::workers::Crew;
 use super::{report, shared};
+use crate::publish::{self, publish};
 
 /// The options of all benchmarks.
 #[derive(Debug, Args)]

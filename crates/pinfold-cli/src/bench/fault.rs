@@ -5,7 +5,7 @@
 //! (`fault_child.rs`), and their files and limits (`fault_ground.rs`); the tables
 //! (`fault_tables.rs`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -17,6 +17,8 @@ use super::fault_ground::{Contents, Files, Ground, allow_descriptors};
 use super::fault_install::{self, Evict, Fill, INSTALL_COPIES, Install};
 use super::fault_job::{Engine, IMAGE_MAP_BYTES, Job, Outcome, Task};
 use super::fault_maps::{self, IOS, LOCKS};
+use super::fault_restore::{self, Restore};
+use super::fault_swap::KernelSwap;
 use super::fault_tables::{self, Cell};
 use super::fault_touch::{Order, PAGE_BYTES};
 use super::limited::{ALLOWANCE_BYTES, summed_up};
@@ -24,14 +26,17 @@ use super::report::{self, Object, Row};
 use super::workers::Crew;
 use crate::size::Size;
 
-const CASES: [&str; 8] =
-    ["install", "fill", "evict", "warm", "random", "thrash", "thrash-holes", "startup"];
+const CASES: [&str; 9] =
+    ["install", "fill", "evict", "warm", "random", "thrash", "thrash-holes", "startup", "swap"];
 
 /// Engines of the cases with a cache. The first two are limits.
 const MAPPED: &str = "mapped";
 const DIRECT: &str = "pread-direct";
 const KERNEL: &str = "kernel-mmap";
 const PINFOLD: &str = "pinfold";
+
+/// Measured by itself.
+const RESTORE: &str = "restore";
 
 /// Pages that are filled or taken away at once.
 const RUNS: [usize; 3] = [1, 8, 64];
@@ -54,7 +59,9 @@ Cases without a cache, and what their engines do; they are why the cache maps fi
   fill     read pages from storage (O_DIRECT) into a new memory file, in requests of 1, 8 and 64
              read            into memory that is not new, and no further: the limit
              alias           into a shared mapping of the memory file
-             copy            as `read`, then pwrite to the memory file: what the cache does
+             write           as `read`, then pwrite to the memory file
+             copy            as `read`, then UFFDIO_COPY into a mapping of the memory file: what the
+                             cache does
   evict    take mapped pages away, in runs of 1, 8 and 64; all threads but one only run
              zap             out of the mapping alone (MADV_DONTNEED)
              punch           out of the memory file and its mapping: what the cache does
@@ -67,15 +74,28 @@ Cases with one
            again; the memory is an eighth of all files
   thrash-holes
            the same with files that have no data
+  swap     --threads threads go through anonymous memory (--swap-bytes, twice the memory for it), and
+           store to every fourth page; as many others page out a part each, again and again; one
+           more maps and unmaps 1 MiB
   startup  an image of --maps mappings of 1 MiB, none of it cached, is touched by all threads, each
            page once and at random, while another thread maps and unmaps 1 MiB of it; there is
            memory for all
 
-Engines of these
+With several processes; only by `--cases restore`
+  restore  --clients processes have a snapshot (--snapshot-bytes) as their memory, and touch all of
+           it in order, or a quarter of its pages at random, the same in each (`set`)
+             kernel-mmap     a private mapping of the file in each
+             uffd-copy       private memory and a userfaultfd in each, and a thread that copies pages
+                             from a mapping of the file, one by one: Firecracker's way
+             pinfold         `pinfold serve`, and `pinfold restore` in each
+             pinfold-replay  the same; the quarter was recorded, and is installed ahead
+
+Engines of the others
   pread-direct  O_DIRECT reads, nothing mapped or cached: of a page in `random`, else of 1 MiB; the
                 device's limit
   mapped        pages that are mapped already: the limit of `warm`
-  kernel-mmap   mmap(2), with MADV_RANDOM in `random`
+  kernel-mmap   mmap(2), with MADV_RANDOM in `random`; in `swap` MADV_PAGEOUT, to a swap file in --dir
+                that swapon(2) switches on meanwhile
   pinfold       a map of a space of the cache. --lock: a fault takes the lock of its VMA, or that of
                 the whole space; --io: it drops that lock while it reads, or holds it. `warm` and
                 `random` are measured with the first of each
@@ -84,11 +104,13 @@ Metrics
   ns_per_page        time of the thread that took longest, divided by its pages
   cpu_ns_per_page    the same of its processor time
   ops_per_s, p99_us  reads of all threads, and what 99 of 100 take at most
-  rounds_per_s       of `thrash`: pages touched, divided by those of a file. Of `startup`: 1 divided
-                     by the time that the start took
+  rounds_per_s       passes through a file (`thrash`) or the memory (`swap`); parts count as parts.
+                     Of `startup`: 1 divided by the seconds that the start took
+  pageout_rounds_per_s
+                     of `swap`: the same of the threads that page out
   slowest_over_mean  pages of the thread that touched the fewest, divided by the mean
-  writer_longest_us  of `startup`: the longest of the other thread's mappings with its unmapping
-  faults, retries    that the space served, and that it had to try again after a read
+  writer_longest_us  of `startup` and `swap`: the longest time for mapping and unmapping 1 MiB once
+  faults, retries    faults that the space served; how often one looked again after a read
   retry_io_miss      percent of the retries that found the page evicted again
   retry_space_lock   retries under the lock of the whole space
   lock_acquired, lock_waits, lock_wait_us, lock_waits_of_length
@@ -96,15 +118,21 @@ Metrics
                      the number of waits by length; for each lock, of readers (faults) and of
                      writers (mapping and unmapping)
 
-A ratio is the median of the ratios of neighbouring samples. What is read is checked: 64 bytes of
-every page, or the number that it holds. Every sample of a case with a cache is taken by a process
+  first_ms, complete_ms
+                     of `restore`: until the last client had its first page, and all of them
+  read_over_file, memory_over_file
+                     bytes read from storage, and memory that all processes have together (Pss),
+                     divided by the length of the snapshot
+
+A ratio is the median of the ratios of neighbouring samples. Every sample of a case with a cache is taken by a process
 of its own, in a memory control group whose limit is the budget, 16 MiB for the process and 128 KiB
 for each thread; page cache counts. Where no group can be made (that takes root, or a group that was
 delegated) kernel-mmap is not limited, and the rows say so. `install` and `pinfold` need
-userfaultfd(2); without it they are left out, and the last line says why. By default `install`,
-`evict` and `warm` have 1 and 2 threads, `random` has 1, 8 and 32, `thrash` 16, `startup` 8 and
-`fill` always 1; all takes about five minutes. Bound to processors are only the threads of the first
-four and of `random`.";
+userfaultfd(2); without it they are left out, and the last line says why. What is read is checked
+(64 bytes of every page, or the number that it holds), except in `restore`. By default `install`,
+`evict` and `warm` have 1 and 2 threads, `random` has 1, 8 and 32, `thrash` 16, `startup` 8, `swap`
+5, and `fill` always 1. All cases but `restore` take about five minutes. Only the threads of
+`install`, `fill`, `evict`, `warm` and `random` are bound to processors.";
 
 /// Options of `pinfold bench fault`.
 #[derive(Debug, Args)]
@@ -112,7 +140,7 @@ pub struct FaultArgs {
     #[command(flatten)]
     common: Common,
 
-    /// Which cases [default: all]
+    /// Which cases [default: all but restore]
     #[arg(long, value_name = "CASE,..", value_delimiter = ',')]
     cases: Vec<String>,
 
@@ -141,9 +169,21 @@ pub struct FaultArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     maps: usize,
 
+    /// Length of the anonymous memory of `swap`, twice the memory for it; a multiple of 1 MiB
+    #[arg(long, value_name = "SIZE", default_value = "100M")]
+    swap_bytes: Size,
+
     /// How long 32 threads read, unmeasured, before each sample of `random`
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
+
+    /// Length of the snapshot of `restore`
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    snapshot_bytes: Size,
+
+    /// How many processes restore it
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    clients: usize,
 
     /// Where the test files live; direct I/O must work there [default: ./target if there is one,
     /// else the directory for temporary files, or /var/tmp if that is in memory]
@@ -158,7 +198,7 @@ fn engines_of(case: &str) -> &'static [&'static str] {
         "fill" => &fault_install::FILL,
         "evict" => &fault_install::EVICT,
         "warm" => &[MAPPED, KERNEL, PINFOLD],
-        "thrash-holes" => &[KERNEL, PINFOLD],
+        "thrash-holes" | "swap" => &[KERNEL, PINFOLD],
         _ => &[DIRECT, KERNEL, PINFOLD],
     }
 }
@@ -170,13 +210,14 @@ fn threads_of(case: &str) -> &'static [usize] {
         "random" => &[1, 8, 32],
         "thrash" | "thrash-holes" => &[16],
         "startup" => &[8],
+        "swap" => &[5],
         _ => &[1, 2],
     }
 }
 
 /// Whether its memory is limited.
 fn is_limited(case: &str) -> bool {
-    matches!(case, "random" | "thrash" | "thrash-holes" | "startup")
+    matches!(case, "random" | "thrash" | "thrash-holes" | "startup" | "swap")
 }
 
 impl FaultArgs {
@@ -194,6 +235,7 @@ impl FaultArgs {
         whole("--memory-bytes", self.memory_bytes, longest_run)?;
         whole("--file-bytes", self.file_bytes, page * SHARE)?;
         whole("--thread-bytes", self.thread_bytes, page)?;
+        whole("--swap-bytes", self.swap_bytes, 1 << 20)?;
         ensure!((1..=16384).contains(&self.maps), "--maps {}: must be from 1 to 16384", self.maps);
         let lasts = |seconds: f64| (0.0..=3600.0).contains(&seconds);
         ensure!(lasts(self.warm_up), "--warm-up {}: must be from 0 to 3600", self.warm_up);
@@ -229,7 +271,8 @@ impl FaultArgs {
                         for &engine in here() {
                             let cell =
                                 Cell { case, engine, threads, order, run_pages, policy: None };
-                            let all = matches!(case, "thrash" | "thrash-holes" | "startup");
+                            let all =
+                                matches!(case, "thrash" | "thrash-holes" | "startup" | "swap");
                             let some = if all { policies.len() } else { 1 };
                             match engine {
                                 PINFOLD => cells.extend(
@@ -260,16 +303,18 @@ impl FaultArgs {
                 let all = self.maps as u64 * IMAGE_MAP_BYTES;
                 (all, resident_budget_bytes(all))
             }
+            "swap" => (self.swap_bytes.0, self.swap_bytes.0 / 2),
             _ => (self.memory_bytes.0, resident_budget_bytes(self.memory_bytes.0)),
         }
     }
 
-    fn job(&self, cell: &Cell, files: &Files) -> Job {
+    fn job(&self, cell: &Cell, files: &Files, dir: &Path) -> Job {
         let (task, count) = match (cell.case, cell.order) {
             ("random", _) => (Task::Random, 1),
             ("thrash", _) => (Task::Thrash { data: true }, cell.threads),
             ("thrash-holes", _) => (Task::Thrash { data: false }, cell.threads),
             ("startup", _) => (Task::Startup, 1),
+            ("swap", _) => (Task::Swap, 0),
             (_, order) => (Task::Warm(order.unwrap_or(Order::Sequential)), 1),
         };
         Job {
@@ -285,6 +330,7 @@ impl FaultArgs {
             threads: cell.threads,
             paths: files.paths(count),
             file_bytes: files.file_bytes,
+            dir: dir.to_owned(),
             budget_bytes: self.sizes(cell).1,
             seconds: self.common.seconds,
             warm_up_seconds: self.warm_up,
@@ -299,13 +345,27 @@ type Measured = Vec<(Cell, Vec<Row>)>;
 /// Runs the benchmark.
 pub fn run(args: &FaultArgs) -> Result<()> {
     let common = &args.common;
+    if args.cases.iter().any(|case| case == RESTORE) {
+        ensure!(args.cases.len() == 1, "--cases {RESTORE}: goes with no other case");
+        common.threads_only()?;
+        return fault_restore::run(&Restore {
+            common,
+            dir: args.dir.as_deref(),
+            snapshot_bytes: args.snapshot_bytes,
+            clients: args.clients,
+        });
+    }
     args.check()?;
     common.sample()?;
     let mut cells = args.cells()?;
-    let left_out = leave_out(common, &mut cells)?;
+    let mut left_out = leave_out(common, &mut cells)?;
     allow_descriptors()?;
     let cached = cells.iter().any(|cell| !without_cache(cell.case) || cell.case == "fill");
     let ground = cached.then(|| Ground::new(args.dir.as_deref())).transpose()?;
+    let kernel_swap = match &ground {
+        Some(ground) => kernel_swap(args, &mut cells, ground, &mut left_out)?,
+        None => None,
+    };
     let mut measured = Measured::new();
     let mut outcomes: Vec<Outcome> = Vec::new();
     for case in distinct(cells.iter().map(|cell| cell.case)) {
@@ -318,6 +378,7 @@ pub fn run(args: &FaultArgs) -> Result<()> {
             (case, None) => anyhow::bail!("{case} has no files"),
         });
     }
+    drop(kernel_swap);
     let figures = summed_up(outcomes.iter().filter_map(|outcome| outcome.cache.as_ref()));
     let crews: Vec<Crew> = cells.iter().map(|cell| Crew::Threads(cell.threads)).collect();
     let tables = fault_tables::tables(&measured, &|cell| args.sizes(cell));
@@ -339,6 +400,7 @@ pub fn run(args: &FaultArgs) -> Result<()> {
         "file_bytes": args.file_bytes.0,
         "thread_bytes": args.thread_bytes.0,
         "maps": args.maps,
+        "swap_bytes": args.swap_bytes.0,
         "allowance_bytes": ALLOWANCE_BYTES,
         "dir": ground.as_ref().map(Ground::dir),
         "file_system": ground.as_ref().map(Ground::file_system),
@@ -351,6 +413,28 @@ pub fn run(args: &FaultArgs) -> Result<()> {
     lines.extend(left_out);
     let rows = measured.into_iter().flat_map(|(_, rows)| rows).collect();
     common.publish(&lines.join("\n"), &Object::new("fault", params, rows))
+}
+
+/// The kernel's swap, as long as it is measured. If it cannot be had, that is said.
+fn kernel_swap(
+    args: &FaultArgs,
+    cells: &mut Vec<Cell>,
+    ground: &Ground,
+    left_out: &mut Vec<String>,
+) -> Result<Option<KernelSwap>> {
+    let is_its = |cell: &Cell| cell.case == "swap" && cell.engine == KERNEL;
+    if !cells.iter().any(is_its) {
+        return Ok(None);
+    }
+    match KernelSwap::on(ground.dir(), 2 * args.swap_bytes.0) {
+        Ok(swap) => Ok(Some(swap)),
+        Err(why) => {
+            cells.retain(|cell| !is_its(cell));
+            ensure!(!cells.is_empty(), "nothing to measure: {why:#}");
+            left_out.push(format!("Left out of swap: {KERNEL}: {why:#}"));
+            Ok(None)
+        }
+    }
 }
 
 fn without_cache(case: &str) -> bool {
@@ -446,6 +530,7 @@ fn with_cache(
         "thrash" => (most, Contents::Pattern),
         "thrash-holes" => (most, Contents::Hole),
         "warm" => (1, Contents::Numbers),
+        "swap" => (0, Contents::Hole),
         _ => (1, Contents::Pattern),
     };
     let file_bytes = match case {
@@ -455,7 +540,7 @@ fn with_cache(
     let files = Files::make(ground.dir(), count, file_bytes, contents)?;
     let outcomes = args.common.interleave(cells, |cell| {
         ground
-            .sample(&files, args.job(cell, &files), is_limited(case))
+            .sample(&files, args.job(cell, &files, ground.dir()), is_limited(case))
             .with_context(|| cell.to_string())
     })?;
     let rows = |(cell, outcomes): (&Cell, &Vec<Outcome>)| -> Result<(Cell, Vec<Row>)> {

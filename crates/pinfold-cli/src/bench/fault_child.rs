@@ -19,21 +19,19 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::fault_ground;
 use super::fault_job::{Engine, Figure, IMAGE_MAP_BYTES, Job, Outcome, SEED, Task, figure};
 use super::fault_maps::{Mapped, Mapper};
-use super::fault_race::{Race, race, slowest_over_mean};
+use super::fault_race::{longest_write, race, slowest_over_mean};
 use super::fault_touch::{Order, PAGE_BYTES};
 use super::limited::{self, CacheFigures, WARM_UP_WORKERS, numbers};
 use super::scratch::{Aligned, open_direct};
 use super::shared::{Board, SharedBoard};
 use super::times::Times;
 use super::workers::{self, Work};
+use super::{fault_ground, fault_swap};
 
 /// The length of the direct reads that show what the device can do.
 const DIRECT_BYTES: u64 = 1 << 20;
-/// The writer of `startup` rests so long after each mapping.
-const WRITER_RESTS: Duration = Duration::from_micros(100);
 /// `pinfold bench fault-child`: its arguments.
 #[derive(Debug, Args)]
 pub struct ChildArgs {
@@ -51,7 +49,8 @@ pub fn run(args: &ChildArgs) -> Result<()> {
 }
 
 impl Job {
-    fn length(&self) -> Duration {
+    /// How long to measure.
+    pub fn length(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
 
@@ -64,12 +63,16 @@ impl Job {
             Engine::Mapped | Engine::Kernel => None,
             Engine::Pinfold { lock, io } => Some((lock.as_str(), io.as_str())),
         };
+        if self.task == Task::Swap {
+            return fault_swap::outcome(self, pinfold);
+        }
         let mapper = Mapper::open(&self.paths, self.budget_bytes, pinfold)?;
         let mut figures = match self.task {
             Task::Warm(order) => self.warm(&mapper, order)?,
             Task::Random => self.random(&Reads::Mapped(mapper.map(0, 0..self.file_bytes)?))?,
             Task::Thrash { data } => self.thrash(&mapper, data)?,
             Task::Startup => self.startup(&mapper)?,
+            Task::Swap => bail!("it has no files"),
         };
         if !matches!(self.task, Task::Warm(_) | Task::Random) {
             figures.extend(mapper.counted());
@@ -105,7 +108,7 @@ impl Job {
                 })?;
                 Ok(vec![starts_per_s(ran.begun, ran.each.into_iter())])
             }
-            Task::Warm(_) => bail!("what is cached needs no device"),
+            Task::Warm(_) | Task::Swap => bail!("it needs no device"),
         }
     }
 
@@ -232,21 +235,6 @@ enum Part {
     Touched(Instant),
     /// It mapped and unmapped; this took longest.
     Wrote(Duration),
-}
-
-/// Maps and unmaps until the race is over, once at least; returns how long the longest took.
-fn longest_write(race: &Race, map_and_unmap: impl Fn(usize) -> Result<()>) -> Result<Duration> {
-    let (mut longest, mut turn) = (Duration::ZERO, 0);
-    loop {
-        let begun = Instant::now();
-        map_and_unmap(turn)?;
-        longest = longest.max(begun.elapsed());
-        turn += 1;
-        if race.over() {
-            return Ok(longest);
-        }
-        std::thread::sleep(WRITER_RESTS);
-    }
 }
 
 /// One start, from its begin to the last end, as a rate.

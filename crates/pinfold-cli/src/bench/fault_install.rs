@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::fault_touch::{Numbered, Order, PAGE_BYTES, number_pages};
-use super::fault_uffd::{Served, Way};
+use super::fault_uffd::{Filled, Served, Way};
 use super::scratch::{Aligned, open_direct};
 use super::workers::{cpus, pin_to_cpu};
 
@@ -37,7 +37,7 @@ pub const INSTALL: [&str; 13] = [
     "move-128",
 ];
 /// The engines of `fill`, the limit first.
-pub const FILL: [&str; 3] = ["read", "alias", "copy"];
+pub const FILL: [&str; 4] = ["read", "alias", "write", "copy"];
 /// The engines of `evict`.
 pub const EVICT: [&str; 3] = ["zap", "punch", "punch-unmapped"];
 
@@ -221,6 +221,8 @@ impl Fill {
     pub fn sample(&self, engine: &str, run_pages: usize, length: Duration) -> Result<Cost> {
         let memory = Memory::empty(self.bytes)?;
         let mut alias = memory.map(true)?;
+        let view = memory.map(false)?;
+        let filled = if engine == "copy" { Some(Filled::new(&view)?) } else { None };
         let mut arena = Aligned::zeroed(CHUNK_BYTES);
         // The cache's own memory was touched long ago.
         arena.bytes_mut().fill(1);
@@ -234,7 +236,9 @@ impl Fill {
             // Requests are parts of it.
             let buf = &mut arena.bytes_mut()[at % CHUNK_BYTES..][..run_bytes];
             read(buf, at)?;
-            if engine == "copy" {
+            if let Some(filled) = &filled {
+                filled.put(at, buf)?;
+            } else if engine == "write" {
                 memory.file.write_all_at(buf, at as u64).context("cannot fill a memory file")?;
             }
             Ok(())

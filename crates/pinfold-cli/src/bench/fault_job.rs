@@ -26,6 +26,8 @@ pub enum Task {
         /// Whether the files have data, or are one hole each.
         data: bool,
     },
+    /// Read and store to anonymous memory, while as many other threads page it out.
+    Swap,
     /// Touch all of many mappings of one file, while another thread maps and unmaps.
     Startup,
 }
@@ -60,8 +62,10 @@ pub struct Job {
     pub threads: usize,
     /// Of these files.
     pub paths: Vec<PathBuf>,
-    /// How long each is.
+    /// How long each is; of `swap`, the memory.
     pub file_bytes: u64,
+    /// Where the cache may make a file for its swap.
+    pub dir: PathBuf,
     /// For the cache.
     pub budget_bytes: u64,
     /// How long to measure.

@@ -47,7 +47,7 @@ pub const DECADES: [&str; WAIT_DECADES] =
     ["<1us", "<10us", "<100us", "<1ms", "<10ms", "<100ms", "<1s", ">=1s"];
 
 /// The space of a cache, with these locks and this policy.
-fn space(cache: &Cache, lock: &str, io: &str) -> Result<Space> {
+pub fn space(cache: &Cache, lock: &str, io: &str) -> Result<Space> {
     let lock = match lock {
         "vma" => FaultLock::Vma,
         "space" => FaultLock::Space,
@@ -179,7 +179,7 @@ impl Mapped {
 }
 
 /// What a space counted.
-fn counted(stats: &SpaceStats) -> Vec<Figure> {
+pub fn counted(stats: &SpaceStats) -> Vec<Figure> {
     let percent = |part: u64, of: u64| if of == 0 { 0.0 } else { 100.0 * part as f64 / of as f64 };
     let mut figures = vec![
         figure("faults", stats.faults as f64),

@@ -13,6 +13,9 @@ use anyhow::{Context, Result};
 /// How often the clock is looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// A thread that maps and unmaps rests so long after each.
+const WRITER_RESTS: Duration = Duration::from_micros(100);
+
 /// What is shared by the threads of a race.
 #[derive(Debug)]
 pub struct Race {
@@ -97,6 +100,21 @@ pub fn race<T: Send>(
         started?;
         Ok(Ran { begun, took, each: each.into_iter().collect::<Result<_>>()? })
     })
+}
+
+/// Maps and unmaps until the race is over, once at least; returns how long the longest took.
+pub fn longest_write(race: &Race, map_and_unmap: impl Fn(usize) -> Result<()>) -> Result<Duration> {
+    let (mut longest, mut turn) = (Duration::ZERO, 0);
+    loop {
+        let begun = Instant::now();
+        map_and_unmap(turn)?;
+        longest = longest.max(begun.elapsed());
+        turn += 1;
+        if race.over() {
+            return Ok(longest);
+        }
+        std::thread::sleep(WRITER_RESTS);
+    }
 }
 
 /// How far the slowest got, of what they got on average; 1 if nobody got anywhere.

@@ -31,12 +31,13 @@ pub struct Cell {
 }
 
 /// What a sample's process may tell.
-const METRICS: [&str; 13] = [
+const METRICS: [&str; 14] = [
     "ns_per_page",
     "ops_per_s",
     "p99_us",
     "rounds_per_s",
     "slowest_over_mean",
+    "pageout_rounds_per_s",
     "writer_longest_us",
     "faults",
     "retries",
@@ -59,7 +60,9 @@ impl Cell {
     /// The engine, with its lock and policy.
     fn label(&self) -> String {
         match self.policy {
-            Some((lock, io)) if matches!(self.case, "thrash" | "thrash-holes" | "startup") => {
+            Some((lock, io))
+                if matches!(self.case, "thrash" | "thrash-holes" | "startup" | "swap") =>
+            {
                 format!("{} {lock} {io}", self.engine)
             }
             _ => self.engine.to_owned(),
@@ -258,7 +261,17 @@ fn rounds(measured: &[&Measured], (bytes, memory): (u64, u64)) -> Vec<String> {
     let writes = measured.iter().any(|one| row_of(one, "writer_longest_us").is_some());
     let mut header = vec!["engine".to_owned(), what.to_owned()];
     header.extend(base.map(|_| "/kernel-mmap".to_owned()));
-    header.push(if writes { "writer's longest, us" } else { "slowest/mean" }.to_owned());
+    let columns = [
+        ("slowest/mean", "slowest_over_mean"),
+        ("page-out rounds/s", "pageout_rounds_per_s"),
+        ("writer's longest, us", "writer_longest_us"),
+    ];
+    let has = |metric| measured.iter().any(|one| row_of(one, metric).is_some());
+    let columns = columns
+        .into_iter()
+        .filter(|(title, metric)| has(*metric) || !writes && *title == "slowest/mean");
+    let columns: Vec<_> = columns.collect();
+    header.extend(columns.iter().map(|(title, _)| (*title).to_owned()));
     let line = |one: &&Measured| {
         let row = row_of(one, "rounds_per_s");
         let mut line = vec![one.0.label(), row.map_or_else(String::new, spread)];
@@ -266,8 +279,8 @@ fn rounds(measured: &[&Measured], (bytes, memory): (u64, u64)) -> Vec<String> {
             let ratio = row.zip(row_of(base, "rounds_per_s")).map(|(row, base)| row.ratio(base));
             line.push(ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")));
         }
-        let more = if writes { "writer_longest_us" } else { "slowest_over_mean" };
-        line.push(row_of(one, more).map_or_else(|| "-".to_owned(), spread));
+        let more = |metric| row_of(one, metric).map_or_else(|| "-".to_owned(), spread);
+        line.extend(columns.iter().map(|(_, metric)| more(metric)));
         line
     };
     let table = report::table(header, measured.iter().map(line).collect());

@@ -322,6 +322,39 @@ impl Drop for Served<'_> {
     }
 }
 
+/// A mapping whose pages are put there by `UFFDIO_COPY`, as long as this lives. It borrows the
+/// mapping. A fault on an absent page is a SIGBUS.
+pub struct Filled<'a> {
+    fd: OwnedFd,
+    map: &'a MmapRaw,
+}
+
+impl<'a> Filled<'a> {
+    /// Registers `map`, of a memory file.
+    pub fn new(map: &'a MmapRaw) -> Result<Self> {
+        let fd = open(Way::Native.features())?;
+        let (start, len) = (map.as_ptr().addr() as u64, map.len() as u64);
+        let mut register = Register { start, len, mode: MODE_MISSING, ioctls: 0 };
+        // SAFETY: the number and the structure are those of `UFFDIO_REGISTER`; the range is that of
+        // the mapping, of which only this touches absent pages.
+        unsafe { ask::<REGISTER, _>(&fd, &mut register) }
+            .context("userfaultfd refuses the mapping (UFFDIO_REGISTER)")?;
+        Ok(Filled { fd, map })
+    }
+
+    /// Puts whole pages at an offset of the mapping.
+    pub fn put(&self, at: usize, pages: &[u8]) -> Result<()> {
+        assert!(at + pages.len() <= self.map.len());
+        let dst = self.map.as_ptr().addr() as u64 + at as u64;
+        let (src, len) = (pages.as_ptr().expose_provenance() as u64, pages.len() as u64);
+        let mut transfer = Transfer { dst, src, len, mode: 0, done: 0 };
+        // SAFETY: the number and the structure are those of `UFFDIO_COPY`; absent pages of the
+        // mapping are filled.
+        unsafe { ask::<COPY, _>(&self.fd, &mut transfer) }
+            .context("userfaultfd refuses to copy a page (UFFDIO_COPY)")
+    }
+}
+
 /// Sets the handler; returns what was there before.
 fn handle(handler: usize) -> libc::sigaction {
     let mut before = MaybeUninit::<libc::sigaction>::uninit();

@@ -46,6 +46,10 @@ mod fault_maps;
 #[cfg(feature = "bench")]
 mod fault_race;
 #[cfg(feature = "bench")]
+mod fault_restore;
+#[cfg(feature = "bench")]
+mod fault_swap;
+#[cfg(feature = "bench")]
 mod fault_tables;
 #[cfg(feature = "bench")]
 mod fault_touch;
@@ -66,7 +70,6 @@ mod opaque;
 mod pin;
 #[cfg(feature = "bench")]
 mod processes;
-pub mod publish;
 #[cfg(feature = "bench")]
 mod ranks;
 #[cfg(feature = "bench")]
@@ -88,8 +91,6 @@ pub mod workers;
 use anyhow::Result;
 #[cfg(feature = "bench")]
 use clap::{Arg, Args, Subcommand};
-
-pub use publish::publish;
 
 /// `pinfold bench ...`
 #[cfg(feature = "bench")]

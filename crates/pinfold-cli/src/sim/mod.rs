@@ -33,7 +33,7 @@ use self::pinfold::Driver;
 use self::report::Row;
 use self::tinylfu::WTinyLfu;
 use self::trace::Trace;
-use crate::bench::publish;
+use crate::publish;
 
 /// Every engine but the optimum, which needs to know the future.
 fn engine(name: &str, distinct: u32, capacity: u32, options: S3FifoOptions) -> Box<dyn Engine> {

@@ -16,8 +16,8 @@ use clap::Args;
 use pinfold::{Cache, Options};
 
 use self::subject::{Subject, bytes_bar};
-use crate::bench::publish::{self, publish};
 use crate::bench::scratch::{self, Scratch};
+use crate::publish::{self, publish};
 use crate::size::Size;
 
 /// What happens, for people.

@@ -139,6 +139,7 @@ impl Subjects {
                     maker.real("reopening", n * 3000, Preference::Buffered, false)?;
                 }
             }
+            Schedule::Mapping => maker.mapping()?,
             Schedule::Resizing => {
                 for bytes in [100, 3000, 5000, 9000, 20_000, 70_000, 300_000] {
                     maker.cut("cut", bytes);
@@ -146,6 +147,12 @@ impl Subjects {
             }
         }
         Ok(Subjects { all: maker.all })
+    }
+
+    /// What those files that are kept open have in memory that is mapped.
+    pub(super) fn mirrored_bytes(&self) -> u64 {
+        let kept = self.all.iter().filter_map(|subject| subject.kept.as_ref());
+        kept.map(File::mirrored_bytes).sum()
     }
 
     /// The names, by number.
@@ -173,6 +180,23 @@ impl Maker<'_> {
         for bytes in [0, 1, 4095, 4097] {
             self.real("small", bytes, Preference::Auto, true)?;
             self.real("small", bytes, Preference::Buffered, false)?;
+        }
+        Ok(())
+    }
+
+    /// Files of all kinds that are kept open.
+    fn mapping(&mut self) -> io::Result<()> {
+        let budget = self.options.budget_bytes;
+        self.real("direct", budget / 2 + 1234, Preference::Auto, true)?;
+        self.memory("memory", budget / 2 + 4095);
+        self.faulty("faulty", budget / 4 + 1);
+        self.rewritten("rewritten", budget / 8 + 777);
+        self.cut("cut", budget / 8 + 2049);
+        self.rewritten("rewritten", 5000);
+        self.cut("cut", 70_000);
+        self.real("buffered", budget / 4 + 63, Preference::Buffered, true)?;
+        for bytes in [1, 4095, 4096, 4097, (2 << 20) + 1] {
+            self.memory("small", bytes);
         }
         Ok(())
     }

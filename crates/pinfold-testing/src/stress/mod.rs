@@ -12,7 +12,9 @@
 //! | `watch.rs` | who does what, and whether it goes on |
 //! | `shared.rs` | what the threads share, and what must hold in the end |
 //! | `check.rs` | whether the bytes that came are right |
-//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `shaker.rs` | the threads |
+//! | `access.rs` | accesses to maps that may fail |
+//! | `maps.rs` | maps that threads share |
+//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `mapper.rs`, `shaker.rs`, `forker.rs` | the threads |
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
 //! whatever else goes on. Each run is made of the same decisions for the same seed, but the
@@ -20,10 +22,14 @@
 
 #![allow(clippy::unnecessary_box_returns, reason = "failures are large, and made once")]
 
+mod access;
 mod check;
 mod files;
+mod forker;
 mod holder;
 mod kept;
+mod mapper;
+mod maps;
 mod options;
 mod pinner;
 mod reader;
@@ -41,6 +47,7 @@ use std::time::{Duration, Instant};
 use pinfold::{Cache, Options as CacheOptions};
 
 use files::Subjects;
+use maps::Maps;
 pub use options::{Options, Sabotage, Schedule};
 pub use report::{Failure, Report};
 use shared::Shared;
@@ -68,7 +75,12 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
         .map_err(|error| setup("cannot open the cache", &error))?;
     let subjects =
         Subjects::new(&cache, &options).map_err(|error| setup("cannot make the files", &error))?;
-    let shared = Arc::new(Shared::new(options, cache, subjects));
+    let maps = if options.maps_files() {
+        Maps::new(&cache).map_err(|error| setup("cannot map files", &error))?
+    } else {
+        Maps::default()
+    };
+    let shared = Arc::new(Shared::new(options, cache, subjects, maps));
     let since = Instant::now();
     let threads = start(&shared);
     let hang = wait(&shared, since, progress);
@@ -80,6 +92,7 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
         }
     }
     shared.pins.lock().unwrap().clear();
+    let hang = hang.or_else(|| last_look(&shared));
     let failure = shared.failure().or(hang);
     let failure = failure.or_else(|| shared.still_pinned()).or_else(|| shared.leak());
     match failure {
@@ -99,35 +112,53 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     works.extend((0..options.waiters).map(|n| (format!("waiter {n}"), waiter::run as Work)));
     works.extend((0..options.shakers).map(|n| (format!("shaker {n}"), shaker::run as Work)));
     works.extend((0..options.pinners).map(|n| (format!("pinner {n}"), pinner::run as Work)));
+    if options.maps_files() {
+        let mappers = options.mappers * if options.schedule == Schedule::Mapping { 3 } else { 1 };
+        works.extend((0..mappers).map(|n| (format!("mapper {n}"), mapper::run as Work)));
+        works.push(("forker".into(), forker::run));
+    }
     works.push(("auditor".into(), shaker::audit));
     let others: &[(&str, Work)] = match options.schedule {
-        Schedule::Mixed => {
+        Schedule::Mixed | Schedule::Mapping => {
             &[("injector", shaker::inject), ("rewriter", shaker::rewrite), ("cutter", shaker::cut)]
         }
         Schedule::Moving | Schedule::Reopening => &[],
         Schedule::Resizing => &[("cutter", shaker::cut)],
     };
     works.extend(others.iter().map(|&(name, work)| (name.to_owned(), work)));
-    let mut threads = Vec::with_capacity(works.len());
-    for (n, (name, work)) in works.into_iter().enumerate() {
-        let desk = shared.watch.desk(&name);
-        let seed = options.seed.wrapping_mul(1000).wrapping_add(n as u64);
-        let shared = shared.clone();
-        let body = move || {
-            let worked = AssertUnwindSafe(|| work(&shared, &desk, seed));
-            if let Err(panic) = std::panic::catch_unwind(worked) {
-                shared.fail(Failure::Panic {
-                    thread: desk.name.clone(),
-                    message: message(&*panic),
-                    doing: desk.describe(&shared.subjects),
-                });
-            }
-            desk.leave();
-        };
-        let thread = std::thread::Builder::new().name(name).spawn(body);
-        threads.push(thread.expect("the system has room for a thread"));
+    let seed = |n| options.seed.wrapping_mul(1000).wrapping_add(n as u64);
+    let works = works.into_iter().enumerate();
+    works.map(|(n, (name, work))| start_one(shared, name, work, seed(n))).collect()
+}
+
+fn start_one(shared: &Arc<Shared>, name: String, work: Work, seed: u64) -> JoinHandle<()> {
+    let desk = shared.watch.desk(&name);
+    let shared = shared.clone();
+    let body = move || {
+        let worked = AssertUnwindSafe(|| work(&shared, &desk, seed));
+        if let Err(panic) = std::panic::catch_unwind(worked) {
+            shared.fail(Failure::Panic {
+                thread: desk.name.clone(),
+                message: message(&*panic),
+                doing: desk.describe(&shared.subjects),
+            });
+        }
+        desk.leave();
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(body);
+    thread.expect("the system has room for a thread")
+}
+
+/// Looks at all maps when the other threads have left, and takes them down; a failure if that
+/// hangs.
+fn last_look(shared: &Arc<Shared>) -> Option<Failure> {
+    let look: Work = |shared, desk, _| mapper::last_look(shared, desk);
+    let thread = start_one(shared, "last look".to_owned(), look, 0);
+    let hang = wait(shared, Instant::now(), |_| ());
+    if hang.is_none() {
+        let _ = thread.join(); // as above
     }
-    threads
+    hang
 }
 
 fn message(panic: &dyn std::any::Any) -> String {

@@ -23,6 +23,9 @@ pub struct Options {
     pub shakers: usize,
     /// Threads that pin ranges, and hold them for a while.
     pub pinners: usize,
+    /// Threads that map files, and access them; with any, another one forks. Only in the schedules
+    /// [`Schedule::Mixed`] and [`Schedule::Mapping`], the latter of which has three times as many.
+    pub mappers: usize,
     /// Decides which files, ranges and faults there are.
     pub seed: u64,
     /// What goes on.
@@ -53,6 +56,8 @@ pub enum Schedule {
     Resizing,
     /// Small real files that nobody keeps open: opened, read, dropped, given up.
     Reopening,
+    /// Files of all kinds, twice the budget, most of which are accessed through maps.
+    Mapping,
 }
 
 /// Ways to break what is under test, from outside.
@@ -71,8 +76,8 @@ pub enum Sabotage {
 }
 
 impl Options {
-    /// Two readers and a holder per core, two waiters, two shakers and two pinners, for 5 seconds,
-    /// on files of ten times 8 MiB in `dir`.
+    /// Two readers and a holder per core, two waiters, two shakers, two pinners and two mappers, for
+    /// 5 seconds, on files of ten times 8 MiB in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Options {
@@ -83,6 +88,7 @@ impl Options {
             waiters: 2,
             shakers: 2,
             pinners: 2,
+            mappers: 2,
             seed: 1,
             schedule: Schedule::Mixed,
             budget_bytes: 8 << 20,
@@ -91,5 +97,10 @@ impl Options {
             hang: Duration::from_secs(30),
             sabotage: None,
         }
+    }
+
+    /// Whether files are mapped in this run.
+    pub(super) fn maps_files(&self) -> bool {
+        self.mappers > 0 && matches!(self.schedule, Schedule::Mixed | Schedule::Mapping)
     }
 }

@@ -143,6 +143,8 @@ pub struct Report {
     pub done: Vec<(&'static str, u64)>,
     /// The cache's counters at the end.
     pub stats: Stats,
+    /// Faults of maps, and how many of them failed.
+    pub faults: (u64, u64),
     /// The seed, to do it again.
     pub seed: u64,
 }
@@ -180,6 +182,8 @@ impl fmt::Display for Report {
             (stats.borrow.membarriers, "membarriers"),
             (stats.fallbacks.changed, "copies thrown away: the folio had changed"),
             (stats.fallbacks.identity, "lookups thrown away: another folio by then"),
+            (self.faults.0, "faults of maps"),
+            (self.faults.1, "of these, failed"),
         ];
         for (count, name) in lines {
             writeln!(f, "{:>16}  {name}", grouped(count))?;

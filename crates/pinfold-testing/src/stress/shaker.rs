@@ -241,6 +241,13 @@ pub(super) fn audit(shared: &Shared, desk: &Desk, _seed: u64) {
                 stats.budget_bytes
             )));
         }
+        let mirrored = shared.subjects.mirrored_bytes();
+        if mirrored > stats.budget_bytes {
+            shared.fail(Failure::Budget(format!(
+                "{mirrored} bytes are mapped under a budget of {}: {stats:#?}",
+                stats.budget_bytes
+            )));
+        }
         shared.watch.count(Doing::Audit, 1);
         shared.pause(Duration::from_millis(10));
     }

@@ -12,6 +12,7 @@ use pinfold::Cache;
 
 use super::files::Subjects;
 use super::kept::{Guarded, Pinned};
+use super::maps::Maps;
 use super::options::Options;
 use super::report::{Failure, Report};
 use super::watch::{DOINGS, Desk, Doing, Watch};
@@ -23,6 +24,8 @@ pub(super) struct Shared {
     pub(super) cache: Cache,
     pub(super) subjects: Subjects,
     pub(super) watch: Watch,
+    /// The spaces, and the maps that threads share.
+    pub(super) maps: Maps,
     /// Where holders leave guards for each other.
     pub(super) shelf: Mutex<VecDeque<Guarded>>,
     stop: AtomicBool,
@@ -33,13 +36,14 @@ pub(super) struct Shared {
 
 impl Shared {
     /// All files of a run, and nobody there yet.
-    pub(super) fn new(options: Options, cache: Cache, subjects: Subjects) -> Self {
+    pub(super) fn new(options: Options, cache: Cache, subjects: Subjects, maps: Maps) -> Self {
         Shared {
             watch: Watch::new(&subjects),
             shelf: Mutex::new(VecDeque::new()),
             options,
             cache,
             subjects,
+            maps,
             stop: AtomicBool::new(false),
             pins: Mutex::new(Vec::new()),
             failure: Mutex::new(None),
@@ -84,7 +88,13 @@ impl Shared {
         loop {
             let stats = self.cache.stats();
             if stats.resident_bytes == 0 && stats.fills_in_flight == 0 {
-                return None;
+                let mirrored = self.subjects.mirrored_bytes();
+                return (mirrored > 0).then(|| {
+                    Failure::Budget(format!(
+                        "every file was dropped from the cache, and {mirrored} bytes are left in \
+                         memory that is mapped"
+                    ))
+                });
             }
             if since.elapsed() > self.options.hang {
                 return Some(Failure::Budget(format!(
@@ -143,6 +153,7 @@ impl Shared {
             excused: watch.excused(),
             done: DOINGS.iter().map(counted).filter(|&(_, times)| times > 0).collect(),
             stats: self.cache.stats(),
+            faults: self.maps.faults(),
             seed: self.options.seed,
         }
     }

@@ -63,9 +63,21 @@ pub(super) enum Doing {
     Audit,
     Pin,
     Unpin,
+    Map,
+    Remap,
+    Protect,
+    Unmap,
+    Access,
+    AccessSlice,
+    AccessCopy,
+    AccessCall,
+    Repeat,
+    AdviseMap,
+    Fork,
+    LastLook,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 28] = [
+pub(super) const DOINGS: [(Doing, &str); 40] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -94,6 +106,18 @@ pub(super) const DOINGS: [(Doing, &str); 28] = [
     (Doing::Audit, "looks at the budget"),
     (Doing::Pin, "ranges pinned"),
     (Doing::Unpin, "pinned ranges looked at again"),
+    (Doing::Map, "maps made"),
+    (Doing::Remap, "maps changed"),
+    (Doing::Protect, "maps made unreadable for a while"),
+    (Doing::Unmap, "maps unmapped"),
+    (Doing::Access, "accesses to maps, of one cell"),
+    (Doing::AccessSlice, "slices of maps looked at"),
+    (Doing::AccessCopy, "copies of bytes of maps"),
+    (Doing::AccessCall, "system calls with addresses in maps"),
+    (Doing::Repeat, "accesses to maps that failed, and were made again"),
+    (Doing::AdviseMap, "hints for maps"),
+    (Doing::Fork, "forks"),
+    (Doing::LastLook, "maps looked at in the end"),
 ];
 
 // All accesses below are relaxed: these are counters and notes for a person. The one that

@@ -151,6 +151,21 @@ errors! {
         => "map-range", Place;
     ErrorKind::Map { .. } =
         ErrorKind::Map { path: path(), start: PLACE, end: 2, cause: cause() } => "map", Place;
+    ErrorKind::SwapFile { .. } =
+        ErrorKind::SwapFile { bytes: 1, cause: cause() } => "swap-file", Cache;
+    ErrorKind::SwapRead { .. } =
+        ErrorKind::SwapRead { name: path(), offset: PLACE, cause: cause() }
+        => "swap-read", Place;
+    ErrorKind::OwnMemory { .. } =
+        ErrorKind::OwnMemory {
+            name: path(),
+            offset: PLACE,
+            swap: "there is no swap".to_owned(),
+            cause: Box::new(ErrorKind::Reserve { bytes: 1, cause: cause() }.into()),
+        } => "own-memory", Place;
+    ErrorKind::Own { .. } =
+        ErrorKind::Own { what: "map", name: path(), start: PLACE, end: 1, cause: cause() }
+        => "own", Place;
     ErrorKind::StillPinned { .. } =
         ErrorKind::StillPinned { pinned_bytes: 1, holders: Vec::new() }
         => "still-pinned", Cache;

@@ -151,6 +151,18 @@ fn demand(reader: &Handle, page: u64, plan: Plan) -> Result<Option<Held<'_>>> {
     arrive(core, Held::adopt(core, head))
 }
 
+/// Reads what is absent from `page` on, up to `end` or the next page that is cached, if there is
+/// memory for it at once; waits for the read. Who wants a page of it sees an error.
+#[cold]
+#[inline(never)]
+pub(crate) fn range_now(reader: &Handle, page: u64, end: u64) {
+    if let Ok(batch) = prepare(reader, page, end, For::Nobody)
+        && batch.first().is_some()
+    {
+        batch.read(false);
+    }
+}
+
 /// What a future gets of a page: see [`begin`].
 pub(crate) enum Begun<'a> {
     /// The folio, up to date or on its way.

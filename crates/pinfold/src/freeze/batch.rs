@@ -157,7 +157,7 @@ fn freeze_there(core: &Core, changing: &mut Changing<'_>, folio: Candidate) -> R
     if !there || frame.identity() != folio.identity || frame.is_changing() {
         return Err(InUse::Busy);
     }
-    if !changing.writer(&core.nodes).is_clean(page) && !mutant::on(Mutant::LoseDirty) {
+    if !changing.is_clean(&core.nodes, page) && !mutant::on(Mutant::LoseDirty) {
         return Err(InUse::Dirty);
     }
     users::freeze(frame)

@@ -141,10 +141,16 @@ fn drop_range(
                 continue;
             }
             drop(writer);
+            if which == Which::Clean && !changing.is_clean(&core.nodes, folio.page) {
+                continue;
+            }
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;
             drop_one(core, &mut changing, folio.page, folio.frame);
             gone.push(folio.frame);
+            if let Some(memory) = mapping.own() {
+                memory.take_out(folio.page..folio.end());
+            }
         }
         if let Some(when_empty) = when_empty
             && from >= pages.end
@@ -168,13 +174,41 @@ fn drop_range(
     (dropped, later)
 }
 
-/// Steps 1 to 3.
+/// Drops all folios of `pages` of the program's own memory, on their way or not, and takes the pages
+/// out of memory. The caller lets go of what is returned, without the mutex.
+#[cfg(not(loom))]
+pub(crate) fn drop_own(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    pages: Range<u64>,
+) -> Vec<FrameNumber> {
+    let mut gone = Vec::new();
+    let mut from = pages.start;
+    // Ends: each turn begins after the last folio of the one before.
+    loop {
+        let next = changing.writer(&core.nodes).next_present(from..pages.end);
+        let Some(folio) = next else { break };
+        drop_one(core, changing, folio.page, folio.frame);
+        gone.push(folio.frame);
+        from = folio.end();
+    }
+    if let (Some(memory), false) = (changing.mapping().own(), gone.is_empty()) {
+        memory.take_out(pages);
+    }
+    gone
+}
+
+/// Steps 1 to 4.
 fn drop_one(core: &Core, changing: &mut Changing<'_>, page: u64, head: FrameNumber) {
     let frame = core.frames.frame(head);
     if !frame.is_changing() && !mutant::on(Mutant::FreezeStaysEven) {
         frame.change_begin();
     }
-    if frame.is_mirrored() && !mutant::on(Mutant::LeftoverForgotten) {
+    // Of own memory nobody reads the bytes by the folio: its pages are taken out with it.
+    if changing.mapping().own().is_none()
+        && frame.is_mirrored()
+        && !mutant::on(Mutant::LeftoverForgotten)
+    {
         // Its users keep its bytes, where they are.
         let pages = page..page + u64::from(frame.order().frames());
         core.leftovers.begin(head, changing.mapping().mirror_of_folios(), pages);

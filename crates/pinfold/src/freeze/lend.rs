@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::frame::FrameNumber;
 use crate::index::FolioAt;
 use crate::mapping::Changing;
+use crate::mutant::{self, Mutant};
 use crate::wait::Woken;
 
 /// Steps 1 to 5. `None`: the folio has left the index, or changes.
@@ -27,7 +28,7 @@ pub(crate) fn lend(
 ) -> Option<Woken> {
     let (old, new) = (core.frames.frame(folio.frame), core.frames.frame(new_head));
     let there = changing.writer(&core.nodes).folio(folio.page);
-    if there != Some(folio) || old.is_changing() {
+    if (there != Some(folio) || old.is_changing()) && !mutant::on(Mutant::LendGone) {
         return None;
     }
     let identity = old.identity();

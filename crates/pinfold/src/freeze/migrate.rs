@@ -63,7 +63,7 @@ pub(crate) fn move_frozen(
         // it by racing loads, and notice by the version.
         unsafe { copy_racing(to, from, bytes) };
     }
-    if old.is_mirrored() && !new.is_mirrored() {
+    if old.is_mirrored() && !new.is_mirrored() && !mutant::on(Mutant::MoveKeepsPages) {
         // Before the new folio can be found: whoever finds it may want to lend it.
         let pages = identity.index..identity.index + u64::from(identity.order.frames());
         changing.mapping().mirror_of_folios().punch(pages);

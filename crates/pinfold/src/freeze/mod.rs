@@ -31,6 +31,8 @@ mod users;
 pub(crate) use batch::{Batch, Candidate, Frozen};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use drop::discard;
+#[cfg(not(loom))]
+pub(crate) use drop::drop_own;
 pub(crate) use drop::{drop_clean, drop_on_their_way, resize};
 pub(crate) use lend::lend;
 pub(crate) use migrate::{migrate, move_frozen};

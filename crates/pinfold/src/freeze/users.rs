@@ -95,7 +95,10 @@ pub(super) fn reopen(frame: &Frame) {
 /// announced is freed by its last holder; one that is announced is deferred. So the last reference
 /// to a borrowed folio is never given back: the index's goes last.
 pub(crate) fn let_go(core: &Core, gone: &[FrameNumber]) {
-    core.let_go_of_recent(|head| gone.contains(&head));
+    // What is kept for mapped accesses is mirrored.
+    if gone.iter().any(|&head| core.frames.frame(head).is_mirrored()) {
+        core.let_go_of_recent(|head| gone.contains(&head));
+    }
     let announced = announced(core, gone);
     for (n, &head) in gone.iter().enumerate() {
         core.waiters.wake(head.0);

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::mutant::{self, Mutant};
-use crate::space::fault::{Fault, FaultIo, FaultLock, Shared, Target, serve};
+use crate::space::fault::{By, Fault, FaultIo, FaultLock, Shared, Target, serve};
 use crate::space::index::{GRANULE_BYTES, Leaf};
 use crate::space::stats::write;
-use crate::space::vma::{Mapped, Vma, begin, end};
+use crate::space::vma::{Mapped, Vma, Wanted, begin, end};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 const PAGE: u64 = 3;
@@ -59,22 +59,24 @@ impl Share {
 }
 
 impl Target for Share {
+    type Brought<'a> = ();
+
     fn shared(&self) -> &Shared {
         self.is_open();
         &self.shared
     }
 
-    fn look(&self, page: u64) -> Result<bool> {
+    fn look(&self, wanted: &Wanted, _: Option<()>) -> Result<bool> {
         self.is_open();
-        assert_eq!(page, PAGE, "a page that the map does not have");
+        assert_eq!(wanted.page, PAGE, "a page that the map does not have");
         let is_mapped = self.file.is_mapped.load(Ordering::SeqCst) == 1;
         assert!(is_mapped, "the file is not mapped any more");
         Ok(self.file.there.load(Ordering::SeqCst) == 1)
     }
 
-    fn bring(&self, page: u64) -> Result<()> {
+    fn bring(&self, wanted: &Wanted) -> Result<()> {
         self.is_open();
-        assert_eq!(page, PAGE, "a page that the map does not have");
+        assert_eq!(wanted.page, PAGE, "a page that the map does not have");
         self.file.there.store(1, Ordering::SeqCst);
         self.is_open();
         Ok(())
@@ -99,7 +101,7 @@ impl Spaces {
             Arc::new(Behind { there: word(), is_mapped: word(), shares: word() })
         };
         Spaces {
-            shared: (0..files).map(|_| Arc::new(Shared::new(lock, io))).collect(),
+            shared: (0..files).map(|_| Arc::new(Shared::new(lock, io, By::Signal))).collect(),
             leaf: Leaf::new(),
             records: (0..records).map(|_| Vma::new()).collect(),
             free: Mutex::new((0..records).collect()),
@@ -143,7 +145,7 @@ impl Spaces {
         let find = |address: usize| {
             self.leaf.get(address / GRANULE_BYTES).map(|number| &self.records[number as usize])
         };
-        serve(file * GRANULE_BYTES + 17, find)
+        serve(file * GRANULE_BYTES + 17, By::Signal, find)
     }
 
     /// The file's page is evicted.

@@ -21,6 +21,7 @@ mod park;
 mod pinned;
 mod reopened;
 mod short;
+mod swapped;
 mod woken;
 mod writer;
 

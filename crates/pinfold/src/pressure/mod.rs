@@ -71,6 +71,35 @@ pub(crate) struct Pressure {
     pub(crate) making_block: Mutex<()>,
     /// The number of the run at which the next such thread begins.
     pub(crate) block_hand: AtomicU32,
+    pub(crate) evictors: Evictors,
+    /// How many folios were lent so far: where that goes on, lent memory is not lacking.
+    pub(crate) lent: std::sync::atomic::AtomicU64,
+}
+
+/// The threads that evict.
+// Not from `crate::sync`: how many there are decides who waits, and no protocol rests on that.
+#[derive(Debug, Default)]
+pub(crate) struct Evictors(std::sync::atomic::AtomicU32);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+#[must_use = "dropped at once, it is none"]
+pub(crate) struct Evictor<'a>(&'a Evictors);
+
+impl Evictors {
+    /// `None`: there are `most`.
+    pub(crate) fn enter(&self, most: u32) -> Option<Evictor<'_>> {
+        // Relaxed, here and in the drop: a number alone.
+        let before = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let evictor = Evictor(self); // whose drop takes it back
+        (before < most).then_some(evictor)
+    }
+}
+
+impl Drop for Evictor<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 impl Pressure {
@@ -92,6 +121,8 @@ impl Pressure {
             unmovable_hand: AtomicU32::new(0),
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
+            evictors: Evictors::default(),
+            lent: std::sync::atomic::AtomicU64::new(0),
         }
     }
 

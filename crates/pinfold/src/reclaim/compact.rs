@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
 use crate::freeze::{self, Batch, Candidate, Frozen};
 use crate::index::FolioAt;
+use crate::mutant::{self, Mutant};
 use crate::sync::Ordering;
 use crate::wait::Woken;
 
@@ -138,7 +139,7 @@ pub(super) fn take_back_run(core: &Core) -> bool {
 }
 
 /// The same for one run, if it is a lent one.
-pub(super) fn take_back(core: &Core, run: FrameNumber) -> bool {
+pub(crate) fn take_back(core: &Core, run: FrameNumber) -> bool {
     let place = |order| {
         let (place, got) = core.frames.alloc_lent(order)?;
         if got != order {
@@ -152,7 +153,7 @@ pub(super) fn take_back(core: &Core, run: FrameNumber) -> bool {
     let Some(held) = core.frames.take_free_in(run) else { return false };
     // Asked now that it cannot change: a lent run that was free for a moment is the arena's, and may
     // have folios of it.
-    if !core.frames.is_lent(run) {
+    if !core.frames.is_lent(run) && !mutant::on(Mutant::TakeBackAnyRun) {
         return false;
     }
     let map = held.held();

@@ -8,9 +8,9 @@
 //! 3. tell the policy of each, which returns the shadow entry;
 //! 4. store the shadow to the folio's index slots: no look-up finds it any more; forget the
 //!    identity;
-//! 5. take what is mirrored out of the mirror, and so out of all mappings. Before the mutexes are
-//!    released: from then on the pages can be read anew;
-//! 6. without the mutexes, free the frames. They stay frozen and odd until they are handed out;
+//! 5. keep the places of what is mirrored, so that nothing else gets there;
+//! 6. without the mutexes, take it out of the mirror, and so out of all mappings; then free the
+//!    frames. They stay frozen and odd until they are handed out;
 //! 7. limit the index's shadows, and remove files that have no pages left;
 //! 8. tell the policy which folios stayed.
 
@@ -21,11 +21,11 @@ use pinfold_policy::{Answer, Sweep, SweepCounts};
 use super::compact;
 use crate::core::Core;
 use crate::counters::Event;
-use crate::frame::{FrameNumber, PAGE_BYTES};
+use crate::frame::PAGE_BYTES;
 use crate::freeze::{self, Batch, Candidate, Frozen, InUse};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::Mapping;
-use crate::mutant::{self, Mutant};
+use crate::mirror::Leaving;
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
@@ -40,10 +40,17 @@ const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
 /// The most shadows dropped under one hold of a file's mutex.
 const SHADOWS_AT_ONCE: u64 = 64;
 
-/// Evicts in batches until `pages` are evicted or the effort is spent.
+/// The most threads that evict at once. A batch takes the mutexes of all files of its folios, so
+/// that more threads would mostly wait for each other, and threads with pages of these files to
+/// bring would wait for all of them.
+pub(super) const EVICTORS_MAX: u32 = 8;
+
+/// Evicts in batches until `pages` are evicted or the effort is spent. Evicts nothing while as many
+/// threads do as may: their progress is to be waited for.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
+    let Some(_turn) = core.pressure.evictors.enter(EVICTORS_MAX) else { return sweep.counts() };
     // Ends: the sweep's effort is bounded.
     while let left = u64::from(pages).saturating_sub(sweep.counts().evicted_pages)
         && left > 0
@@ -52,7 +59,8 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
         if victims.is_empty() {
             break;
         }
-        evict_batch(core, &victims, &mut sweep);
+        let folios = victims.iter().map(|&head| Candidate::of(core, head)).collect();
+        evict_batch(core, folios, &mut sweep, IfDirty::Write);
     }
     compact::take_back_run(core);
     let counts = sweep.counts();
@@ -63,9 +71,27 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     counts
 }
 
+/// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict.
+/// Returns how many pages.
+#[cfg(not(loom))]
+pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
+    let mut sweep = Sweep::new(0);
+    evict_batch(core, folios, &mut sweep, IfDirty::Write);
+    core.pressure.progress();
+    sweep.counts().evicted_pages
+}
+
+/// What becomes of dirty folios that the program's own memory has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IfDirty {
+    /// They are written to the swap, and then evicted.
+    Write,
+    /// They stay.
+    Stay,
+}
+
 /// Steps 2 to 8.
-fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
-    let folios = victims.iter().map(|&head| Candidate::of(core, head)).collect();
+fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty: IfDirty) {
     let batch = Batch::new(core, folios);
     let mut evicted = Vec::with_capacity(batch.len());
     let mut stayed = Vec::new();
@@ -76,11 +102,12 @@ fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
                 take_out(core, frozen, sweep);
                 evicted.push(batch.folio(n));
             }
-            Err(why) => stayed.push((batch.folio(n).head, why)),
+            Err(why) => stayed.push((batch.folio(n), why)),
         }
     }
-    punch(core, &batch, &evicted);
+    let leaving = leave(core, &batch, &evicted);
     drop(frozen);
+    drop(leaving);
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
     core.counters.add(Event::Eviction, evicted.len() as u64);
     core.counters.add(Event::EvictedBytes, bytes);
@@ -97,13 +124,41 @@ fn evict_batch(core: &Core, victims: &[FrameNumber], sweep: &mut Sweep) {
             }
         }
     }
-    for (head, why) in stayed {
+    if if_dirty == IfDirty::Write {
+        let dirty = write_out(core, &batch, &mut stayed);
+        if !dirty.is_empty() {
+            evict_batch(core, dirty, sweep, IfDirty::Stay);
+        }
+    }
+    for (folio, why) in stayed {
         let answer = match why {
             InUse::Busy | InUse::Borrowed | InUse::Dirty => Answer::Busy,
             InUse::Pinned => Answer::Pinned,
         };
-        core.residency.answer(&core.frames, sweep, head, answer);
+        core.residency.answer(&core.frames, sweep, folio.head, answer);
     }
+}
+
+/// Writes the dirty folios of the program's own memory among these to the swap, and takes them out of
+/// `stayed`.
+fn write_out(core: &Core, batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>) -> Vec<Candidate> {
+    let mut dirty = Vec::new();
+    for mapping in batch.mappings() {
+        let Some(memory) = mapping.own() else { continue };
+        let is_its = |(folio, why): &mut (Candidate, InUse)| {
+            *why == InUse::Dirty && folio.identity.mapping == mapping.id
+        };
+        let before = dirty.len();
+        dirty.extend(stayed.extract_if(.., is_its).map(|(folio, _)| folio));
+        let mut pages: Vec<u64> =
+            dirty[before..].iter().map(|folio: &Candidate| folio.identity.index).collect();
+        pages.sort_unstable();
+        if !pages.is_empty() {
+            memory.write_out(mapping, &pages);
+        }
+    }
+    debug_assert!(dirty.iter().all(|it| core.frames.frame(it.head).is_mirrored() || cfg!(loom)));
+    dirty
 }
 
 /// Steps 3 and 4.
@@ -122,11 +177,10 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     core.frames.frame(folio.head).forget_identity();
 }
 
-/// Step 5: one hole for pages that are adjacent.
-fn punch(core: &Core, batch: &Batch, evicted: &[Candidate]) {
-    if mutant::on(Mutant::EvictKeepsPages) {
-        return;
-    }
+/// Step 5: one place for pages that are adjacent. The drop of what it returns is the first half of
+/// step 6.
+fn leave<'a>(core: &Core, batch: &'a Batch, evicted: &[Candidate]) -> Vec<Leaving<'a>> {
+    let mut all = Vec::new();
     for mapping in batch.mappings() {
         let mirrored = evicted.iter().filter(|folio| {
             folio.identity.mapping == mapping.id && core.frames.frame(folio.head).is_mirrored()
@@ -135,11 +189,24 @@ fn punch(core: &Core, batch: &Batch, evicted: &[Candidate]) {
             .map(|folio| folio.identity)
             .map(|it| it.index..it.index + u64::from(it.order.frames()))
             .collect();
+        if pages.is_empty() {
+            continue;
+        }
         pages.sort_unstable_by_key(|pages| pages.start);
-        for hole in pages.chunk_by(|one, next| one.end == next.start) {
-            mapping.mirror_of_folios().punch(hole[0].start..hole[hole.len() - 1].end);
+        pages.dedup_by(|next, one| {
+            let adjacent = one.end == next.start;
+            if adjacent {
+                one.end = next.end;
+            }
+            adjacent
+        });
+        match mapping.own() {
+            // Whoever stores to them waits for the mutex.
+            Some(memory) => pages.into_iter().for_each(|pages| memory.take_out(pages)),
+            None => all.push(mapping.mirror_of_folios().leave(pages)),
         }
     }
+    all
 }
 
 /// After so many folios of a file were evicted: limits shadows to the cache's number of pages;

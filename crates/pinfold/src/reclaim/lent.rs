@@ -10,10 +10,15 @@
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Order};
+use crate::sync::Ordering;
 
 use super::compact;
 use super::evict::{EFFORT_MAX, evict};
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
+
+/// Pages that a thread without lent memory evicts at a time. Each has to leave page tables, with an
+/// interrupt to all processors: so many take a tenth of a millisecond, in which an access waits.
+const PAGES_AT_ONCE: u32 = 16;
 
 /// A folio for a mirror, of order `wish` or smaller, counted as
 /// [`alloc_lent`](crate::frame::Frames::alloc_lent) does. With `needed`, evicts until there is one,
@@ -27,7 +32,7 @@ pub(crate) fn allocate_lent(
         if core.frames.free_lent() < core.pressure.low_frames {
             core.pressure.bell.ring();
         }
-        return Ok(Some(got));
+        return Ok(Some(count(core, got)));
     }
     if !needed {
         return Ok(None);
@@ -36,11 +41,11 @@ pub(crate) fn allocate_lent(
     // Ends: when memory comes, or patience is at an end.
     loop {
         let seen = core.pressure.progress_seen();
-        let evicted = evict(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+        let evicted = evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX);
         if let Some(got) = at_once(core, wish) {
-            return Ok(Some(got));
+            return Ok(Some(count(core, got)));
         }
-        if patience.is_over(core) {
+        if patience.is_over_for_lent(core) {
             return Err(shortage(core, wish.bytes() as u64));
         }
         if evicted.evicted == 0 {
@@ -48,6 +53,12 @@ pub(crate) fn allocate_lent(
             nap = (nap * 2).min(NAP_MAX);
         }
     }
+}
+
+/// The same after one turn of eviction: for who may not sleep.
+pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
+    evict(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+    at_once(core, wish)
 }
 
 /// What is free, or can be lent.
@@ -60,6 +71,12 @@ fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
         core.give_back(smaller);
     }
     core.frames.alloc_lent(wish)
+}
+
+/// Notes that a folio was lent.
+fn count(core: &Core, got: (FrameNumber, Order)) -> (FrameNumber, Order) {
+    core.pressure.lent.fetch_add(1, Ordering::Relaxed); // a count
+    got
 }
 
 /// Lends a run, if the arena has more than enough free.

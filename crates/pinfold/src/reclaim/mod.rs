@@ -48,9 +48,11 @@ use evict::EFFORT_MAX;
 pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 #[cfg(all(test, shuttle))]
-pub(crate) use compact::make_block;
+pub(crate) use compact::{make_block, take_back};
 pub(crate) use evict::evict;
-pub(crate) use lent::allocate_lent;
+#[cfg(not(loom))]
+pub(crate) use evict::evict_these;
+pub(crate) use lent::{allocate_lent, evict_for_lent};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end
@@ -159,6 +161,8 @@ pub(crate) struct Patience {
     ended: u64,
     /// Of the file whose reads alone it looks at: see [`Self::is_over_for`].
     of_file: Option<u64>,
+    /// How much was lent, for [`Self::is_over_for_lent`].
+    lent: u64,
     since: Instant,
 }
 
@@ -167,13 +171,24 @@ const READS_TAKE: u32 = 15;
 
 impl Patience {
     pub(crate) fn new(core: &Core) -> Self {
-        Patience { ended: core.engine.reads().ended, of_file: None, since: Instant::now() }
+        let lent = core.pressure.lent.load(Ordering::Relaxed); // a count
+        let (ended, since) = (core.engine.reads().ended, Instant::now());
+        Patience { ended, of_file: None, lent, since }
     }
 
     pub(crate) fn is_over(&mut self, core: &Core) -> bool {
         let ended = core.engine.reads().ended;
         let before = std::mem::replace(&mut self.ended, ended);
         self.has_lasted(core, ended != before)
+    }
+
+    /// The same for lent memory: threads that get some take turns, and a mapped access that came
+    /// late has its turn yet. An error would be a signal.
+    fn is_over_for_lent(&mut self, core: &Core) -> bool {
+        // Relaxed: a count.
+        let lent = core.pressure.lent.load(Ordering::Relaxed);
+        let before = std::mem::replace(&mut self.lent, lent);
+        self.has_lasted(core, lent != before)
     }
 
     /// The same for a future. If it waits for a worker, or for what its own file has on its way,

@@ -6,8 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::allocate;
+use super::evict::EVICTORS_MAX;
 use crate::counters::Event;
 use crate::frame::Order;
+use crate::mutant::{self, Mutant};
 use crate::source::{Extent, Memory, Source};
 use crate::{BUDGET_MIN_BYTES, Cache, Error, ErrorKind, File, Hint, Options};
 
@@ -387,7 +389,8 @@ fn a_move_in_vain_is_no_progress() {
     assert!(super::compact::move_out(core, head));
 }
 
-/// What compaction takes for a lent run may have become one of the arena meanwhile, with folios.
+/// What compaction takes for a lent run may have become one of the arena meanwhile, with folios or
+/// without.
 #[test]
 fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
     let cache = Cache::new(Options::new(32 << 20)).unwrap();
@@ -398,7 +401,42 @@ fn a_run_that_is_not_lent_any_more_is_not_taken_back() {
     let mapping = core.mappings.all().pop().unwrap();
     let run = core.hold(&mapping, 0).unwrap().head().align_down(Order::MAX);
     assert!(core.frames.is_movable(run) && !core.frames.is_lent(run));
-    assert!(!super::compact::take_back(core, run));
+    let take_back = || super::compact::take_back(core, run);
+    assert!(!take_back());
     file.read_at(&mut [0], 0).unwrap();
     assert_eq!(cache.stats().migrations, 0);
+    // Without folios: with them, the mutant would meet an assertion.
+    file.invalidate(0..4096).unwrap();
+    assert!(!take_back());
+    assert!(mutant::with(Some(Mutant::TakeBackAnyRun), take_back));
+}
+
+#[test]
+fn while_others_get_lent_memory_it_is_waited_for() {
+    let mut options = Options::new(16 << 20);
+    options.patience = Duration::from_secs(1);
+    let cache = Cache::new(options).unwrap();
+    let core = cache.core();
+    let mut patience = super::Patience::new(core);
+    std::thread::sleep(Duration::from_millis(1100));
+    let (lent, _) = super::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
+    assert!(!patience.is_over_for_lent(core));
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(patience.is_over_for_lent(core));
+    core.give_back(lent);
+}
+
+#[test]
+fn while_enough_threads_evict_no_other_does() {
+    let cache = Cache::new(Options::new(BUDGET_MIN_BYTES)).unwrap();
+    let file = cache.attach("page", Arc::new(Memory::new(vec![7; 4096]))).unwrap();
+    file.read_at(&mut [0], 0).unwrap();
+    let core = cache.core();
+    // Each sweep ends the uses of a folio by one.
+    let evict = || (0..8).any(|_| super::evict(core, 1, 100_000).evicted > 0);
+    let enter = || core.pressure.evictors.enter(EVICTORS_MAX);
+    let mut all: Vec<_> = (0..EVICTORS_MAX).map(|_| enter().unwrap()).collect();
+    assert!(enter().is_none() && !evict());
+    all.pop();
+    assert!(evict());
 }

@@ -72,7 +72,7 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use aligned::AlignedBuffer;
+pub(crate) use aligned::AlignedBuffer;
 pub(crate) use backing::Backing;
 pub use backing::Truncated;
 pub(crate) use engine::{Engine, EngineOptions};

@@ -1,20 +1,22 @@
 //! What is behind an address: the records of all maps of the process, and for each the file and the
 //! space.
 //!
-//! Called by `signal.rs`, by the threads of `handlers.rs`, which are given `serve`, and by `map.rs`,
-//! which changes the records.
+//! Called by `signal.rs`, by the threads of `handlers.rs`, which are given `serve_message`, and by
+//! `map.rs`, which changes the records.
 
 use std::sync::Arc;
 
-use super::fault::{self, Fault, Shared};
+use super::anon::Area;
+use super::fault::{self, By, Fault, Shared};
 use super::handlers::Handlers;
 use super::index::Index;
-use super::uffd::Uffd;
-use super::vma::{Table, Vma};
+use super::vma::{Access, Table, Vma, Wanted};
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::file::File;
-use crate::lend::{self, Look};
+use crate::lend::{self, Brought, Look};
+use crate::mirror::Shown;
+use crate::uffd::Uffd;
 
 /// The records and the index of all spaces of the process.
 pub(super) static RECORDS: Table<Arc<Target>> = Table::new();
@@ -25,32 +27,54 @@ fn find(address: usize) -> Option<&'static Vma<Arc<Target>>> {
     RECORDS.get(INDEX.find(address)?)
 }
 
-/// Serves a fault at `address`.
-pub(super) fn serve(address: usize) -> Fault {
-    fault::serve(address, find)
+/// Serves a fault at `address`, of which a signal tells.
+pub(super) fn serve_signal(address: usize, access: Access) -> Fault {
+    fault::serve_access(address, By::Signal, access, find)
+}
+
+/// Serves a fault at `address`, of which a message tells.
+pub(super) fn serve_message(address: usize, access: Access) -> Fault {
+    fault::serve_access(address, By::Message, access, find)
 }
 
 /// The file behind a map, and its space.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) file: File,
+    /// The program's own memory, which then `file` is.
+    pub(super) own: Option<Arc<Area>>,
     pub(super) space: Arc<SpaceCore>,
 }
 
 impl fault::Target for Arc<Target> {
+    /// `None` of own memory, which keeps it by itself for a while.
+    type Brought<'a> = Option<Brought<'a>>;
+
     fn shared(&self) -> &Shared {
         &self.space.shared
     }
 
-    fn look(&self, page: u64) -> Result<bool> {
+    fn look(&self, wanted: &Wanted, brought: Option<Option<Brought<'_>>>) -> Result<bool> {
+        let Wanted { page, access, start, ref pages } = *wanted;
+        if let Some(area) = &self.own {
+            return area.look(self.file.handle(), page, access);
+        }
         // The kernel maps nothing past the end, whatever the mirror has: the access would be
         // repeated for ever.
         self.file.handle().check_page(page)?;
-        Ok(matches!(lend::look(self.file.handle(), page)?, Look::There(_)))
+        let shown = Shown { uffd: &self.space.uffd, pages: pages.clone(), start };
+        // SAFETY: the map's lock is held, so these pages are there.
+        let looked =
+            unsafe { lend::look(self.file.handle(), page, Some(&shown), brought.flatten()) }?;
+        Ok(matches!(looked, Look::There(_)))
     }
 
-    fn bring(&self, page: u64) -> Result<()> {
-        lend::bring(self.file.handle(), page)
+    fn bring(&self, wanted: &Wanted) -> Result<Option<Brought<'_>>> {
+        let Wanted { page, access, .. } = *wanted;
+        match &self.own {
+            Some(area) => area.bring(self.file.handle(), page, access).map(|()| None),
+            None => lend::bring(self.file.handle(), page).map(Some),
+        }
     }
 }
 

@@ -26,20 +26,23 @@
 //! [`FaultIo::Hold`] it brings under the lock, and is there; where that is to be the lock of the
 //! space, it lets go of the map's first, looks again under both, and brings under both. A page that
 //! needs no read is never waited for by way of *retries*: `look` itself waits for the thread that
-//! is just putting it there.
+//! is just putting it there. What was brought is kept until it was looked for, and then mapped at
+//! once, where the access wants it.
 //!
 //! # Why it ends
 //!
-//! *retries* finds a page absent only if it was evicted since it was brought. After
+//! *retries* finds a page absent only if it left its file since it was brought, or if another
+//! page's owner got its place. After
 //! [`RETRIES_MAX`] times the access is repeated all the same: it is a new fault then, which may be
 //! served by a thread that had better luck.
 
 use super::stats::{Counters, read};
-use super::vma::Vma;
+use super::vma::{Access, Vma, Wanted};
 use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::sizes::RETRIES_MAX;
 use crate::sync::{Mutex, RwLock};
+use crate::wait::together;
 
 /// Which lock a fault takes again, once its page was read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,11 +64,21 @@ pub enum FaultIo {
     Hold,
 }
 
+/// Who serves a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The thread that faults, which got a signal.
+    Signal,
+    /// A thread of the space, which got a message.
+    Message,
+}
+
 /// What all maps of a space share, as far as faults are concerned.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) lock: FaultLock,
     pub(crate) io: FaultIo,
+    pub(crate) by: By,
     /// Taken for writing to change which maps there are.
     pub(crate) layout: RwLock<()>,
     pub(crate) counters: Counters,
@@ -74,22 +87,28 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(lock: FaultLock, io: FaultIo) -> Self {
+    pub(crate) fn new(lock: FaultLock, io: FaultIo, by: By) -> Self {
         let (layout, last_failure) = (RwLock::new(()), Mutex::new(None));
-        Shared { lock, io, layout, counters: Counters::default(), last_failure }
+        Shared { lock, io, by, layout, counters: Counters::default(), last_failure }
     }
 }
 
 /// The file behind a map. A clone is a share: the file stays as long as there is one.
 pub(crate) trait Target: Clone {
+    /// A page that was read, kept from eviction until it was looked for.
+    type Brought<'a>
+    where
+        Self: 'a;
+
     /// What all maps of its space share.
     fn shared(&self) -> &Shared;
 
-    /// Whether `page` is where the kernel can map it. Reads nothing.
-    fn look(&self, page: u64) -> Result<bool>;
+    /// Whether the page is where the kernel can map it; puts it there if it is cached. Reads
+    /// nothing. The map's lock is held.
+    fn look(&self, wanted: &Wanted, brought: Option<Self::Brought<'_>>) -> Result<bool>;
 
-    /// Reads `page`, or waits for who reads it. It may be evicted again when this returns.
-    fn bring(&self, page: u64) -> Result<()>;
+    /// Reads the page, or waits for who reads it.
+    fn bring(&self, wanted: &Wanted) -> Result<Self::Brought<'_>>;
 }
 
 /// How a fault ended.
@@ -103,84 +122,138 @@ pub(crate) enum Fault {
     Failed,
 }
 
-/// Serves a fault at `address`, whose record `find` gives.
+/// Serves a load at `address`, whose record `find` gives.
+#[cfg(all(test, any(loom, shuttle)))]
 pub(crate) fn serve<'v, T: Target + 'v>(
     address: usize,
+    by: By,
+    find: impl Fn(usize) -> Option<&'v Vma<T>>,
+) -> Fault {
+    serve_access(address, by, Access::Load, find)
+}
+
+/// Serves an access at `address`, whose record `find` gives.
+///
+/// A signal for a map whose faults come as messages says that its page is poisoned (`handlers.rs`):
+/// the access would be the same again, whatever is brought.
+pub(crate) fn serve_access<'v, T: Target + 'v>(
+    address: usize,
+    by: By,
+    access: Access,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
     let Some(vma) = find(address) else { return Fault::Elsewhere };
     mutant::pause();
+    match together(|| first_look(vma, address, by, access)) {
+        First::Ended(fault) => fault,
+        First::Absent(share, wanted, generation) => {
+            let served = retry(vma, &share, generation, &wanted);
+            ended(&share, served)
+        }
+    }
+}
+
+/// What a fault finds when it looks for the first time.
+enum First<T> {
+    Ended(Fault),
+    /// The page is absent; the map's lock was let go of.
+    Absent(T, Wanted, u64),
+}
+
+/// Looks for the page under its map's lock, and with [`FaultIo::Hold`] also brings it.
+fn first_look<T: Target>(vma: &Vma<T>, address: usize, by: By, access: Access) -> First<T> {
     let (body, waited) = vma.read();
-    let Some((target, page)) = body.at(address) else { return Fault::Elsewhere };
+    let Some((target, wanted)) = body.at(address) else { return First::Ended(Fault::Elsewhere) };
+    let wanted = Wanted { access, ..wanted };
     let shared = target.shared();
+    if by != shared.by {
+        return First::Ended(Fault::Failed);
+    }
     shared.counters.faults.add(1);
     shared.counters.map_readers.note(waited);
-    let looked = target.look(page);
-    let brought = match looked {
+    let served = match target.look(&wanted, None) {
         Ok(true) => {
             shared.counters.there.add(1);
-            return Fault::Served;
+            Ok(())
         }
         Err(error) => Err(error),
         Ok(false) => {
             shared.counters.absent.add(1);
             match (shared.io, shared.lock) {
-                (FaultIo::Hold, FaultLock::Vma) => target.bring(page),
-                (io, _) => {
-                    let (share, generation) = (target.clone(), body.generation);
-                    drop(body);
-                    return fault(&share, retry(vma, &share, generation, page, io));
-                }
+                (FaultIo::Hold, FaultLock::Vma) => hold(target, &wanted),
+                _ => return First::Absent(target.clone(), wanted, body.generation),
             }
         }
     };
-    fault(target, brought)
+    First::Ended(ended(target, served))
 }
 
-/// Brings a page that is absent, without a lock or under that of the whole space, and looks again
-/// under the lock of its map, which had `generation` when it was looked for.
-fn retry<T: Target>(
-    vma: &Vma<T>,
-    share: &T,
-    generation: u64,
-    page: u64,
-    io: FaultIo,
-) -> Result<()> {
-    let (shared, counters) = (share.shared(), &share.shared().counters);
+/// Brings a page under the lock under which it was absent.
+fn hold<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
+    // Ends, and if the page is not there then: as in `retry`.
     for _ in 0..RETRIES_MAX {
-        if io == FaultIo::Drop {
-            share.bring(page)?;
+        let brought = target.bring(wanted)?;
+        if target.look(wanted, Some(brought))? {
+            break;
         }
-        mutant::pause();
-        counters.retries.add(1);
-        let early = mutant::on(Mutant::FaultGenerationEarly).then(|| vma.read().0.generation);
-        let _layout = (shared.lock == FaultLock::Space).then(|| {
-            counters.retry_space_lock.add(1);
-            let (guard, waited) = read(&shared.layout);
-            counters.space_readers.note(waited);
-            guard
-        });
-        let (body, waited) = vma.read();
-        counters.map_readers.note(waited);
-        if early.unwrap_or(body.generation) != generation && !mutant::on(Mutant::FaultAnyGeneration)
-        {
-            counters.changed.add(1);
-            return Ok(());
-        }
-        let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
-        if share.look(page)? {
-            return Ok(());
-        }
-        if io == FaultIo::Hold {
-            return share.bring(page);
-        }
-        counters.retry_io_miss.add(1);
+        target.shared().counters.retry_io_miss.add(1);
     }
     Ok(())
 }
 
-fn fault<T: Target>(target: &T, brought: Result<()>) -> Fault {
-    match brought {
+/// Brings a page that is absent, without a lock or under that of the whole space, and looks again
+/// under the lock of its map, which had `generation` when it was looked for.
+fn retry<T: Target>(vma: &Vma<T>, share: &T, generation: u64, wanted: &Wanted) -> Result<()> {
+    for _ in 0..RETRIES_MAX {
+        let brought = match share.shared().io {
+            FaultIo::Drop => Some(share.bring(wanted)?),
+            FaultIo::Hold => None,
+        };
+        mutant::pause();
+        if together(|| look_again(vma, share, generation, wanted, brought))? {
+            break;
+        }
+        share.shared().counters.retry_io_miss.add(1);
+    }
+    Ok(())
+}
+
+/// The state *retries*: whether the fault is over.
+fn look_again<'a, T: Target>(
+    vma: &Vma<T>,
+    share: &'a T,
+    generation: u64,
+    wanted: &Wanted,
+    brought: Option<T::Brought<'a>>,
+) -> Result<bool> {
+    let (shared, counters) = (share.shared(), &share.shared().counters);
+    counters.retries.add(1);
+    let early = mutant::on(Mutant::FaultGenerationEarly).then(|| vma.read().0.generation);
+    let _layout = (shared.lock == FaultLock::Space).then(|| {
+        counters.retry_space_lock.add(1);
+        let (guard, waited) = read(&shared.layout);
+        counters.space_readers.note(waited);
+        guard
+    });
+    let (body, waited) = vma.read();
+    counters.map_readers.note(waited);
+    if early.unwrap_or(body.generation) != generation && !mutant::on(Mutant::FaultAnyGeneration) {
+        counters.changed.add(1);
+        return Ok(true);
+    }
+    let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
+    if share.look(wanted, brought)? {
+        return Ok(true);
+    }
+    if shared.io == FaultIo::Hold {
+        hold(share, wanted)?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+fn ended<T: Target>(target: &T, served: Result<()>) -> Fault {
+    match served {
         Ok(()) => Fault::Served,
         Err(error) => {
             let shared = target.shared();

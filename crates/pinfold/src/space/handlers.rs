@@ -20,12 +20,13 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::fault::Fault;
-use super::uffd::Uffd;
+use super::vma::Access;
 use crate::error::{ErrorKind, Result};
 use crate::frame::PAGE_BYTES;
+use crate::uffd::Uffd;
 
 /// What serves a fault at an address.
-type Serve = fn(usize) -> Fault;
+type Serve = fn(usize, Access) -> Fault;
 
 /// The threads' name.
 const NAME: &str = "pinfold-fault";
@@ -92,14 +93,15 @@ fn run(uffd: &Uffd, stop: &OwnedFd, serve: Serve) {
             return;
         }
         // Another thread may have taken the message.
-        if let Ok(Some(address)) = uffd.next() {
-            answer(uffd, address & !(PAGE_BYTES - 1), serve);
+        if let Ok(Some((address, stores))) = uffd.next() {
+            let access = if stores { Access::Store } else { Access::Load };
+            answer(uffd, address & !(PAGE_BYTES - 1), access, serve);
         }
     }
 }
 
-fn answer(uffd: &Uffd, address: usize, serve: Serve) {
-    if serve(address) == Fault::Failed && uffd.poison(address, PAGE_BYTES).is_ok() {
+fn answer(uffd: &Uffd, address: usize, access: Access, serve: Serve) {
+    if serve(address, access) == Fault::Failed && uffd.poison(address, PAGE_BYTES).is_ok() {
         return; // which wakes them
     }
     // What is in no map is being unmapped: the access is repeated, and ends by a signal.

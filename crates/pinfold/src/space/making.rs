@@ -5,17 +5,18 @@ use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
+use super::anon_map::AnonMap;
 use super::core::{self, SpaceCore};
-use super::fault::{FaultIo, FaultLock, Shared};
+use super::fault::{By, FaultIo, FaultLock, Shared};
 use super::handlers::Handlers;
-use super::map::Map;
+use super::map::{self, Map, check_own};
 use super::signal;
 use super::stats::SpaceStats;
-use super::uffd::{Ask, Uffd};
 use crate::cache::Cache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::lend;
+use crate::uffd::{Ask, Uffd};
 
 /// The most handler threads of a space.
 const HANDLERS_MAX: usize = 64;
@@ -101,11 +102,11 @@ impl SpaceOptions {
 ///
 /// # A page that cannot be read
 ///
-/// The access gets SIGBUS, as with mmap(2); a program that has no handler of its own for it ends.
-/// Others go on. The next access tries again; but where handler threads serve, the page stays
-/// *poisoned* until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`. So does
-/// an access past the end of a file that has become shorter. [`Map::read_at`] returns an error
-/// instead.
+/// The access gets SIGBUS, as with mmap(2); so does one past the end of a file that has become
+/// shorter. A program that has no handler of its own for it ends. Other threads go on. The next
+/// access tries again; but where handler threads serve, the page stays *poisoned* (each access gets
+/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`.
+/// [`Map::read_at`] returns an error instead.
 ///
 /// # Forking
 ///
@@ -132,10 +133,10 @@ impl Space {
     /// A space without maps, for files of `cache`, which it keeps alive.
     ///
     /// # Errors
-    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB: memory for maps is taken from its
-    /// budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system gives none, or an old one: the message says what to
-    /// do. [`ErrorKind::SignalHandler`]; with handler threads [`ErrorKind::Thread`] and
-    /// [`ErrorKind::Eventfd`]; [`ErrorKind::Forked`].
+    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB: memory for maps is taken from
+    /// its budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system gives none, or an old
+    /// one: the message says what to do. [`ErrorKind::SignalHandler`]; with handler threads
+    /// [`ErrorKind::Thread`] and [`ErrorKind::Eventfd`]; [`ErrorKind::Forked`].
     pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
         cache.core().check_owner()?;
         lend::check_budget(cache.core())?;
@@ -148,9 +149,10 @@ impl Space {
                 installed.map_err(|why| ErrorKind::SignalHandler { cause: Arc::new(why) })?;
                 None
             }
-            n => Some(Handlers::start(n, &uffd, core::serve)?),
+            n => Some(Handlers::start(n, &uffd, core::serve_message)?),
         };
-        let shared = Shared::new(lock, io);
+        let by = if handlers.is_none() { By::Signal } else { By::Message };
+        let shared = Shared::new(lock, io, by);
         let core = SpaceCore { shared, uffd, handlers, cache: cache.clone() };
         Ok(Space { core: Arc::new(core) })
     }
@@ -172,6 +174,50 @@ impl Space {
     /// [`ErrorKind::Forked`]; what making the file's mirror fails with.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
+    }
+
+    /// Anonymous memory of `len` bytes under the cache's budget, which can be paged out
+    /// ([`AnonMap`]): zeros that can be read and stored to. Nothing takes memory before it is
+    /// touched.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, Space, SpaceOptions};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 64 << 20))?;
+    /// let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let memory = space.map_anon(32 << 20)?;
+    /// memory.write_at(b"hello", 20 << 20)?;
+    /// memory.page_out(0..memory.len())?;
+    /// let mut back = [0; 5];
+    /// memory.read_at(&mut back, 20 << 20)?;
+    /// assert_eq!(&back, b"hello");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// Cost: some eight system calls, and 4 bytes for each page, outside of the budget. It takes a
+    /// VMA of the kernel's, two at most, and whole pieces of 2 MiB of address space.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`: it
+    /// has no write protection by userfaultfd, which `x86_64` has since Linux 5.7);
+    /// [`ErrorKind::TooManyFiles`]; [`ErrorKind::Forked`].
+    pub fn map_anon(&self, len: usize) -> Result<AnonMap> {
+        AnonMap::anonymous(&self.core, len)
+    }
+
+    /// A private view of the bytes `range` of `file`: memory that has the file's bytes until it is
+    /// stored to. The file is never changed. Pages that were not stored to are read from the file
+    /// when they are touched, through the cache, and copied; when they leave memory nothing is
+    /// written. What was stored to goes to the swap ([`AnonMap`]).
+    ///
+    /// If somebody else changes the file, a page that was not stored to may have old or new bytes.
+    ///
+    /// # Errors
+    /// As [`map_anon`](Self::map_anon) and [`map_file`](Self::map_file).
+    pub fn map_private(&self, file: &File, range: Range<u64>) -> Result<AnonMap> {
+        check_own(&self.core.cache, file)?;
+        map::check(file, &range)?;
+        AnonMap::private(&self.core, file, &range)
     }
 
     /// What has happened so far. All zeros in a forked child.

@@ -34,17 +34,19 @@ use std::{io, slice};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use super::core::{INDEX, RECORDS, SpaceCore, Target};
-use super::index::GRANULE_BYTES;
+use super::reservation::Reservation;
 use super::stats::write;
-use super::uffd::Uffd;
 use super::vma::{Mapped, Vma, begin, end};
+use crate::cache::Cache;
 use crate::error::{ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
-use crate::lend::{self, Look};
+use crate::lend;
 use crate::many;
+use crate::mirror::prepare;
 use crate::source::Hint;
 use crate::sync::RwLockWriteGuard;
+use crate::uffd::Uffd;
 
 /// A range of a file in memory, for reading. Made by [`Space::map_file`](super::Space::map_file).
 ///
@@ -57,8 +59,8 @@ use crate::sync::RwLockWriteGuard;
 /// cannot be read"); past the end of the map it is SIGBUS or SIGSEGV. Bytes past the end of the file
 /// in its last page have no meaning.
 ///
-/// The bytes are those of the cache: a page stays as it was read until it is evicted, invalidated or
-/// zapped, and then is read again. So if somebody changes the file, two reads of one address may
+/// The bytes are those of the cache: a page stays as it was read until it is evicted or invalidated;
+/// the next access reads it again. So if somebody changes the file, two reads of one address may
 /// differ.
 ///
 /// As long as a guard of a page in a map lives, the page stays in the map, with the bytes that the
@@ -90,16 +92,11 @@ impl std::fmt::Debug for Map {
 
 impl Map {
     pub(super) fn new(space: &Arc<SpaceCore>, file: &File, range: Range<u64>) -> Result<Self> {
-        let core = &file.handle().core;
-        core.check_owner()?;
-        if !std::ptr::eq(&raw const **core, space.cache.core()) {
-            let path = file.handle().mapping.path.clone();
-            return Err(ErrorKind::ForeignSpace { path }.into());
-        }
+        check_own(&space.cache, file)?;
         check(file, &range)?;
         let refused = |cause| refused(file, &range, cause);
         let mirror = lend::of(file.handle())?;
-        let target = Arc::new(Target { file: file.clone(), space: space.clone() });
+        let target = Arc::new(Target { file: file.clone(), own: None, space: space.clone() });
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
         let pages = reservation.pages(&range);
         // SAFETY: reserved by this call, and given to nobody.
@@ -234,16 +231,14 @@ impl Map {
         many::will_need(handle, pages.clone());
         for page in pages {
             handle.check_page(page)?;
-            if let Look::Absent = lend::look(handle, page)? {
-                lend::bring(handle, page)?;
-            }
+            let _there = lend::put(handle, page)?;
         }
         Ok(())
     }
 
-    /// Maps another range of the same file instead: longer, shorter, or elsewhere. Where the map
-    /// begins, the address stays if the first byte does, and there is room: up to the next multiple
-    /// of 2 MiB; otherwise the map gets a new address. So pointers and slices are made anew.
+    /// Maps another range of the same file instead: longer, shorter, or elsewhere. The map keeps its
+    /// address if the new range begins at the same byte and fits into the map's address space (whole
+    /// pieces of 2 MiB). Otherwise it gets a new address, so pointers and slices must be made anew.
     ///
     /// After an error the map is as before.
     ///
@@ -397,69 +392,6 @@ impl Drop for Map {
     }
 }
 
-/// Addresses of this process that the system gives nobody else: whole granules. Unmapped when it is
-/// dropped.
-#[derive(Debug)]
-struct Reservation {
-    start: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: it owns the addresses, and gives nothing else away.
-unsafe impl Send for Reservation {}
-// SAFETY: as above; a shared one only tells where it is.
-unsafe impl Sync for Reservation {}
-
-impl Reservation {
-    fn new(bytes: usize) -> io::Result<Self> {
-        let too_large = || io::Error::from_raw_os_error(libc::ENOMEM);
-        let bytes = bytes.checked_next_multiple_of(GRANULE_BYTES).ok_or_else(too_large)?;
-        let reserve = |bytes| {
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-            // SAFETY: new addresses, without access.
-            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags) }
-        };
-        // Linux aligns what may have huge pages, from 6.7 on.
-        let start: *mut u8 = reserve(bytes)?.cast();
-        let first = Reservation { start, bytes };
-        if start.addr().is_multiple_of(GRANULE_BYTES) {
-            return Ok(first);
-        }
-        drop(first);
-        let more = bytes.checked_add(GRANULE_BYTES).ok_or_else(too_large)?;
-        let start: *mut u8 = reserve(more)?.cast();
-        let before = start.addr().next_multiple_of(GRANULE_BYTES) - start.addr();
-        let aligned = start.wrapping_add(before);
-        drop(Reservation { start, bytes: before });
-        let after = GRANULE_BYTES - before;
-        drop(Reservation { start: aligned.wrapping_add(bytes), bytes: after });
-        Ok(Reservation { start: aligned, bytes })
-    }
-
-    fn addresses(&self) -> Range<usize> {
-        self.start.addr()..self.start.addr() + self.bytes
-    }
-
-    /// The addresses of the pages of a range of the file.
-    fn pages(&self, range: &Range<u64>) -> Range<usize> {
-        self.start.addr()..self.start.addr() + bytes(range).next_multiple_of(PAGE_BYTES)
-    }
-
-    fn unmap(&self) {
-        if self.bytes > 0 {
-            // SAFETY: this value's own addresses, which nobody uses any more.
-            let unmapped = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
-            debug_assert!(unmapped.is_ok(), "{unmapped:?}");
-        }
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.unmap();
-    }
-}
-
 /// How many bytes a checked range has.
 fn bytes(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
@@ -475,14 +407,13 @@ unsafe fn install(
     mirror: BorrowedFd<'_>,
     offset: u64,
 ) -> io::Result<()> {
-    let at = ptr::with_exposed_provenance_mut(pages.start);
+    let at = ptr::with_exposed_provenance_mut::<u8>(pages.start);
     let flags = MapFlags::SHARED | MapFlags::FIXED;
+    let access = ProtFlags::empty();
     // SAFETY: the caller's addresses.
-    unsafe { rustix::mm::mmap(at, pages.len(), ProtFlags::empty(), flags, mirror, offset) }?;
-    // SAFETY: as above.
-    unsafe { rustix::mm::madvise(at, pages.len(), Advice::LinuxDontFork) }?;
-    // SAFETY: as above; mapped from a memfd just now.
-    unsafe { uffd.register(pages.start, pages.len()) }
+    unsafe { rustix::mm::mmap(at.cast(), pages.len(), access, flags, mirror, offset) }?;
+    // SAFETY: as above; mapped from a mirror just now.
+    unsafe { prepare(at, pages.len(), uffd) }
 }
 
 /// Makes pages accessible, or not.
@@ -506,8 +437,20 @@ unsafe fn reserve_again(pages: &Range<usize>) -> io::Result<()> {
 }
 
 /// # Errors
+/// [`ErrorKind::ForeignSpace`] if the file is of another cache than the space's.
+pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
+    let core = &file.handle().core;
+    core.check_owner()?;
+    if !std::ptr::eq(&raw const **core, cache.core()) {
+        let path = file.handle().mapping.path.clone();
+        return Err(ErrorKind::ForeignSpace { path }.into());
+    }
+    Ok(())
+}
+
+/// # Errors
 /// [`ErrorKind::MapRange`] if the range of the file cannot be mapped.
-fn check(file: &File, range: &Range<u64>) -> Result<()> {
+pub(super) fn check(file: &File, range: &Range<u64>) -> Result<()> {
     let len_bytes = file.len();
     let cause = if range.start > range.end {
         MapRangeCause::Reversed

@@ -8,14 +8,21 @@
 //! | `making.rs` | `Space` and its options |
 //! | `core.rs` | what is behind an address |
 //! | `map.rs` | `Map`: mapping, unmapping, changing |
+//! | `reservation.rs` | addresses that a map has for itself |
+//! | `anon_map.rs`, `anon/` | own memory: anonymous memory and private views of files |
 //! | `fault.rs` | a fault, step by step |
 //! | `vma.rs` | the record of a map: its lock, its generation; the table of all records |
 //! | `index.rs` | from an address to a record |
 //! | `signal.rs` | faults that the faulting thread serves itself |
 //! | `handlers.rs` | faults that threads of the space serve |
-//! | `uffd.rs` | the userfaultfd |
 //! | `stats.rs` | what is counted |
 
+#[cfg(not(loom))]
+mod anon;
+#[cfg(not(loom))]
+mod anon_map;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod anon_tests;
 #[cfg(not(loom))]
 mod core;
 pub(crate) mod fault;
@@ -27,12 +34,14 @@ mod making;
 #[cfg(not(loom))]
 mod map;
 #[cfg(not(loom))]
+mod reservation;
+#[cfg(not(loom))]
 mod signal;
 pub(crate) mod stats;
-#[cfg(not(loom))]
-mod uffd;
 pub(crate) mod vma;
 
+#[cfg(not(loom))]
+pub use anon_map::{AnonMap, Protection};
 pub use fault::{FaultIo, FaultLock};
 #[cfg(not(loom))]
 pub use making::{Space, SpaceOptions};

@@ -32,6 +32,7 @@ use std::{io, mem, ptr};
 
 use super::core;
 use super::fault::Fault;
+use super::vma::Access;
 
 /// `BUS_ADRERR`: there is no such address behind the access.
 const NO_ADDRESS: c_int = 2;
@@ -95,7 +96,10 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
     // SAFETY: the kernel's, for this call.
     let info_of = unsafe { &*info };
     // SAFETY: a SIGBUS of the kernel has an address; of another one it is not looked at.
-    let is_ours = info_of.si_code == NO_ADDRESS && serves(unsafe { info_of.si_addr() }.addr());
+    let at = || unsafe { info_of.si_addr() }.addr();
+    // SAFETY: as above.
+    let access = || unsafe { access(context) };
+    let is_ours = info_of.si_code == NO_ADDRESS && serves(at(), access());
     if !is_ours {
         // SAFETY: what the kernel has given, passed on.
         unsafe { pass_on(signal, info, context) };
@@ -108,8 +112,30 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
 }
 
 /// Whether the access to `address` can be repeated.
-fn serves(address: usize) -> bool {
-    core::serve(address) == Fault::Served
+fn serves(address: usize, access: Access) -> bool {
+    core::serve_signal(address, access) == Fault::Served
+}
+
+/// What the access did that the kernel has stopped. Where the processor's report is not understood,
+/// it may have been a store.
+///
+/// # Safety
+/// `context` is what the kernel gave the handler.
+unsafe fn access(context: *const c_void) -> Access {
+    // SAFETY: the caller's promise: it points to such a struct.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    #[cfg(target_arch = "x86_64")]
+    {
+        /// The bit of a page fault's error code that says that it was a write.
+        const WRITE: i64 = 1 << 1;
+        let code = context.uc_mcontext.gregs[libc::REG_ERR as usize];
+        if code & WRITE == 0 { Access::Load } else { Access::Store }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        Access::Store
+    }
 }
 
 /// Does what would have been done without this handler.

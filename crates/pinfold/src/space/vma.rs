@@ -45,6 +45,25 @@ impl<T> Mapped<T> {
     }
 }
 
+/// What an access does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// It loads, or it is not known to store.
+    Load,
+    Store,
+}
+
+/// What an access wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) page: u64,
+    pub(crate) access: Access,
+    /// The address of the map's first page, and the pages of the file that it has. They hold as
+    /// long as the map's lock is held, or was taken again in the same generation.
+    pub(crate) start: usize,
+    pub(crate) pages: Range<u64>,
+}
+
 /// What the lock of a record guards.
 #[derive(Debug)]
 pub(crate) struct Body<T> {
@@ -53,10 +72,13 @@ pub(crate) struct Body<T> {
 }
 
 impl<T> Body<T> {
-    /// What is behind `address`, and which page of it is there, if the address is in the map.
-    pub(crate) fn at(&self, address: usize) -> Option<(&T, u64)> {
+    /// What is behind `address`, and what an access to it wants, if the address is in the map.
+    pub(crate) fn at(&self, address: usize) -> Option<(&T, Wanted)> {
         let mapped = self.mapped.as_ref()?;
-        Some((&mapped.target, mapped.page_at(address)?))
+        let pages = (mapped.addresses.len() / crate::frame::PAGE_BYTES) as u64;
+        let pages = mapped.first_page..mapped.first_page + pages;
+        let (page, start) = (mapped.page_at(address)?, mapped.addresses.start);
+        Some((&mapped.target, Wanted { page, access: Access::Load, start, pages }))
     }
 }
 

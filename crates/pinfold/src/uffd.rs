@@ -1,6 +1,7 @@
-//! A userfaultfd: opening one, asking for features, registering, waking, poisoning.
+//! A userfaultfd: opening one, asking for features, registering, copying, waking, poisoning.
 //!
-//! The system calls, and why the system refuses them. Called by the other files of this folder.
+//! The system calls, and why the system refuses them. Called by `mirror.rs`, which puts pages into
+//! its view by one, and by `space`.
 //!
 //! Ranges are registered for `MISSING` alone: the kernel maps by itself what is in a memfd, and
 //! asks only for what is not. How it asks is chosen for the whole descriptor: by SIGBUS in the
@@ -41,6 +42,16 @@ struct Register {
     ioctls: u64,
 }
 
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct Copy {
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: u64,
+    copied: i64,
+}
+
 /// `struct uffdio_poison`.
 #[repr(C)]
 struct Poison {
@@ -65,12 +76,17 @@ const GROUP: u8 = 0xAA;
 const OP_API: u32 = opcode::read_write::<Api>(GROUP, 0x3F);
 const OP_REGISTER: u32 = opcode::read_write::<Register>(GROUP, 0x00);
 const OP_WAKE: u32 = opcode::read::<Range>(GROUP, 0x02);
+const OP_COPY: u32 = opcode::read_write::<Copy>(GROUP, 0x03);
 const OP_POISON: u32 = opcode::read_write::<Poison>(GROUP, 0x08);
 /// `USERFAULTFD_IOC_NEW`, of the device.
 const OP_NEW: u32 = opcode::none(GROUP, 0x00);
 
 const MODE_MISSING: u64 = 1;
+/// `UFFDIO_COPY_MODE_DONTWAKE`.
+const COPY_QUIETLY: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
+/// Of a message: the access is a store.
+const FLAG_WRITE: u64 = 1;
 /// `UFFD_USER_MODE_ONLY`: faults of system calls are not served, so no privilege is needed.
 const USER_MODE_ONLY: u32 = 1;
 
@@ -82,7 +98,7 @@ const DEVICE: &str = "/dev/userfaultfd";
 
 /// How the kernel asks for a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(crate) enum Ask {
     /// By SIGBUS in the thread that faults.
     Signal,
     /// By a message, which [`Uffd::next`] takes.
@@ -102,7 +118,7 @@ impl Ask {
 
 /// An open userfaultfd.
 #[derive(Debug)]
-pub(super) struct Uffd {
+pub(crate) struct Uffd {
     fd: OwnedFd,
     serves_system_calls: bool,
 }
@@ -110,7 +126,7 @@ pub(super) struct Uffd {
 impl Uffd {
     /// # Errors
     /// [`ErrorKind::Userfaultfd`].
-    pub(super) fn open(ask: Ask) -> Result<Self> {
+    pub(crate) fn open(ask: Ask) -> Result<Self> {
         let (fd, serves_system_calls) = match ask {
             // A system call that meets the signal fails with EFAULT in any case.
             Ask::Signal => (first(&[USER_MODE_ONLY, 0])?, false),
@@ -124,7 +140,7 @@ impl Uffd {
     }
 
     /// Whether system calls that touch absent pages wait for them.
-    pub(super) fn serves_system_calls(&self) -> bool {
+    pub(crate) fn serves_system_calls(&self) -> bool {
         self.serves_system_calls
     }
 
@@ -132,7 +148,7 @@ impl Uffd {
     ///
     /// # Safety
     /// The range is mapped from a memfd by the caller alone.
-    pub(super) unsafe fn register(&self, start: usize, bytes: usize) -> io::Result<()> {
+    pub(crate) unsafe fn register(&self, start: usize, bytes: usize) -> io::Result<()> {
         let mut register = Register { range: range(start, bytes), mode: MODE_MISSING, ioctls: 0 };
         // SAFETY: the struct is the kernel's for this number.
         let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
@@ -142,8 +158,40 @@ impl Uffd {
         Ok(done?)
     }
 
+    /// Puts whole pages from `from` into absent ones from `to` on, and returns how many bytes: less
+    /// than asked for where something got between, but at least a page. Each page is there with all
+    /// of its bytes or not at all. Nobody who waits for one is woken.
+    ///
+    /// # Errors
+    /// `EEXIST`: the first page is there. Others if the system has no memory.
+    ///
+    /// # Safety
+    /// The pages from `to` on are registered with this descriptor, and the caller's to fill. The
+    /// bytes can be read, and no thread changes them meanwhile.
+    pub(crate) unsafe fn copy(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> io::Result<usize> {
+        let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
+        // Ends: `EAGAIN` without a page says that another thread changes the address space.
+        loop {
+            let mut copy = Copy { to, from, bytes: bytes as u64, mode: COPY_QUIETLY, copied: 0 };
+            // SAFETY: the struct is the kernel's for this number.
+            let asked = unsafe { Updater::<OP_COPY, _>::new(&mut copy) };
+            // SAFETY: the caller's pages.
+            match unsafe { ioctl(&self.fd, asked) } {
+                Ok(()) => return Ok(bytes),
+                Err(_) if copy.copied > 0 => return Ok(copy.copied.cast_unsigned() as usize),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// All threads that wait for pages of a range repeat their accesses.
-    pub(super) fn wake(&self, start: usize, bytes: usize) {
+    pub(crate) fn wake(&self, start: usize, bytes: usize) {
         // SAFETY: the struct is the kernel's for this number.
         let wake = unsafe { Setter::<OP_WAKE, _>::new(range(start, bytes)) };
         // SAFETY: a thread that is woken in vain faults again.
@@ -156,7 +204,7 @@ impl Uffd {
     ///
     /// # Errors
     /// The page is there by now, or its map is not any more.
-    pub(super) fn poison(&self, start: usize, bytes: usize) -> io::Result<()> {
+    pub(crate) fn poison(&self, start: usize, bytes: usize) -> io::Result<()> {
         let mut poison = Poison { range: range(start, bytes), mode: 0, updated: 0 };
         // SAFETY: the struct is the kernel's for this number.
         let poison = unsafe { Updater::<OP_POISON, _>::new(&mut poison) };
@@ -165,8 +213,8 @@ impl Uffd {
         Ok(done?)
     }
 
-    /// The address that a thread waits for, if one does.
-    pub(super) fn next(&self) -> io::Result<Option<usize>> {
+    /// The address that a thread waits for, if one does, and whether it stores there.
+    pub(crate) fn next(&self) -> io::Result<Option<(usize, bool)>> {
         let mut bytes = [0; size_of::<Message>()];
         // Ends: each turn but the last takes a message off the queue.
         loop {
@@ -180,7 +228,8 @@ impl Uffd {
             let message =
                 unsafe { std::mem::transmute::<[u8; size_of::<Message>()], Message>(bytes) };
             if message.event == EVENT_PAGEFAULT {
-                return Ok(Some(message.address as usize));
+                let stores = message.flags & FLAG_WRITE != 0;
+                return Ok(Some((message.address as usize, stores)));
             }
         }
     }

@@ -1,0 +1,269 @@
+//! The case `swap` of `pinfold bench fault`: anonymous memory that is read, stored to, and paged out.
+//!
+//! Half of the threads go through the memory again and again: they check each page, and store to
+//! every fourth. The others page out a part each (`MADV_PAGEOUT`, or `AnonMap::page_out`), again and
+//! again. One more thread maps and unmaps a MiB, and rests, as in `startup`. Called by
+//! `fault_child.rs`, in the sample's process, and by `fault.rs` for the kernel's swap file.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use memmap2::{MmapOptions, MmapRaw};
+use pinfold::{AnonMap, Cache, Options, Space};
+
+use super::fault_job::{Figure, Job, Outcome, figure};
+use super::fault_maps::{counted, space};
+use super::fault_race::{longest_write, race, slowest_over_mean};
+use super::fault_touch::PAGE_BYTES;
+use super::limited::CacheFigures;
+
+/// What the thread maps and unmaps that does nothing else.
+const WRITER_BYTES: usize = 1 << 20;
+/// How much is paged out by one call.
+const PAGE_OUT_BYTES: usize = 1 << 20;
+/// One page in so many is stored to in each round.
+const STORED: usize = 4;
+/// Two words of each page say which one it is; each thread has one of those between.
+const WORDS: usize = PAGE_BYTES / size_of::<u64>();
+
+/// Memory that can be paged out.
+enum Memory {
+    Kernel(MmapRaw),
+    Pinfold(Cache, Space, AnonMap),
+}
+
+impl Memory {
+    fn new(job: &Job, pinfold: Option<(&str, &str)>) -> Result<Self> {
+        let bytes = job.file_bytes as usize;
+        let Some((lock, io)) = pinfold else { return Ok(Memory::Kernel(anonymous(bytes)?)) };
+        let options = Options::new(job.budget_bytes).swap(&job.dir, 2 * job.file_bytes);
+        let cache = Cache::new(options)?;
+        let space = space(&cache, lock, io)?;
+        let map = space.map_anon(bytes)?;
+        Ok(Memory::Pinfold(cache, space, map))
+    }
+
+    fn word(&self, page: usize, word: usize) -> &AtomicU64 {
+        let (start, bytes) = match self {
+            Memory::Kernel(map) => (map.as_mut_ptr(), map.len()),
+            Memory::Pinfold(.., map) => (map.as_mut_ptr(), map.len()),
+        };
+        let at = page * PAGE_BYTES + word * size_of::<u64>();
+        assert!(at + size_of::<u64>() <= bytes, "page {page} is not there");
+        // SAFETY: in the mapping, aligned, and everybody uses it by atomics alone.
+        unsafe { AtomicU64::from_ptr(start.wrapping_add(at).cast()) }
+    }
+
+    fn page_out(&self, range: Range<usize>) -> Result<()> {
+        match self {
+            Memory::Kernel(map) => {
+                let at = map.as_mut_ptr().wrapping_add(range.start).cast();
+                // SAFETY: a part of the mapping, whose bytes stay.
+                match unsafe { libc::madvise(at, range.len(), libc::MADV_PAGEOUT) } {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()).context("cannot page out (MADV_PAGEOUT)"),
+                }
+            }
+            Memory::Pinfold(.., map) => map.page_out(range).map(drop).map_err(Into::into),
+        }
+    }
+
+    fn map_and_unmap(&self) -> Result<()> {
+        match self {
+            Memory::Kernel(_) => drop(anonymous(WRITER_BYTES)?),
+            Memory::Pinfold(_, space, _) => space.map_anon(WRITER_BYTES)?.unmap()?,
+        }
+        Ok(())
+    }
+}
+
+fn anonymous(bytes: usize) -> Result<MmapRaw> {
+    let map = MmapOptions::new().len(bytes).map_anon().context("cannot map anonymous memory")?;
+    let map = MmapRaw::from(map);
+    // SAFETY: the mapping; it changes how it is backed. Own memory has no huge pages either.
+    let _ = unsafe { libc::madvise(map.as_mut_ptr().cast(), map.len(), libc::MADV_NOHUGEPAGE) };
+    Ok(map)
+}
+
+/// What a thread did.
+enum Part {
+    Touched(u64),
+    PagedOut(u64),
+    Wrote(Duration),
+}
+
+/// Takes the sample.
+pub fn outcome(job: &Job, pinfold: Option<(&str, &str)>) -> Result<Outcome> {
+    let memory = Memory::new(job, pinfold)?;
+    let (threads, pages) = (job.threads, job.file_bytes as usize / PAGE_BYTES);
+    ensure!(threads <= WORDS - 2, "{threads} threads: a page has words for {}", WORDS - 2);
+    for page in 0..pages {
+        memory.word(page, 0).store(page as u64 + 1, Ordering::Relaxed);
+        memory.word(page, WORDS - 1).store(!(page as u64), Ordering::Relaxed);
+    }
+    let ran = race(2 * threads + 1, job.length(), |worker, race| {
+        if worker == 2 * threads {
+            return longest_write(race, |_| memory.map_and_unmap()).map(Part::Wrote);
+        }
+        let mut done = 0;
+        if worker >= threads {
+            let part = job.file_bytes as usize / threads / PAGE_BYTES * PAGE_BYTES;
+            let start = (worker - threads) * part;
+            while !race.over() {
+                for at in (start..start + part).step_by(PAGE_OUT_BYTES) {
+                    let end = (at + PAGE_OUT_BYTES).min(start + part);
+                    memory.page_out(at..end)?;
+                    done += ((end - at) / PAGE_BYTES) as u64;
+                    if race.over() {
+                        break;
+                    }
+                }
+            }
+            return Ok(Part::PagedOut(done));
+        }
+        let mut round = 0;
+        // They begin at different places.
+        let first = worker * pages / threads;
+        while !race.over() {
+            for n in 0..pages {
+                let page = (first + n) % pages;
+                check(&memory, page, worker, round)?;
+                if race.over() {
+                    break;
+                }
+                done += 1;
+            }
+            round += 1;
+        }
+        Ok(Part::Touched(done))
+    })?;
+    let (mut touched, mut paged_out, mut longest) = (Vec::new(), 0, Duration::ZERO);
+    for part in ran.each {
+        match part {
+            Part::Touched(done) => touched.push(done),
+            Part::PagedOut(done) => paged_out += done,
+            Part::Wrote(wait) => longest = wait,
+        }
+    }
+    let per_s = |done: u64| done as f64 / pages as f64 / ran.took.as_secs_f64();
+    let mut figures = vec![
+        figure("rounds_per_s", per_s(touched.iter().sum())),
+        figure("slowest_over_mean", slowest_over_mean(&touched)),
+        figure("pageout_rounds_per_s", per_s(paged_out)),
+        figure("writer_longest_us", longest.as_secs_f64() * 1e6),
+    ];
+    let cache = match &memory {
+        Memory::Kernel(_) => None,
+        Memory::Pinfold(cache, space, _) => {
+            figures.extend::<Vec<Figure>>(counted(&space.stats()));
+            Some(CacheFigures::of(cache))
+        }
+    };
+    Ok(Outcome { figures, cache })
+}
+
+/// Checks a page in the thread's round of that number, and stores to it if it is its turn. What a
+/// thread has stored is the number of its round.
+fn check(memory: &Memory, page: usize, worker: usize, round: u64) -> Result<()> {
+    let [first, last] = [0, WORDS - 1].map(|word| memory.word(page, word).load(Ordering::Relaxed));
+    ensure!(
+        (first, last) == (page as u64 + 1, !(page as u64)),
+        "page {page} reads as {first:x} and {last:x}"
+    );
+    if page.is_multiple_of(STORED) {
+        let own = memory.word(page, 1 + worker);
+        let stored = own.load(Ordering::Relaxed);
+        ensure!(stored == round, "thread {worker}'s store {round} to page {page} is {stored}");
+        own.store(round + 1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// A swap file of the kernel's, which is switched off by the drop.
+#[derive(Debug)]
+pub struct KernelSwap {
+    path: tempfile::TempPath,
+}
+
+/// Where a swap file's header is, and what is in it: a version, and the number of its last page.
+const HEADER_AT: u64 = 1024;
+const SIGNATURE: &[u8] = b"SWAPSPACE2";
+
+impl KernelSwap {
+    /// Switches one of this size on, in `dir`. Takes root.
+    pub fn on(dir: &Path, bytes: u64) -> Result<Self> {
+        let mut file = tempfile::NamedTempFile::new_in(dir).context("cannot make a swap file")?;
+        let chunk = vec![0; 1 << 20];
+        let mut left = bytes;
+        // Ends: each turn writes some of what is left. A swap file has no holes.
+        while left > 0 {
+            let now = left.min(chunk.len() as u64) as usize;
+            file.write_all(&chunk[..now]).context("cannot write a swap file")?;
+            left -= now as u64;
+        }
+        write_header(file.as_file(), bytes).context("cannot write a swap file")?;
+        file.as_file().sync_all().context("cannot write a swap file")?;
+        let path = file.into_temp_path();
+        let name = c_path(&path)?;
+        // SAFETY: a path that ends with a zero.
+        match unsafe { libc::swapon(name.as_ptr(), 0) } {
+            0 => Ok(KernelSwap { path }),
+            _ => Err(io::Error::last_os_error()).context("the kernel has no swap here (swapon)"),
+        }
+    }
+}
+
+fn write_header(file: &File, bytes: u64) -> io::Result<()> {
+    let pages = u32::try_from(bytes / PAGE_BYTES as u64).map_err(io::Error::other)?;
+    let mut header = 1_u32.to_ne_bytes().to_vec();
+    header.extend((pages - 1).to_ne_bytes());
+    file.write_all_at(&header, HEADER_AT)?;
+    file.write_all_at(SIGNATURE, (PAGE_BYTES - SIGNATURE.len()) as u64)
+}
+
+fn c_path(path: &Path) -> Result<std::ffi::CString> {
+    std::ffi::CString::new(path.as_os_str().as_bytes()).context("a path with a zero in it")
+}
+
+impl Drop for KernelSwap {
+    fn drop(&mut self) {
+        let Ok(name) = c_path(&self.path) else { return };
+        // SAFETY: as above.
+        if unsafe { libc::swapoff(name.as_ptr()) } != 0 {
+            let why = io::Error::last_os_error();
+            eprintln!("cannot switch off the swap file {}: {why}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_lost_is_found() {
+        let memory = Memory::Kernel(anonymous(8 * PAGE_BYTES).unwrap());
+        for page in 0..8 {
+            memory.word(page, 0).store(page as u64 + 1, Ordering::Relaxed);
+            memory.word(page, WORDS - 1).store(!(page as u64), Ordering::Relaxed);
+        }
+        for round in 0..3 {
+            for page in 0..8 {
+                check(&memory, page, 2, round).unwrap();
+            }
+        }
+        memory.word(4, 3).store(2, Ordering::Relaxed);
+        assert!(
+            check(&memory, 4, 2, 3).unwrap_err().to_string().contains("store 3 to page 4 is 2")
+        );
+        memory.word(5, 0).store(5, Ordering::Relaxed);
+        assert!(check(&memory, 5, 2, 3).unwrap_err().to_string().contains("page 5 reads as 5"));
+    }
+}

@@ -1,0 +1,169 @@
+//! `pinfold serve SNAPSHOT --socket S`: a page server, from which any number of processes have their
+//! memory; and `pinfold restore`, a plain client of it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the arguments of `serve` |
+//! | `server.rs` | the loop, connections |
+//! | `protocol.rs` | messages |
+//! | `socket.rs` | bytes and descriptors over a socket |
+//! | `record.rs` | working sets |
+//! | `holes.rs` | which parts of a snapshot have no data |
+//! | `guest.rs` | a client's memory and its connection |
+//! | `restore.rs` | `pinfold restore`: what a client does with its memory, and what it tells |
+//!
+//! How faults are served is the library's: `crates/pinfold/src/clients/`.
+
+pub mod guest;
+mod holes;
+pub mod protocol;
+pub mod record;
+pub mod restore;
+pub mod server;
+pub mod socket;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use pinfold::{Cache, Clients, Options};
+
+use self::record::Recorder;
+use self::server::Server;
+use crate::size::Size;
+
+/// What happens, for people.
+pub const HELP: &str = "\
+A client connects to the socket, gets a descriptor of the server's memory file, maps it, registers
+the mapping with a userfaultfd, and sends the userfaultfd with a list of its mappings. From then on
+its absent pages come from SNAPSHOT, through a cache of --budget. Such clients share one physical
+copy of each page, until they store to it. Clients that speak Firecracker's handshake (a memory
+backend of type Uffd) get copies. docs/serve.md has the protocol, and what a hostile client can do.
+
+  pinfold serve memory.snap --socket /run/pages &
+  pinfold restore --socket /run/pages --verify memory.snap        # as often as you like
+
+A working set, recorded once, is installed in the memory of later clients before they ask for it:
+
+  pinfold serve memory.snap --socket /run/pages --record start.set
+  pinfold serve memory.snap --socket /run/pages --replay start.set
+
+The server runs until it is killed. A client that ends, or does something wrong, is told of on
+standard error, and concerns nobody else. A server that is killed can be started again at the same
+socket: clients that keep their userfaultfd connect again, and go on.
+
+Whoever may connect to the socket may read all of SNAPSHOT. The socket gets mode 600; to let other
+users connect, give it to a group: chgrp, chmod 660. See docs/serve.md, \"Trust\".
+
+Exit codes: 0 never (it runs until it is killed); 1 an error, which is told in one line; 2 the
+command line is wrong.";
+
+/// Memory beside the snapshot in the default budget: for its index, and to evict before it is full.
+const SPARE_BYTES: u64 = 16 << 20;
+
+/// Arguments of `pinfold serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The file or block device that clients have as their memory. It must not change meanwhile
+    snapshot: PathBuf,
+
+    /// The Unix socket at which clients connect. A stale one is replaced
+    #[arg(long, value_name = "SOCKET")]
+    socket: PathBuf,
+
+    /// Memory for pages of the snapshot, of all clients together, such as 256M; at least 8M
+    /// [default: all of the snapshot, and an eighth, and 16M]
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<Size>,
+
+    /// Write the pages that clients touch, in that order, to FILE, or go on with the FILE that is
+    /// there. Faults are then served page by page
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+
+    /// Install the pages of FILE, which was recorded, in the memory of each new client at once
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+
+    /// How many seconds a client may be connected before it has sent its mappings
+    #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true)]
+    silence: f64,
+}
+
+/// Runs it.
+pub fn run(args: &ServeArgs) -> Result<()> {
+    ensure!(
+        args.silence > 0.0 && args.silence <= 3600.0,
+        "--silence {}: must be above 0 and at most 3600",
+        args.silence
+    );
+    let cache = |bytes: u64| Cache::new(Options::new(bytes));
+    let bytes = cache(pinfold::BUDGET_MIN_BYTES)?.open(&args.snapshot)?.len();
+    let path = args.snapshot.display();
+    ensure!(bytes > 0, "{path} is empty: there is nothing to serve");
+    let replay = match &args.replay {
+        Some(path) => Some(record::read(path, bytes)?),
+        None => None,
+    };
+    let recorder = match &args.record {
+        Some(path) => Some(Recorder::open(path, bytes)?),
+        None => None,
+    };
+    let budget_bytes = args.budget.map_or_else(|| default_budget_bytes(bytes), |budget| budget.0);
+    let cache = cache(budget_bytes)?;
+    let file = cache.open(&args.snapshot)?;
+    let mut clients = Clients::new(&file)?;
+    let zeros = holes::of(&args.snapshot, bytes)
+        .with_context(|| format!("cannot find the holes of {path}"))?;
+    let mut zero_bytes = 0;
+    for hole in zeros {
+        zero_bytes += hole.end - hole.start;
+        clients.add_zeros(hole);
+    }
+    allow_descriptors();
+    let listener = {
+        // For the owner alone, from the first moment on.
+        let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+        let listener = server::listen(&args.socket);
+        rustix::process::umask(before);
+        listener?
+    };
+    let mut server = Server::new(cache, clients, listener, Duration::from_secs_f64(args.silence))?;
+    let replayed = replay.as_ref().map(Vec::len);
+    if let Some(pages) = replay {
+        server.replay(pages);
+    }
+    let recorded = recorder.as_ref().map(|(_, known)| known.len());
+    if let Some((recorder, known)) = recorder {
+        server.record(recorder, &known);
+    }
+    eprint!(
+        "serving {path} ({}, {} of it holes) at {}, with a budget of {}",
+        Size(bytes),
+        Size(zero_bytes),
+        args.socket.display(),
+        Size(budget_bytes)
+    );
+    if let Some(pages) = replayed {
+        eprint!("; {pages} pages are installed ahead");
+    }
+    if let Some(pages) = recorded {
+        eprint!("; recording, beside {pages} pages that are");
+    }
+    eprintln!();
+    server.run()
+}
+
+/// Enough for all of a snapshot.
+pub fn default_budget_bytes(snapshot_bytes: u64) -> u64 {
+    (snapshot_bytes + snapshot_bytes / 8 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
+}
+
+/// As many descriptors as the system lets it have: each client takes two.
+fn allow_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // With fewer it serves fewer.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}

@@ -1,0 +1,327 @@
+//! What clients and the server say to each other: messages, as bytes.
+//!
+//! Each message is one JSON value. Here: what is accepted, and why something is not. Not here:
+//! sockets and descriptors (`socket.rs`), and whether a mapping can be served, which the library
+//! checks. `docs/serve.md` has the protocol for people.
+
+use pinfold::source::SourceStats;
+use pinfold::{ClientMapping, ClientMemory, ClientsStats};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The protocol's version: the value of `pinfold` in a message.
+pub const VERSION: u64 = 1;
+
+/// The longest message, in bytes.
+pub const MESSAGE_MAX_BYTES: usize = 256 << 10;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// The descriptor of the memory that clients share.
+    Memory,
+    /// Counters.
+    Stats,
+    /// To be served. With the client's userfaultfd.
+    Serve(Vec<ClientMapping>),
+}
+
+/// A mapping, in the words of Firecracker's handshake.
+#[derive(Debug, Serialize, Deserialize)]
+struct Mapping {
+    base_host_virt_addr: u64,
+    size: u64,
+    offset: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    page_size: Option<u64>,
+    /// The name that older versions of Firecracker have for it. It is in bytes, too.
+    #[serde(default, skip_serializing)]
+    page_size_kib: Option<u64>,
+    #[serde(default, skip_serializing_if = "is_private")]
+    memory: Kind,
+}
+
+/// [`ClientMemory`] in a message.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Shared,
+    #[default]
+    Private,
+    Zeros,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_private(kind: &Kind) -> bool {
+    *kind == Kind::Private
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    pinfold: u64,
+    want: String,
+}
+
+/// What the server answers.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Reply {
+    /// The version.
+    pub pinfold: u64,
+    /// To [`Request::Memory`]: the length of the memory, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// To [`Request::Serve`]: the number of the client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<u64>,
+    /// To [`Request::Stats`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stats: Option<Stats>,
+    /// Why the client is not served, or not any more. The last message of a connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Counters of a server, since it was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "docs/serve.md has the table")]
+pub struct Stats {
+    pub clients: u64,
+    pub added: u64,
+    pub faults: u64,
+    pub waited: u64,
+    pub again: u64,
+    pub installed: u64,
+    pub installed_ahead: u64,
+    pub failed: u64,
+    pub shared_bytes: u64,
+    pub read_bytes: u64,
+    pub touched: u64,
+    pub ahead: u64,
+}
+
+impl Stats {
+    /// Those of the library, and of the cache.
+    pub fn new(clients: &ClientsStats, cache: &pinfold::Stats, touched: u64) -> Self {
+        Stats {
+            clients: clients.clients,
+            added: clients.added,
+            faults: clients.faults,
+            waited: clients.waited,
+            again: clients.again,
+            installed: clients.installed,
+            installed_ahead: clients.installed_ahead,
+            failed: clients.failed,
+            shared_bytes: clients.shared_bytes,
+            read_bytes: {
+                let of =
+                    |(_, source): &(_, SourceStats)| source.read.bytes + source.read_ahead.bytes;
+                cache.sources.iter().map(of).sum()
+            },
+            touched,
+            ahead: clients.ahead,
+        }
+    }
+}
+
+impl Reply {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Reply { pinfold: VERSION, ..Reply::default() }
+    }
+
+    /// As a message.
+    pub fn message(&self) -> Vec<u8> {
+        line(self)
+    }
+}
+
+fn line(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(value).expect("plain structs become JSON");
+    text.push(b'\n');
+    text
+}
+
+impl Request {
+    /// As a message.
+    pub fn message(&self) -> Vec<u8> {
+        let want = |want: &str| line(&Hello { pinfold: VERSION, want: want.to_owned() });
+        match self {
+            Request::Memory => want("memory"),
+            Request::Stats => want("stats"),
+            Request::Serve(mappings) => {
+                let mappings = mappings.iter().map(|mapping| Mapping {
+                    base_host_virt_addr: mapping.address,
+                    size: mapping.bytes,
+                    offset: mapping.offset,
+                    page_size: Some(PAGE_BYTES),
+                    page_size_kib: None,
+                    memory: match mapping.memory {
+                        ClientMemory::Shared => Kind::Shared,
+                        ClientMemory::Private => Kind::Private,
+                        ClientMemory::Zeros => Kind::Zeros,
+                    },
+                });
+                line(&mappings.collect::<Vec<_>>())
+            }
+        }
+    }
+}
+
+/// The first message in `bytes`, and how many bytes it has; `None` if more have to come.
+///
+/// # Errors
+/// It is no message, or too long.
+pub fn first(bytes: &[u8]) -> Result<Option<(Value, usize)>, String> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+    match values.next() {
+        Some(Ok(value)) if value.is_array() || value.is_object() => {
+            Ok(Some((value, values.byte_offset())))
+        }
+        Some(Ok(_)) => Err("a message is an object or an array".to_owned()),
+        Some(Err(error)) if !error.is_eof() => Err(format!("what came is not JSON: {error}")),
+        None | Some(Err(_)) if bytes.len() > MESSAGE_MAX_BYTES => {
+            Err(format!("a message has more than {MESSAGE_MAX_BYTES} bytes"))
+        }
+        None | Some(Err(_)) => Ok(None),
+    }
+}
+
+/// What a message asks for.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn request(message: Value) -> Result<Request, String> {
+    if message.is_array() {
+        let mappings: Vec<Mapping> =
+            serde_json::from_value(message).map_err(|error| format!("the mappings: {error}"))?;
+        let mappings: Result<_, String> = mappings.into_iter().enumerate().map(mapping).collect();
+        return mappings.map(Request::Serve);
+    }
+    let hello: Hello = serde_json::from_value(message).map_err(|error| error.to_string())?;
+    if hello.pinfold != VERSION {
+        return Err(format!("version {} of the protocol: there is {VERSION}", hello.pinfold));
+    }
+    match hello.want.as_str() {
+        "memory" => Ok(Request::Memory),
+        "stats" => Ok(Request::Stats),
+        _ => Err("what is wanted is neither \"memory\" nor \"stats\"".to_owned()),
+    }
+}
+
+fn mapping((n, mapping): (usize, Mapping)) -> Result<ClientMapping, String> {
+    let Mapping { base_host_virt_addr, size, offset, page_size, page_size_kib, memory } = mapping;
+    let page_bytes = page_size.or(page_size_kib).unwrap_or(PAGE_BYTES);
+    if page_bytes != PAGE_BYTES {
+        return Err(format!("mapping {n}: pages of {page_bytes} bytes: there are those of 4096"));
+    }
+    let memory = match memory {
+        Kind::Shared => ClientMemory::Shared,
+        Kind::Private => ClientMemory::Private,
+        Kind::Zeros => ClientMemory::Zeros,
+    };
+    Ok(ClientMapping { address: base_host_virt_addr, bytes: size, offset, memory })
+}
+
+/// What the server has answered.
+///
+/// # Errors
+/// It cannot be understood.
+pub fn reply(message: Value) -> Result<Reply, String> {
+    let reply: Reply = serde_json::from_value(message).map_err(|error| error.to_string())?;
+    if reply.pinfold != VERSION {
+        return Err(format!("the server has version {} of the protocol", reply.pinfold));
+    }
+    Ok(reply)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Option<Request>, String> {
+        match first(text.as_bytes())? {
+            Some((message, _)) => request(message).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let mapping =
+            |memory| ClientMapping { address: 1 << 46, bytes: 8192, offset: 4096, memory };
+        let kinds = [ClientMemory::Shared, ClientMemory::Private, ClientMemory::Zeros];
+        let requests =
+            [Request::Memory, Request::Stats, Request::Serve(kinds.map(mapping).to_vec())];
+        for request in requests {
+            let message = request.message();
+            assert_eq!(parsed(std::str::from_utf8(&message).unwrap()), Ok(Some(request)));
+        }
+        let said = Reply { client: Some(7), ..Reply::new() };
+        let (message, bytes) = first(&said.message()).unwrap().unwrap();
+        assert_eq!((reply(message).unwrap().client, bytes), (Some(7), said.message().len() - 1));
+    }
+
+    #[test]
+    fn firecrackers_handshakes_are_understood() {
+        let right = ClientMapping {
+            address: 140_000_000_000_000 / 4096 * 4096,
+            bytes: 1 << 28,
+            offset: 0,
+            memory: ClientMemory::Private,
+        };
+        let address = right.address;
+        let today = format!(
+            "[{{\"base_host_virt_addr\":{address},\"size\":268435456,\"offset\":0,\
+             \"page_size\":4096,\"page_size_kib\":4096}}]"
+        );
+        let older = today.replace("\"page_size\":4096,", "");
+        let oldest = today.replace(",\"page_size\":4096,\"page_size_kib\":4096", "");
+        for text in [today, older, oldest] {
+            assert_eq!(parsed(&text), Ok(Some(Request::Serve(vec![right]))), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_message_comes_in_pieces() {
+        let text = String::from_utf8(Request::Memory.message()).unwrap();
+        for end in 0..text.len() - 2 {
+            assert_eq!(parsed(&text[..end]), Ok(None), "{}", &text[..end]);
+        }
+        let (_, bytes) = first(b"[1, 2] {\"pinfold\"").unwrap().unwrap();
+        assert_eq!(bytes, 6);
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_told() {
+        for (text, why) in [
+            ("GET / HTTP/1.1", "what came is not JSON: expected value at line 1 column 1"),
+            ("17 ", "a message is an object or an array"),
+            ("{}", "missing field `pinfold`"),
+            (r#"{"pinfold":2,"want":"memory"}"#, "version 2 of the protocol: there is 1"),
+            (r#"{"pinfold":1,"want":"all"}"#, "what is wanted is neither \"memory\" nor"),
+            ("[1]", "the mappings: invalid type"),
+            (
+                r#"[{"base_host_virt_addr":-4096,"size":4096,"offset":0}]"#,
+                "the mappings: invalid value: integer `-4096`",
+            ),
+            (r#"[{"base_host_virt_addr":4096,"offset":0}]"#, "the mappings: missing field `size`"),
+            (
+                r#"[{"base_host_virt_addr":0,"size":4096,"offset":0,"page_size":2097152}]"#,
+                "mapping 0: pages of 2097152 bytes: there are those of 4096",
+            ),
+            (
+                r#"[{"base_host_virt_addr":0,"size":4096,"offset":0,"memory":"mine"}]"#,
+                "the mappings: unknown variant `mine`",
+            ),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.starts_with(why), "{text}: {error}");
+        }
+        let endless = format!("[{}", " ".repeat(MESSAGE_MAX_BYTES));
+        assert_eq!(parsed(&endless).unwrap_err(), "a message has more than 262144 bytes");
+        let deep = "[".repeat(100_000);
+        assert!(parsed(&deep).unwrap_err().contains("recursion limit"));
+    }
+}

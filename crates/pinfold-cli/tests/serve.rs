@@ -1,0 +1,528 @@
+//! `pinfold serve` and its clients, as real processes.
+//!
+//! Nothing here depends on how long something takes: where a test wants faults in flight, it looks
+//! at the server's counters; what it then checks holds whatever is in flight.
+
+#![allow(
+    clippy::cast_ptr_alignment,
+    clippy::items_after_statements,
+    clippy::match_wild_err_arm,
+    clippy::multiple_unsafe_ops_per_block,
+    clippy::needless_for_each,
+    reason = "tests: an address and an access to it, at the start of a page"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use pinfold::ClientMemory;
+use pinfold_cli::serve::guest::{Connection, Guest};
+use pinfold_cli::serve::protocol::Stats;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd};
+
+const MIB: u64 = 1 << 20;
+const P: u64 = 4096;
+
+/// How long anything may take, on a machine that is busy with something else.
+const LIMIT: Duration = Duration::from_secs(240);
+
+fn pinfold(command: &str) -> Command {
+    let mut pinfold = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    pinfold.arg(command);
+    pinfold
+}
+
+/// A directory with a snapshot, each page of which says which it is.
+struct Ground {
+    dir: tempfile::TempDir,
+}
+
+impl Ground {
+    fn new(bytes: u64) -> Self {
+        let ground = Ground { dir: tempfile::tempdir().unwrap() };
+        let file = std::fs::File::create(ground.snapshot()).unwrap();
+        file.set_len(bytes).unwrap();
+        for page in 0..bytes.div_ceil(P) {
+            // A hole, pages of zeros, and a last page that is not whole.
+            if page % 64 < 8 {
+                continue;
+            }
+            let word = if page % 64 == 20 { 0 } else { page + 1 };
+            let content = word.to_le_bytes().repeat(512);
+            let length = (bytes - page * P).min(P) as usize;
+            file.write_all_at(&content[..length], page * P).unwrap();
+        }
+        ground
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.path("snapshot")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("socket")
+    }
+
+    /// A server; it listens.
+    fn serve(&self, args: &[&str]) -> Server {
+        let mut server = pinfold("serve");
+        server.arg(self.snapshot()).arg("--socket").arg(self.socket()).args(args);
+        let mut child = server.stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (send, said) = channel();
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                println!("server: {line}");
+                let _ = send.send(line);
+            }
+        });
+        let server = Server { child, said, socket: self.socket() };
+        server.says("serving");
+        server
+    }
+
+    /// A client, which checks what it reads.
+    fn restore(&self, args: &[&str]) -> Child {
+        let mut restore = pinfold("restore");
+        restore.arg("--socket").arg(self.socket()).arg("--verify").arg(self.snapshot());
+        restore.args(args).args(["--json", "-"]);
+        restore.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+struct Server {
+    child: Child,
+    said: Receiver<String>,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// Waits until it has said a line with `part`.
+    fn says(&self, part: &str) -> String {
+        let deadline = Instant::now() + LIMIT;
+        let mut all = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.said.recv_timeout(left) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(line) => all.push(line),
+                Err(_) => panic!("it has not said {part:?}, but {all:#?}"),
+            }
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        Connection::open(&self.socket).unwrap().stats().unwrap()
+    }
+
+    /// Waits until its counters are so.
+    fn until(&self, what: &str, so: impl Fn(&Stats) -> bool) -> Stats {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let stats = self.stats();
+            if so(&stats) {
+                return stats;
+            }
+            assert!(Instant::now() < deadline, "not {what}: {stats:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a client that has ended in success says.
+fn result(client: Child) -> serde_json::Value {
+    let output = client.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {stderr}", output.status);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn clients_share_a_budget_of_an_eighth() {
+    let ground = Ground::new(64 * MIB + 100);
+    let server = ground.serve(&["--budget", "8M"]);
+    let clients = [
+        &["--order", "random", "--threads", "2", "--store", "3"][..],
+        &["--order", "random", "--seed", "2", "--threads", "8"],
+        &["--store", "1"],
+        &["--private", "--order", "random", "--store", "7"],
+    ];
+    let clients = clients.map(|args| ground.restore(args));
+    for client in clients {
+        let result = result(client);
+        assert_eq!((&result["pages"], &result["verified"]), (&16_385.into(), &true.into()));
+    }
+    let stats = server.until("all have left", |stats| stats.clients == 0);
+    assert!(stats.added == 4 && stats.failed == 0, "{stats:?}");
+    assert!(stats.shared_bytes <= 8 * MIB, "{stats:?}");
+}
+
+#[test]
+fn what_fits_is_read_once_for_all() {
+    let ground = Ground::new(32 * MIB);
+    let server = ground.serve(&[]);
+    let clients = [(); 4].map(|()| ground.restore(&[]));
+    for client in clients {
+        result(client);
+    }
+    let stats = server.stats();
+    assert!(stats.read_bytes <= 32 * MIB * 105 / 100, "{stats:?}");
+    assert!(stats.shared_bytes <= 32 * MIB, "{stats:?}");
+}
+
+#[test]
+fn clients_that_are_killed_concern_nobody_else() {
+    let ground = Ground::new(32 * MIB);
+    let server = ground.serve(&["--budget", "8M"]);
+    for round in 0..3 {
+        let args = ["--order", "random", "--threads", "4", "--seed"];
+        let before = server.stats().faults;
+        let mut clients: Vec<Child> =
+            (0..4).map(|n| ground.restore(&[&args[..], &[&n.to_string()]].concat())).collect();
+        server.until("faults are served", |stats| stats.faults > before + 300 * (round + 1));
+        for mut victim in clients.drain(..2) {
+            victim.kill().unwrap();
+            victim.wait().unwrap();
+        }
+        clients.into_iter().for_each(|client| drop(result(client)));
+        let stats = server.until("all have left", |stats| stats.clients == 0);
+        assert_eq!(stats.failed, 0);
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_and_started_again_harms_no_client() {
+    let ground = Ground::new(32 * MIB);
+    let mut server = ground.serve(&["--budget", "8M"]);
+    let args = ["--order", "random", "--threads", "3", "--store", "4", "--restarts", "3", "--seed"];
+    let clients: Vec<Child> =
+        (0..3).map(|n| ground.restore(&[&args[..], &[&n.to_string()]].concat())).collect();
+    for _ in 0..3 {
+        server.until("all have come", |stats| stats.clients == 3 && stats.faults > 500);
+        server.kill();
+        server = ground.serve(&["--budget", "8M"]);
+    }
+    for client in clients {
+        assert_eq!(result(client)["reconnects"], 3);
+    }
+}
+
+#[test]
+fn a_client_without_a_server_ends_and_says_so() {
+    let ground = Ground::new(MIB);
+    let server = ground.serve(&[]);
+    let client = ground.restore(&["--restarts", "1", "--patience", "0.1"]);
+    server.until("it has come", |stats| stats.clients == 1);
+    server.kill();
+    let output = client.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("error: the server is gone, and no other came"), "{stderr}");
+}
+
+/// The pages of a working set.
+fn pages_of(path: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let runs = text.lines().skip(2).map(|line| line.split_once(' ').unwrap());
+    let runs = runs.map(|(first, count)| (first.parse::<u64>().unwrap(), count.parse().unwrap()));
+    runs.flat_map(|(first, count): (u64, u64)| first..first + count).collect()
+}
+
+#[test]
+fn what_was_recorded_is_installed_ahead() {
+    let ground = Ground::new(32 * MIB);
+    let set = ground.path("set");
+    let set_name = set.to_str().unwrap();
+    let args = ["--pages", "300", "--order", "random", "--seed", "7"];
+    let server = ground.serve(&["--record", set_name]);
+    result(ground.restore(&args));
+    result(ground.restore(&args));
+    server.kill();
+    let pages = pages_of(&set);
+    assert_eq!(pages.len(), 300, "each once");
+    // It goes on with what is there.
+    let server = ground.serve(&["--record", set_name]);
+    result(ground.restore(&["--pages", "20", "--order", "random", "--seed", "8"]));
+    server.kill();
+    let more = pages_of(&set);
+    assert!(more.starts_with(&pages) && more.len() > 300 && more.len() <= 320, "{}", more.len());
+
+    let server = ground.serve(&["--replay", set_name]);
+    for memory in [ClientMemory::Shared, ClientMemory::Private] {
+        let mut connection = Connection::open(&server.socket).unwrap();
+        let guest = Guest::restore(&mut connection, memory).unwrap();
+        server.until("installed", |stats| stats.ahead == 0);
+        for &page in &more {
+            let right = if page % 64 < 8 || page % 64 == 20 { 0 } else { page + 1 };
+            // SAFETY: in the guest's memory.
+            let word = unsafe { guest.as_ptr().add((page * P) as usize).cast::<u64>().read() };
+            assert_eq!(word, right, "page {page}");
+        }
+    }
+    assert_eq!(server.stats().faults, 0, "all was there");
+    drop(server);
+
+    std::fs::write(&set, "pinfold-working-set 1\nbytes 4096\n0 1\n").unwrap();
+    let mut wrong = pinfold("serve");
+    wrong.arg(ground.snapshot()).arg("--socket").arg(ground.socket()).args(["--replay", set_name]);
+    let output = wrong.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let why = "is of a snapshot of 4096 bytes, and this one has 33554432";
+    assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{output:?}");
+}
+
+#[test]
+fn a_page_that_cannot_be_read_ends_who_wants_it_alone() {
+    use std::os::unix::process::ExitStatusExt;
+    let ground = Ground::new(32 * MIB);
+    let server = ground.serve(&[]);
+    std::fs::File::options().write(true).open(ground.snapshot()).unwrap().set_len(MIB).unwrap();
+    let output = ground.restore(&[]).wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+    server.says("the page at ");
+    // Another one, that wants a page which is there.
+    let mut connection = Connection::open(&server.socket).unwrap();
+    let guest = Guest::restore(&mut connection, ClientMemory::Shared).unwrap();
+    // SAFETY: in the guest's memory.
+    let word = unsafe { guest.as_ptr().add(10 * P as usize).cast::<u64>().read() };
+    assert_eq!(word, 11);
+}
+
+#[test]
+fn a_socket_that_is_in_use_is_not_taken_over() {
+    let ground = Ground::new(MIB);
+    let refused = |why: &str| {
+        let mut serve = pinfold("serve");
+        let output = serve.arg(ground.snapshot()).arg("--socket").arg(ground.socket()).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{output:?}");
+    };
+    std::fs::write(ground.socket(), "mine").unwrap();
+    refused("there is a file that is no socket");
+    assert_eq!(std::fs::read(ground.socket()).unwrap(), b"mine");
+    std::fs::remove_file(ground.socket()).unwrap();
+    let _server = ground.serve(&[]);
+    refused("another server does");
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(ground.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+// ---- clients that do something wrong ----
+
+#[repr(C)]
+struct Api([u64; 3]);
+#[repr(C)]
+struct Register([u64; 4]);
+const OP_API: Opcode = opcode::read_write::<Api>(0xAA, 0x3F);
+const OP_REGISTER: Opcode = opcode::read_write::<Register>(0xAA, 0x00);
+
+fn bare_uffd() -> OwnedFd {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: used for memory of the tests alone.
+    unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }.unwrap()
+}
+
+/// Two pages of private memory, registered for missing pages; never unmapped.
+fn two_pages() -> (OwnedFd, usize) {
+    let uffd = bare_uffd();
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping.
+    let at =
+        unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * P as usize, prot, MapFlags::PRIVATE) };
+    let at = at.unwrap().expose_provenance();
+    let (mut api, mut register) = (Api([0xAA, 0, 0]), Register([at as u64, 2 * P, 1, 0]));
+    // SAFETY: the kernel's struct.
+    unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }.unwrap();
+    // SAFETY: the kernel's struct, and the mapping above.
+    unsafe { ioctl(&uffd, Updater::<OP_REGISTER, _>::new(&mut register)) }.unwrap();
+    (uffd, at)
+}
+
+fn send(stream: &UnixStream, text: &str, descriptors: &[&OwnedFd]) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    }
+    let parts = [std::io::IoSlice::new(text.as_bytes())];
+    sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+fn mapping(address: usize, size: u64, offset: u64, more: &str) -> String {
+    format!(r#"{{"base_host_virt_addr":{address},"size":{size},"offset":{offset}{more}}}"#)
+}
+
+/// Waits until the server has closed the connection.
+fn closed(mut stream: &UnixStream) -> String {
+    let mut said = Vec::new();
+    // A reset says as much as an end.
+    let _ = stream.read_to_end(&mut said);
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[test]
+fn a_client_that_is_wrong_is_told_of_and_nobody_else_is_concerned() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&["--silence", "0.5"]);
+    let connect = || UnixStream::connect(&server.socket).unwrap();
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let (uffd, at) = two_pages();
+    let one = mapping(at, P, 0, "");
+    let cases: Vec<(String, Vec<&OwnedFd>, &str)> = vec![
+        ("GET / HTTP/1.1\r\n".into(), vec![], "what came is not JSON"),
+        ("17 18".into(), vec![], "a message is an object or an array"),
+        (r#"{"pinfold":1,"want":"all"}"#.into(), vec![], "neither \"memory\" nor \"stats\""),
+        (r#"{"pinfold":9,"want":"stats"}"#.into(), vec![], "version 9 of the protocol"),
+        ("[1, 2]".into(), vec![&uffd], "the mappings: invalid type"),
+        ("[]".into(), vec![&uffd], "0 mappings: there must be 1 to 1024"),
+        (format!("[{one}]"), vec![], "came without a userfaultfd"),
+        (format!("[{one}]"), vec![&null], "is no userfaultfd, but /dev/null"),
+        (format!("[{one}]"), vec![&uffd, &uffd], "several descriptors"),
+        (format!("[{one}]"), vec![&uffd, &uffd, &uffd, &uffd, &uffd], "several descriptors"),
+        (format!("[{one},{one}]"), vec![&uffd], "mapping 1 ("),
+        (format!("[{}]", mapping(at, P, 4 * MIB, "")), vec![&uffd], "ends past the snapshot"),
+        (format!("[{}]", mapping(at, P, !4095, "")), vec![&uffd], "ends past the snapshot"),
+        (format!("[{}]", mapping(at + 1, P, 0, "")), vec![&uffd], "must be multiples of 4096"),
+        (format!("[{}]", mapping(at, 100, 0, "")), vec![&uffd], "must be multiples of 4096"),
+        (format!("[{}]", mapping(at, P, 8, "")), vec![&uffd], "must be multiples of 4096"),
+        (format!("[{}]", mapping(at, 0, 0, "")), vec![&uffd], "is empty"),
+        (
+            format!("[{}]", mapping(at, P, 0, r#","page_size":2097152"#)),
+            vec![&uffd],
+            "pages of 2097152 bytes",
+        ),
+    ];
+    for (message, descriptors, why) in cases {
+        let stream = connect();
+        send(&stream, &message, &descriptors);
+        let line = server.says("is not served any more");
+        assert!(line.contains(why) && line.contains("(pid "), "{message}: {line}");
+        closed(&stream);
+    }
+    // Before anything was said: silence, half a message, and none at all.
+    let silent = connect();
+    let mut half = connect();
+    half.write_all(b"[{\"base_host").unwrap();
+    drop(connect());
+    for _ in 0..2 {
+        server.says("has sent no mappings for 0.5 seconds");
+    }
+    closed(&silent);
+    closed(&half);
+    // A message without end.
+    let endless = connect();
+    let spaces = [b' '; 4096];
+    let mut writer = &endless;
+    while writer.write_all(&spaces).is_ok() {}
+    server.says("a message has more than 262144 bytes");
+    // The reason is told to who has said hello.
+    let polite = connect();
+    send(&polite, r#"{"pinfold":1,"want":"memory"}"#, &[]);
+    send(&polite, &format!("[{one}]"), &[&null]);
+    assert!(closed(&polite).contains("is no userfaultfd, but /dev/null"));
+    server.says("is no userfaultfd");
+    result(ground.restore(&[]));
+}
+
+/// Touches the memory at `at` until `uffd` is closed.
+fn touching(at: usize) -> std::thread::JoinHandle<u8> {
+    std::thread::spawn(move || {
+        // SAFETY: a page of `two_pages`, which are never unmapped.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }
+    })
+}
+
+#[test]
+fn a_client_whose_memory_is_not_what_it_says_is_given_up() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    let connect = || UnixStream::connect(&server.socket).unwrap();
+
+    // No handshake with the kernel, so it cannot be read.
+    let bare = connect();
+    send(&bare, &format!("[{}]", mapping(1 << 30, P, 0, "")), &[&bare_uffd()]);
+    server.says("is not in non-blocking mode, or broken");
+
+    // A fault outside of the mappings.
+    let (uffd, at) = two_pages();
+    let stream = connect();
+    send(&stream, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
+    assert_eq!(touching(at).join().unwrap(), 9, "what it has said right is served");
+    let outside = touching(at + P as usize);
+    let line = server.says("is not served any more");
+    assert!(line.contains("which is in none of its mappings"), "{line}");
+    closed(&stream);
+    drop(uffd);
+    assert_eq!(outside.join().unwrap(), 0, "nobody is asked any more");
+
+    // Private memory that is said to be shared.
+    let (uffd, at) = two_pages();
+    let stream = connect();
+    send(&stream, &format!("[{}]", mapping(at, P, 8 * P, r#","memory":"shared""#)), &[&uffd]);
+    let lie = touching(at);
+    let line = server.says("is not served any more");
+    assert!(line.contains("not mapped and registered as its mappings say"), "{line}");
+    drop(uffd);
+    assert_eq!(lie.join().unwrap(), 0);
+
+    // It comes twice.
+    let (uffd, at) = two_pages();
+    let stream = connect();
+    send(&stream, &format!("[{}]", mapping(at, P, 0, "")), &[&uffd]);
+    send(&stream, &format!("[{}]", mapping(at, P, 0, "")), &[&uffd]);
+    server.says("sends mappings again");
+
+    // Answers that nobody reads.
+    let stream = connect();
+    let question = r#"{"pinfold":1,"want":"stats"}"#.repeat(100);
+    let mut writer = &stream;
+    while writer.write_all(question.as_bytes()).is_ok() {}
+    server.says("does not read its answers");
+
+    result(ground.restore(&[]));
+}
+
+#[test]
+fn firecrackers_way_gets_copies() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    let (uffd, at) = two_pages();
+    let stream = UnixStream::connect(&server.socket).unwrap();
+    let words = r#","page_size":4096,"page_size_kib":4096"#;
+    let regions = format!(
+        "[{},{}]",
+        mapping(at, P, 30 * P, words),
+        mapping(at + P as usize, P, 10 * P, words)
+    );
+    send(&stream, &regions, &[&uffd]);
+    assert_eq!(touching(at).join().unwrap(), 31);
+    assert_eq!(touching(at + P as usize).join().unwrap(), 11);
+    assert_eq!(server.stats().shared_bytes, 0);
+}

@@ -1,0 +1,62 @@
+//! Maps that threads share.
+//!
+//! Belongs here: the spaces of a run, one of each kind, and the slots in which maps are. Called by
+//! `mapper` and `forker`.
+
+use std::sync::RwLock;
+
+use pinfold::{Cache, Error, FaultIo, FaultLock, Map, Space, SpaceOptions};
+
+use super::access;
+
+/// Maps that are there at a time.
+const SLOTS: usize = 10;
+
+/// Handler threads of the spaces that have any.
+const HANDLERS: usize = 2;
+
+/// A map, and what it is of.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    pub(super) map: Map,
+    pub(super) subject: usize,
+    /// Index in [`Maps::spaces`].
+    pub(super) space: usize,
+}
+
+/// All spaces and slots. Whoever accesses a map has its slot's lock for reading; whoever changes the
+/// map, or what may be done with it, has that for writing.
+#[derive(Debug, Default)]
+pub(super) struct Maps {
+    pub(super) spaces: Vec<Space>,
+    pub(super) slots: Vec<RwLock<Option<Mapped>>>,
+}
+
+impl Maps {
+    /// A space of each kind, and empty slots.
+    pub(super) fn new(cache: &Cache) -> Result<Self, Error> {
+        access::install();
+        let mut maps = Maps::default();
+        for lock in [FaultLock::Vma, FaultLock::Space] {
+            for io in [FaultIo::Drop, FaultIo::Hold] {
+                for handlers in [0, HANDLERS] {
+                    let options = SpaceOptions::new().lock(lock).io(io).handlers(handlers);
+                    maps.spaces.push(Space::new(cache, options)?);
+                }
+            }
+        }
+        maps.slots = (0..SLOTS).map(|_| RwLock::default()).collect();
+        Ok(maps)
+    }
+
+    /// Whether system calls that touch absent pages of this space wait for them.
+    pub(super) fn serves_system_calls(&self, space: usize) -> bool {
+        self.spaces[space].serves_system_calls()
+    }
+
+    /// How many faults all spaces have had, and how many of them failed.
+    pub(super) fn faults(&self) -> (u64, u64) {
+        let stats = self.spaces.iter().map(Space::stats);
+        stats.fold((0, 0), |(all, failed), stats| (all + stats.faults, failed + stats.failed))
+    }
+}

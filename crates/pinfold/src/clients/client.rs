@@ -1,0 +1,442 @@
+//! One client: its memory, the faults that wait in it, and what is put there.
+//!
+//! A fault is served by the kind of its region:
+//!
+//! | the page | `Shared` | `Private` |
+//! |---|---|---|
+//! | removed by the client, or known to be zeros | `UFFDIO_ZEROPAGE` of the run | the same |
+//! | in the cache | lent to the mirror; `UFFDIO_CONTINUE` of the run that is lent | `UFFDIO_COPY` of the folio's pages |
+//! | neither | is read; the fault waits | the same |
+//!
+//! Which pages were installed is a hint: the kernel takes them away again when the cache evicts
+//! them. It says how far a run goes. Called by `mod.rs`.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::error::ClientError;
+use super::foreign::{Foreign, Message};
+use super::pages::Pages;
+use super::regions::{ClientMapping, ClientMemory, Region, Regions};
+use super::snapshot::Snapshot;
+use crate::file::File;
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::handle::Handle;
+
+/// The most pages that one call installs for a fault, and the blocks within which it does.
+const RUN_PAGES: u64 = 128;
+const ZERO_RUN_PAGES: u64 = 512;
+
+/// Pages that are installed ahead in one turn; of these, what is absent is read together.
+const AHEAD_PAGES: usize = 256;
+
+/// Such reads that are under way for one client.
+const AHEAD_READS_MAX: usize = 2;
+
+/// How long a fault rests that has to be tried again: at first, and at most.
+const REST_MIN: Duration = Duration::from_micros(200);
+const REST_MAX: Duration = Duration::from_millis(50);
+
+/// A client.
+#[derive(Debug)]
+pub(super) struct Client {
+    uffd: Foreign,
+    /// A handle of its own, which sees its own order of pages.
+    pub(super) file: Arc<File>,
+    regions: Regions,
+    installed: Pages,
+    /// Those that it has removed: zeros, from then on.
+    removed: Pages,
+    /// Pages that are read for it.
+    pub(super) waiting: HashMap<u64, Option<Instant>>,
+    /// Faults that have to be tried again.
+    again: VecDeque<Again>,
+    rest: Duration,
+    pub(super) ahead: Option<Ahead>,
+    /// Its userfaultfd is not waited for: too many of its pages are read already.
+    pub(super) is_paused: bool,
+}
+
+/// A fault that could not be served, and when it is tried again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Again {
+    pub(super) address: u64,
+    pub(super) at: Instant,
+    /// Since when there was no memory for its page.
+    pub(super) short_since: Option<Instant>,
+}
+
+/// Pages that are installed before the client asks for them.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) pages: Arc<[u64]>,
+    pub(super) next: usize,
+    pub(super) end: usize,
+    /// Reads that are under way for it.
+    pub(super) reads: usize,
+}
+
+impl Ahead {
+    /// Whether the next pages can be looked at now.
+    pub(super) fn goes_on(&self) -> bool {
+        self.next < self.end && self.reads < AHEAD_READS_MAX
+    }
+
+    /// Whether nothing is left to do.
+    pub(super) fn is_over(&self) -> bool {
+        self.next >= self.end && self.reads == 0
+    }
+
+    /// The next pages, in the order of the snapshot.
+    pub(super) fn next(&mut self) -> Option<Vec<u64>> {
+        if !self.goes_on() {
+            return None;
+        }
+        let now = self.next..self.end.min(self.next + AHEAD_PAGES);
+        self.next = now.end;
+        let mut pages = self.pages[now].to_vec();
+        pages.sort_unstable();
+        Some(pages)
+    }
+}
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Served {
+    /// So many pages were installed.
+    Done(u64),
+    /// The page has to be read.
+    Absent(u64),
+    /// The client is changing its memory, or has none: later.
+    Later,
+}
+
+impl Client {
+    /// # Errors
+    /// [`ClientError`].
+    pub(super) fn new(
+        uffd: Foreign,
+        mappings: &[ClientMapping],
+        snapshot: &Snapshot,
+    ) -> Result<Self, ClientError> {
+        let regions = Regions::new(mappings, snapshot.pages)?;
+        // Faults that a server before this one has taken off the queue, and not served.
+        for region in regions.all() {
+            uffd.wake(region.start..region.start + (region.pages << PAGE_SHIFT));
+        }
+        let (installed, removed) = (Pages::none(snapshot.pages), Pages::none(snapshot.pages));
+        Ok(Client {
+            uffd,
+            file: Arc::new(File::clone(&snapshot.file)),
+            regions,
+            installed,
+            removed,
+            waiting: HashMap::new(),
+            again: VecDeque::new(),
+            rest: REST_MIN,
+            ahead: None,
+            is_paused: false,
+        })
+    }
+
+    pub(super) fn uffd(&self) -> &Foreign {
+        &self.uffd
+    }
+
+    /// The page of the snapshot that a fault at `address` is for, if it is for one.
+    ///
+    /// # Errors
+    /// [`ClientError::Outside`].
+    pub(super) fn page_at(&self, address: u64) -> Result<Option<u64>, ClientError> {
+        let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
+        Ok((region.memory != ClientMemory::Zeros).then(|| region.page(address)))
+    }
+
+    /// The address of a page, if it is still mapped.
+    pub(super) fn address_of(&self, page: u64) -> Option<u64> {
+        Some(self.regions.of_page(page)?.addresses(&(page..page + 1)).start)
+    }
+
+    /// What its userfaultfd says, other than faults.
+    ///
+    /// # Errors
+    /// It is not served any more.
+    pub(super) fn hear(&mut self, message: Message) -> Result<(), ClientError> {
+        match message {
+            Message::Fault(_) => {}
+            Message::WriteProtected(address) => {
+                return Err(ClientError::WriteProtected { address });
+            }
+            Message::Removed(range) => {
+                for part in self.regions.parts(range) {
+                    for page in part.snapshot() {
+                        self.removed.add(page);
+                        self.installed.remove(page);
+                    }
+                }
+            }
+            Message::Unmapped(range) => {
+                self.regions.unmap(range.clone())?;
+                self.uffd.wake(range);
+            }
+            Message::Moved { from, to, bytes } => {
+                self.regions.moved(from, to, bytes)?;
+                self.uffd.wake(from..from.saturating_add(bytes));
+            }
+            Message::Forked => return Err(ClientError::Event { what: "it has forked".to_owned() }),
+            Message::Unknown(event) => {
+                let what = format!("its userfaultfd reports event {event:#x}");
+                return Err(ClientError::Event { what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the fault at `address`, and up to so many pages around it that are at hand.
+    ///
+    /// # Errors
+    /// It is not served any more; or the cache has an error, for this page alone.
+    pub(super) fn serve(
+        &mut self,
+        snapshot: &mut Snapshot,
+        address: u64,
+        alone: bool,
+    ) -> Result<Served, ClientError> {
+        let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
+        let page = region.page(address);
+        // It asks for what was installed: so it was taken away again, with its neighbours probably.
+        if region.memory != ClientMemory::Zeros && self.installed.has(page) {
+            for page in bounds(&region, page, RUN_PAGES, alone) {
+                self.installed.remove(page);
+            }
+        }
+        self.put(snapshot, &region, page, alone)
+    }
+
+    /// Installs a page that it may ask for soon, and its neighbours.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    pub(super) fn serve_ahead(
+        &mut self,
+        snapshot: &mut Snapshot,
+        page: u64,
+    ) -> Result<Served, ClientError> {
+        match self.regions.of_page(page) {
+            Some(region) if !self.installed.has(page) => self.put(snapshot, &region, page, false),
+            _ => Ok(Served::Done(0)),
+        }
+    }
+
+    fn put(
+        &mut self,
+        snapshot: &mut Snapshot,
+        region: &Region,
+        page: u64,
+        alone: bool,
+    ) -> Result<Served, ClientError> {
+        if self.is_zero(snapshot, region, page) {
+            return self.put_zeros(snapshot, region, page, alone);
+        }
+        let file = self.file.clone();
+        let handle = file.handle();
+        if region.memory == ClientMemory::Private {
+            return self.put_copies(snapshot, handle, region, page, alone);
+        }
+        let bounds = bounds(region, page, RUN_PAGES, alone);
+        let Some(run) = snapshot.run(handle, page, &bounds, &self.installed)? else {
+            return Ok(Served::Absent(page));
+        };
+        if snapshot.is_zero(page) {
+            return self.put_zeros(snapshot, region, page, alone);
+        }
+        // Removed pages have to be zeros.
+        let removed = |page: &u64| self.removed.has(*page);
+        let start =
+            (run.pages.start..page).rev().find(removed).map_or(run.pages.start, |at| at + 1);
+        let end = (page..run.pages.end).find(removed).unwrap_or(run.pages.end);
+        self.install("map shared pages", region, start..end, page, Foreign::proceed)
+    }
+
+    fn is_zero(&self, snapshot: &Snapshot, region: &Region, page: u64) -> bool {
+        region.memory == ClientMemory::Zeros || self.removed.has(page) || snapshot.is_zero(page)
+    }
+
+    fn put_zeros(
+        &mut self,
+        snapshot: &Snapshot,
+        region: &Region,
+        page: u64,
+        alone: bool,
+    ) -> Result<Served, ClientError> {
+        let bounds = bounds(region, page, ZERO_RUN_PAGES, alone);
+        let joins = |at: u64| {
+            self.is_zero(snapshot, region, at)
+                && (region.memory == ClientMemory::Zeros || !self.installed.has(at))
+        };
+        let (mut start, mut end) = (page, page + 1);
+        while end < bounds.end && joins(end) {
+            end += 1;
+        }
+        while start > bounds.start && joins(start - 1) {
+            start -= 1;
+        }
+        self.install("map pages of zeros", region, start..end, page, Foreign::zero)
+    }
+
+    /// The pages of the folio that has `page`, from it on.
+    fn put_copies(
+        &mut self,
+        snapshot: &Snapshot,
+        handle: &Handle,
+        region: &Region,
+        page: u64,
+        alone: bool,
+    ) -> Result<Served, ClientError> {
+        let held = handle.core.hold(&handle.mapping, page);
+        let Some(held) = held.filter(|it| !it.frame().is_changing()) else {
+            return Ok(Served::Absent(page));
+        };
+        let identity = held.frame().identity();
+        let last = identity.index + u64::from(identity.order.frames());
+        let mut end = bounds(region, page, RUN_PAGES, alone).end.min(last);
+        let stops = |at: &u64| self.installed.has(*at) || self.is_zero(snapshot, region, *at);
+        end = (page + 1..end).find(stops).unwrap_or(end);
+        let at = ((page - identity.index) << PAGE_SHIFT) as usize;
+        let from = handle.core.address(&handle.mapping, held.head()).wrapping_add(at);
+        // The cache's memory past the end of the file has anything.
+        let bytes = snapshot.bytes_of(end - 1);
+        if bytes < PAGE_BYTES {
+            end -= 1;
+        }
+        let called = if end > page {
+            let start = region.addresses(&(page..end)).start;
+            self.install("copy pages", region, page..end, page, |uffd, to| {
+                let from = from.wrapping_add((to.start - start) as usize);
+                // SAFETY: the reference keeps the folio, and the bytes of a folio with holders never
+                // change.
+                unsafe { uffd.copy(to, from) }
+            })
+        } else {
+            let mut last = [0; PAGE_BYTES];
+            // SAFETY: as above; the file has so many bytes of the page.
+            unsafe { std::ptr::copy_nonoverlapping(from, last.as_mut_ptr(), bytes) };
+            self.install("copy a page", region, page..page + 1, page, |uffd, to| {
+                // SAFETY: the bytes are this thread's.
+                unsafe { uffd.copy(to, last.as_ptr()) }
+            })
+        };
+        drop(held);
+        called
+    }
+
+    /// Makes `call` for the addresses of `pages`, as often as it takes. Threads that wait for these
+    /// pages are woken.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`], [`ClientError::Refused`].
+    fn install(
+        &mut self,
+        what: &'static str,
+        region: &Region,
+        pages: Range<u64>,
+        wanted: u64,
+        call: impl Fn(&Foreign, Range<u64>) -> Result<u64, Errno>,
+    ) -> Result<Served, ClientError> {
+        let (mut at, mut end) = (pages.start, pages.end);
+        let mut done = 0;
+        // Ends: each turn installs a page, leaves one out, or makes the range smaller.
+        while at < end {
+            let range = region.addresses(&(at..end));
+            match call(&self.uffd, range.clone()) {
+                Ok(bytes) => {
+                    let next = end.min(at + (bytes >> PAGE_SHIFT).max(1));
+                    self.note_installed(region, at..next);
+                    done += next - at;
+                    at = next;
+                }
+                Err(Errno::EXIST) => {
+                    // Another of its threads may wait for it still.
+                    self.uffd.wake(region.addresses(&(at..at + 1)));
+                    self.note_installed(region, at..at + 1);
+                    at += 1;
+                }
+                Err(Errno::AGAIN | Errno::NOMEM) => return Ok(Served::Later),
+                // The range is in more than one piece by now, or is not mapped any more.
+                Err(Errno::NOENT) if end - at > 1 => (at, end) = (wanted, wanted + 1),
+                Err(Errno::NOENT) => {
+                    self.uffd.wake(range);
+                    at += 1;
+                }
+                Err(Errno::SRCH) => return Err(ClientError::Gone),
+                Err(cause) => {
+                    let cause = std::io::Error::from(cause).kind();
+                    return Err(ClientError::Refused { what, range, cause });
+                }
+            }
+        }
+        Ok(Served::Done(done))
+    }
+
+    fn note_installed(&mut self, region: &Region, pages: Range<u64>) {
+        if region.memory != ClientMemory::Zeros {
+            for page in pages {
+                self.installed.add(page);
+            }
+        }
+    }
+
+    /// Whoever waits for `page` gets SIGBUS.
+    pub(super) fn fail(&self, page: u64) {
+        let Some(region) = self.regions.of_page(page) else { return };
+        let range = region.addresses(&(page..page + 1));
+        if self.uffd.poison(range.clone()).is_err() {
+            self.uffd.wake(range); // it asks again
+        }
+    }
+
+    /// Whoever waits for the page at `address` asks again.
+    pub(super) fn wake(&self, address: u64) {
+        self.uffd.wake(address..address + PAGE_BYTES as u64);
+    }
+
+    /// Tries the fault at `address` again after a rest.
+    pub(super) fn rest(&mut self, address: u64, short_since: Option<Instant>) {
+        if self.again.iter().all(|again| again.address != address) {
+            self.again.push_back(Again { address, at: Instant::now() + self.rest, short_since });
+        }
+        self.rest = (self.rest * 2).min(REST_MAX);
+    }
+
+    /// A fault that has rested.
+    pub(super) fn rested(&mut self) -> Option<Again> {
+        let first = self.again.front()?;
+        if first.at > Instant::now() {
+            return None;
+        }
+        self.again.pop_front()
+    }
+
+    /// It gets on.
+    pub(super) fn gets_on(&mut self) {
+        self.rest = REST_MIN;
+    }
+
+    /// When it has to be looked after, if nothing happens before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.again.front().map(|again| again.at)
+    }
+}
+
+/// The part of a region that may be installed for a fault on `page`: an aligned block, or the page.
+fn bounds(region: &Region, page: u64, most: u64, alone: bool) -> Range<u64> {
+    if alone {
+        return page..page + 1;
+    }
+    let block = page / most * most;
+    region.first.max(block)..(region.first + region.pages).min(block + most)
+}

@@ -1,0 +1,607 @@
+//! Memory of other processes: any number of clients whose memory is a snapshot, one physical copy of
+//! it, and one budget.
+//!
+//! [`Clients`] is given a client's userfaultfd and mappings, and serves the client's faults from a
+//! [`File`] of the cache. How they got here is not its business: `pinfold serve` has the socket and
+//! the protocol ([docs/serve.md](../../../../docs/serve.md)).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the loop: who is to be looked after, and reads that are under way |
+//! | `client.rs` | one client: how a fault is served |
+//! | `snapshot.rs` | which pages can be mapped now, and which are zeros |
+//! | `regions.rs` | which addresses of a client are which pages; what is checked of them |
+//! | `foreign.rs` | the userfaultfd of another process |
+//! | `pages.rs` | sets of pages |
+//! | `error.rs` | why a client is not served |
+//!
+//! # States of a fault
+//!
+//! | state | where | ends when |
+//! |---|---|---|
+//! | asked | the kernel's queue | its message is read |
+//! | waiting | `Client::waiting`, and a job of `Completions` | the page was read, or cannot be |
+//! | resting | `Client::again` | its time has come: the client was changing its memory, or there was no room in the mirror |
+//! | served | nowhere | |
+//!
+//! No state has a thread. A client whose faults wait for too many reads is not asked for more
+//! (`READS_MAX`), so the others have their share of the source.
+//!
+//! # What is not trusted
+//!
+//! All that a client says, and what is in the mirror: a client has a read-only descriptor of it, and
+//! can make pages of zeros there, by touching them through a mapping that it has not registered. So
+//! a page is installed only while the index says that it is lent, and under a reference, so that it
+//! stays lent meanwhile.
+
+mod client;
+mod error;
+mod foreign;
+mod pages;
+mod regions;
+mod snapshot;
+#[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "an address and an access to it")]
+mod tests;
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::completions::{Completions, Outcome};
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::lend;
+use crate::reclaim;
+use client::{Ahead, Client, Served};
+pub use error::ClientError;
+use foreign::{Foreign, Message};
+use pages::Pages;
+pub use regions::{ClientMapping, ClientMemory};
+use snapshot::Snapshot;
+
+/// The most reads that are under way for the faults of one client.
+const READS_MAX: usize = 64;
+
+/// Clients and completions that are looked after in one turn.
+const TURN_MAX: usize = 64;
+
+/// How long a fault waits for room in the mirror.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// In the epoll: the completions. Clients count from 1 on.
+const COMPLETIONS: u64 = 0;
+
+/// The number of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// What [`Clients::work`] has to tell.
+#[derive(Debug)]
+pub enum ClientEvent {
+    /// The client was given up. Its descriptor is closed.
+    Ended {
+        /// Which.
+        client: ClientId,
+        /// Why.
+        cause: ClientError,
+    },
+    /// A page could not be read, and the thread that waits for it gets SIGBUS.
+    PageFailed {
+        /// Whose.
+        client: ClientId,
+        /// The page's offset in the snapshot.
+        offset: u64,
+        /// Why.
+        cause: Error,
+    },
+}
+
+/// Counters of [`Clients`], over all clients that there were.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(clippy::struct_field_names, reason = "what is counted")]
+pub struct ClientsStats {
+    /// Clients that are served now.
+    pub clients: u64,
+    /// Of these, those in whose memory pages are being installed ahead.
+    pub ahead: u64,
+    /// Clients that were added.
+    pub added: u64,
+    /// Faults: messages of userfaultfds.
+    pub faults: u64,
+    /// Faults that waited for a read.
+    pub waited: u64,
+    /// Faults that had to be tried again, as the client was changing its memory or memory was short.
+    pub again: u64,
+    /// Pages that were installed for faults.
+    pub installed: u64,
+    /// Pages that were installed ahead of faults.
+    pub installed_ahead: u64,
+    /// Pages that could not be read.
+    pub failed: u64,
+    /// Memory of the mirror that all clients share, in bytes, as the system counts it.
+    pub shared_bytes: u64,
+}
+
+/// Other processes whose memory is a snapshot.
+///
+/// A client maps [`memory`](Self::memory), registers the mapping with a userfaultfd, and hands the
+/// userfaultfd over; from then on its pages come from the cache, within the budget, and each is in
+/// memory once for all clients. A page that a client stores to becomes its own, which is the
+/// kernel's doing. Clients whose memory is private get copies instead.
+///
+/// One thread uses it, as part of its event loop: it waits for the descriptor ([`AsFd`]) and for
+/// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which never waits.
+///
+/// `docs/serve.md` has what a client has to do, and what a client that is
+/// not trusted can do.
+#[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "its clients are what it is about")]
+pub struct Clients {
+    snapshot: Snapshot,
+    completions: Completions,
+    epoll: OwnedFd,
+    clients: BTreeMap<u64, Client>,
+    last_client: u64,
+    jobs: HashMap<u64, Job>,
+    last_job: u64,
+    /// Of [`Self::record`].
+    touched: Option<Touched>,
+    stats: ClientsStats,
+    /// The most pages that are installed ahead for one client.
+    ahead_max: usize,
+}
+
+/// A read that is under way.
+#[derive(Debug)]
+struct Job {
+    client: u64,
+    what: Read,
+}
+
+#[derive(Debug)]
+enum Read {
+    Fault(u64),
+    Ahead(Vec<u64>),
+}
+
+/// The pages that clients have asked for.
+#[derive(Debug)]
+struct Touched {
+    seen: Pages,
+    new: Vec<u64>,
+}
+
+impl Clients {
+    /// No clients yet, of a snapshot which is `file`. Its length must not change.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB; [`ErrorKind::Eventfd`];
+    /// [`ErrorKind::Map`] if the system gives no memory file; [`ErrorKind::Forked`].
+    pub fn new(file: &File) -> Result<Self> {
+        let handle = file.handle();
+        handle.core.check_owner()?;
+        lend::check_budget(&handle.core)?;
+        lend::of(handle)?;
+        let completions = Completions::new()?;
+        let eventfd = |why: Errno| ErrorKind::Eventfd { cause: Arc::new(why.into()) };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(eventfd)?;
+        let data = epoll::EventData::new_u64(COMPLETIONS);
+        epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).map_err(eventfd)?;
+        Ok(Clients {
+            snapshot: Snapshot::new(file),
+            completions,
+            epoll,
+            clients: BTreeMap::new(),
+            last_client: 0,
+            jobs: HashMap::new(),
+            last_job: 0,
+            touched: None,
+            stats: ClientsStats::default(),
+            ahead_max: handle.core.frames.frames() as usize / 2,
+        })
+    }
+
+    /// A read-only descriptor of the memory that all clients share, for a client to map privately.
+    /// Each page has its offset in the snapshot.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Map`].
+    pub fn memory(&self) -> Result<OwnedFd> {
+        use std::os::fd::AsRawFd;
+        let handle = self.snapshot.file.handle();
+        let path = format!("/proc/self/fd/{}", lend::of(handle)?.fd().as_raw_fd());
+        let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        opened.map_err(|cause| handle.mapping.mirror_error(cause.into()))
+    }
+
+    /// The length of [`memory`](Self::memory): whole pages.
+    pub fn bytes(&self) -> u64 {
+        self.snapshot.pages << PAGE_SHIFT
+    }
+
+    /// The bytes `range` of the snapshot are zeros, as the caller knows: whole pages in it are never
+    /// read. Pages that turn out to be zeros when they are read are remembered anyway.
+    pub fn add_zeros(&mut self, range: Range<u64>) {
+        let pages = range.start.div_ceil(PAGE_BYTES as u64)..range.end >> PAGE_SHIFT;
+        self.snapshot.add_zeros(pages);
+    }
+
+    /// From now on [`take_touched`](Self::take_touched) has the pages that clients ask for, but for
+    /// those that are `known`. So that they ask for each, faults are served page by page.
+    pub fn record(&mut self, known: &[u64]) {
+        let mut seen = Pages::none(self.snapshot.pages);
+        for &page in known {
+            seen.add(page);
+        }
+        self.touched = Some(Touched { seen, new: Vec::new() });
+    }
+
+    /// The numbers of the pages that clients have asked for since the last call, in that order, each
+    /// page once in all.
+    pub fn take_touched(&mut self) -> Vec<u64> {
+        self.touched.as_mut().map(|touched| std::mem::take(&mut touched.new)).unwrap_or_default()
+    }
+
+    /// Serves another client from now on. `uffd` is its userfaultfd, which has to be in non-blocking
+    /// mode and stays so. Threads of it that wait for pages are woken, and ask again: so a client
+    /// that was served by somebody else before can be taken over.
+    ///
+    /// # Errors
+    /// [`ClientError`]; nothing has changed then.
+    pub fn add(
+        &mut self,
+        uffd: OwnedFd,
+        mappings: &[ClientMapping],
+    ) -> std::result::Result<ClientId, ClientError> {
+        self.snapshot.file.handle().core.check_owner().map_err(ClientError::Cache)?;
+        let client = Client::new(Foreign::new(uffd)?, mappings, &self.snapshot)?;
+        let id = self.last_client + 1;
+        let data = epoll::EventData::new_u64(id);
+        epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
+            .map_err(|why| Error::from(ErrorKind::Eventfd { cause: Arc::new(why.into()) }))?;
+        self.last_client = id;
+        self.clients.insert(id, client);
+        self.stats.added += 1;
+        Ok(ClientId(id))
+    }
+
+    /// Installs `pages` of the snapshot in a client's memory before it asks for them: as many as
+    /// half of the budget has, in their order. That goes on while faults are served. Numbers past
+    /// the end are left out.
+    pub fn install_ahead(&mut self, client: ClientId, pages: &Arc<[u64]>) {
+        if let Some(client) = self.clients.get_mut(&client.0) {
+            let end = pages.len().min(self.ahead_max);
+            client.ahead = Some(Ahead { pages: pages.clone(), next: 0, end, reads: 0 });
+        }
+    }
+
+    /// Serves a client no longer. What is installed in its memory stays.
+    pub fn remove(&mut self, client: ClientId) {
+        if self.is_here()
+            && let Some(client) = self.clients.remove(&client.0)
+        {
+            // The client may have the descriptor open, too, so closing it does not suffice.
+            let _ = epoll::delete(&self.epoll, client.uffd());
+        }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> ClientsStats {
+        let mirror = lend::of(self.snapshot.file.handle()).ok();
+        let stat = mirror.and_then(|mirror| rustix::fs::fstat(mirror.fd()).ok());
+        let shared_bytes = stat.map_or(0, |stat| stat.st_blocks.cast_unsigned() * 512);
+        let clients = self.clients.len() as u64;
+        let ahead = self.clients.values().filter(|client| client.ahead.is_some()).count() as u64;
+        ClientsStats { clients, ahead, shared_bytes, ..self.stats }
+    }
+
+    /// How long the loop may wait for the descriptor: `None` for as long as it takes.
+    pub fn timeout(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let of = |client: &Client| {
+            if client.ahead.as_ref().is_some_and(Ahead::goes_on) {
+                return Some(Duration::ZERO);
+            }
+            Some(client.due()?.saturating_duration_since(now))
+        };
+        self.clients.values().filter_map(of).min()
+    }
+
+    /// Does what there is to do, a bounded part of it for each client. Never waits.
+    pub fn work(&mut self) -> Vec<ClientEvent> {
+        let mut told = Vec::new();
+        if !self.is_here() {
+            return told; // a forked child shares the descriptors, and must leave them alone
+        }
+        let mut events = Vec::with_capacity(TURN_MAX);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Interrupted: the loop comes back.
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+        for event in events {
+            let (id, flags) = (event.data.u64(), event.flags);
+            if id == COMPLETIONS {
+                self.take_completions(&mut told);
+                continue;
+            }
+            let heard = if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+                Err(ClientError::Blocking)
+            } else {
+                self.hear(id, &mut told)
+            };
+            self.end_if(id, heard, &mut told);
+        }
+        let ids: Vec<u64> = self.clients.keys().copied().collect();
+        for id in ids {
+            let tried = self.try_again(id, &mut told).and_then(|()| self.go_ahead(id));
+            self.end_if(id, tried, &mut told);
+            self.set_pause(id);
+        }
+        told
+    }
+
+    /// Whether this process is the cache's.
+    fn is_here(&self) -> bool {
+        self.snapshot.file.handle().core.owner.is_here()
+    }
+
+    fn end_if(
+        &mut self,
+        id: u64,
+        done: std::result::Result<(), ClientError>,
+        told: &mut Vec<ClientEvent>,
+    ) {
+        if let Err(cause) = done {
+            self.remove(ClientId(id));
+            told.push(ClientEvent::Ended { client: ClientId(id), cause });
+        }
+    }
+
+    /// Reads a client's messages.
+    fn hear(
+        &mut self,
+        id: u64,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let mut messages = Vec::with_capacity(foreign::MESSAGES_MAX);
+        client.uffd().read(&mut messages).map_err(|_| ClientError::Blocking)?;
+        let (mut faults, mut has_changed) = (Vec::new(), false);
+        // What the client did to its memory first: since these messages were read, the kernel lets
+        // pages be installed again, and a fault must not install what was removed.
+        for message in messages {
+            if let Message::Fault(address) = message {
+                faults.push(address & !(PAGE_BYTES as u64 - 1));
+            } else {
+                client.hear(message)?;
+                has_changed = true;
+            }
+        }
+        for address in faults {
+            self.stats.faults += 1;
+            let Some(client) = self.clients.get(&id) else { break };
+            if has_changed && client.page_at(address).is_err() {
+                client.wake(address); // it may be mapped elsewhere by now: it asks again
+            } else {
+                self.fault(id, address, None, told)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A fault that is new, or is tried again.
+    fn fault(
+        &mut self,
+        id: u64,
+        address: u64,
+        short_since: Option<Instant>,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let page = client.page_at(address)?;
+        if let (Some(touched), Some(page)) = (&mut self.touched, page)
+            && touched.seen.add(page)
+        {
+            touched.new.push(page);
+        }
+        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
+            Ok(Served::Done(pages)) => {
+                client.gets_on();
+                self.stats.installed += pages;
+            }
+            Ok(Served::Later) => {
+                client.rest(address, short_since);
+                self.stats.again += 1;
+            }
+            Ok(Served::Absent(page)) => match short_since {
+                // It was read, and is not in the mirror.
+                Some(since) if since.elapsed() > PATIENCE => {
+                    let handle = self.snapshot.file.handle();
+                    let short = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
+                    let cause = short.of(&handle.mapping, page);
+                    self.fail(id, page, cause, told);
+                }
+                _ => self.read(id, page, short_since),
+            },
+            Err(ClientError::Cache(cause)) => {
+                let page = page.unwrap_or_default();
+                self.fail(id, page, cause, told);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, id: u64, page: u64, cause: Error, told: &mut Vec<ClientEvent>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.fail(page);
+        self.stats.failed += 1;
+        let (client, offset) = (ClientId(id), page << PAGE_SHIFT);
+        told.push(ClientEvent::PageFailed { client, offset, cause });
+    }
+
+    /// Begins to read a page for a fault, unless that is under way. Memory for it may have been short
+    /// before.
+    fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if let Entry::Vacant(waiting) = client.waiting.entry(page) {
+            waiting.insert(short_since);
+            self.stats.waited += 1;
+            self.last_job += 1;
+            self.jobs.insert(self.last_job, Job { client: id, what: Read::Fault(page) });
+            self.completions.get(&client.file, page, self.last_job);
+        }
+    }
+
+    fn take_completions(&mut self, told: &mut Vec<ClientEvent>) {
+        for _ in 0..TURN_MAX {
+            let Some(completion) = self.completions.next() else { return };
+            let Some(Job { client: id, what }) = self.jobs.remove(&completion.user_data) else {
+                continue;
+            };
+            let done = match (what, completion.outcome) {
+                (Read::Fault(page), Outcome::Page(result)) => {
+                    self.page_came(id, page, result.map(drop), told)
+                }
+                (Read::Ahead(pages), Outcome::Pages(result)) => {
+                    // What cannot be read ahead is read again when it is asked for.
+                    let pages = if result.is_ok() { pages } else { Vec::new() };
+                    drop(result);
+                    self.pages_came(id, &pages)
+                }
+                (_, other) => unreachable!("each job has its outcome: {other:?}"),
+            };
+            self.end_if(id, done, told);
+        }
+    }
+
+    /// The page for which a fault has waited was read, and the guard was dropped: a folio in use
+    /// could not be made smaller, and would be read again.
+    fn page_came(
+        &mut self,
+        id: u64,
+        page: u64,
+        result: Result<()>,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let short_since = client.waiting.remove(&page).flatten();
+        if let Err(cause) = result {
+            self.fail(id, page, cause, told);
+            return Ok(());
+        }
+        // Unmapped meanwhile: nobody waits.
+        let Some(address) = client.address_of(page) else { return Ok(()) };
+        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
+            Ok(Served::Done(pages)) => {
+                client.gets_on();
+                self.stats.installed += pages;
+                self.keep(page);
+            }
+            Ok(Served::Absent(_) | Served::Later) => {
+                client.rest(address, Some(short_since.unwrap_or_else(Instant::now)));
+                self.stats.again += 1;
+            }
+            Err(ClientError::Cache(cause)) => self.fail(id, page, cause, told),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Keeps a page that was just installed from eviction for a while: the client has not run yet.
+    fn keep(&self, page: u64) {
+        let handle = self.snapshot.file.handle();
+        if let Some(held) = handle.core.hold(&handle.mapping, page)
+            && held.frame().is_mirrored()
+        {
+            handle.core.keep_recent(held);
+        }
+    }
+
+    fn try_again(
+        &mut self,
+        id: u64,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<(), ClientError> {
+        for _ in 0..TURN_MAX {
+            let Some(client) = self.clients.get_mut(&id) else { break };
+            let Some(again) = client.rested() else { break };
+            // Not mapped there any more: who waits was woken.
+            if client.page_at(again.address).is_ok() {
+                self.fault(id, again.address, again.short_since, told)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Installs the next pages ahead, or begins to read them.
+    fn go_ahead(&mut self, id: u64) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        client.ahead = client.ahead.take().filter(|ahead| !ahead.is_over());
+        let Some(pages) = client.ahead.as_mut().and_then(Ahead::next) else { return Ok(()) };
+        let mut absent = Vec::new();
+        for page in pages {
+            match client.serve_ahead(&mut self.snapshot, page) {
+                Ok(Served::Done(pages)) => self.stats.installed_ahead += pages,
+                Ok(Served::Absent(page)) => absent.push(page),
+                Ok(Served::Later) | Err(ClientError::Cache(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !absent.is_empty() {
+            if let Some(ahead) = &mut client.ahead {
+                ahead.reads += 1;
+            }
+            self.last_job += 1;
+            // By the file's common handle, so that the client's has the order of its faults alone.
+            self.completions.get_many(&self.snapshot.file, &absent, self.last_job);
+            self.jobs.insert(self.last_job, Job { client: id, what: Read::Ahead(absent) });
+        }
+        Ok(())
+    }
+
+    fn pages_came(&mut self, id: u64, pages: &[u64]) -> std::result::Result<(), ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        for &page in pages {
+            match client.serve_ahead(&mut self.snapshot, page) {
+                Ok(Served::Done(pages)) => self.stats.installed_ahead += pages,
+                Ok(_) | Err(ClientError::Cache(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(ahead) = &mut client.ahead {
+            ahead.reads = ahead.reads.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    /// Waits for a client's faults, or does not while too many of them wait for reads.
+    fn set_pause(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let most = if client.is_paused { READS_MAX / 2 } else { READS_MAX };
+        let pause = client.waiting.len() >= most;
+        if pause != client.is_paused {
+            let flags = if pause { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
+            let data = epoll::EventData::new_u64(id);
+            if epoll::modify(&self.epoll, client.uffd(), data, flags).is_ok() {
+                client.is_paused = pause;
+            }
+        }
+    }
+}
+
+/// Readable while there is something to do; beside [`Clients::timeout`].
+impl AsFd for Clients {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

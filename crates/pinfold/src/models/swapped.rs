@@ -1,0 +1,202 @@
+//! A page-out (`swap/pages.rs`) against stores, and against page-outs that want its slot.
+//!
+//! The states of the pages, the slots and the steps of a page-out are the shipped ones. The memory of a
+//! page is a word: its bytes, whether it is there, and whether it is protected, which the processor
+//! looks at in one step with each access. A slot of the swap is a word, too.
+
+use std::sync::Arc;
+
+use super::{SWAPPED, holds_and_catches};
+use crate::mutant::{self, Mutant};
+use crate::swap::pages::{self, Pages, State, Unused, Written};
+use crate::swap::slots::{Slot, Slots};
+use crate::sync::{AtomicU32, Mutex, Ordering};
+
+const THERE: u32 = 1 << 31;
+const PROTECTED: u32 = 1 << 30;
+const BYTES: u32 = PROTECTED - 1;
+
+/// Pages that are in memory, and a swap.
+struct Machine {
+    memory: Vec<AtomicU32>,
+    swap: Vec<AtomicU32>,
+    slots: Slots,
+    /// Behind the `change` mutex.
+    pages: Mutex<Pages>,
+}
+
+impl Machine {
+    /// Pages of which each has its number, plus one, as its bytes.
+    fn new(memory: u32, slots: u32) -> Self {
+        let mut states = Pages::new(memory as usize);
+        for page in 0..memory {
+            assert_eq!(states.store(page.into()), Unused(None));
+        }
+        Machine {
+            memory: (0..memory).map(|page| AtomicU32::new(THERE | (page + 1))).collect(),
+            swap: (0..slots).map(|_| AtomicU32::new(0)).collect(),
+            slots: Slots::new(slots),
+            pages: Mutex::new(states),
+        }
+    }
+
+    fn give(&self, Unused(slot): Unused) {
+        if let Some(slot) = slot {
+            self.slots.give(slot);
+        }
+    }
+
+    /// As `Area::write_some`, and an eviction after it.
+    fn page_out(&self, page: u32) {
+        let Some(slot) = self.slots.take(1).into_iter().flatten().next().map(Slot) else { return };
+        let memory = &self.memory[page as usize];
+        let protect = |_| {
+            memory.fetch_or(PROTECTED, Ordering::SeqCst);
+        };
+        let mut states = self.pages.lock();
+        let wanted = [(u64::from(page), slot)].into_iter();
+        let is_there = memory.load(Ordering::SeqCst) & THERE != 0;
+        let begun = match is_there {
+            true => pages::begin(&mut states, wanted, protect),
+            false => Vec::new(),
+        };
+        drop(states);
+        if begun.is_empty() {
+            self.slots.give(slot);
+            return;
+        }
+        if mutant::on(Mutant::DropBeforeWritten) {
+            self.evict(page);
+        }
+        let read = memory.load(Ordering::SeqCst);
+        let is_mutant = mutant::on(Mutant::DropBeforeWritten);
+        assert!(is_mutant || read & THERE != 0, "page {page} is absent while it is written");
+        self.swap[slot.0 as usize].store(read & BYTES, Ordering::SeqCst);
+        let unused = self.pages.lock().end_write(page.into(), slot, Written::InSlot);
+        self.give(unused);
+        self.evict(page);
+    }
+
+    fn evict(&self, page: u32) {
+        let states = self.pages.lock();
+        if states.may_leave(page.into()) {
+            self.memory[page as usize].store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// A store of the program's, and the faults that it has.
+    fn store(&self, page: u32, bytes: u32) {
+        let memory = &self.memory[page as usize];
+        // Ends: each turn follows a step of a page-out.
+        loop {
+            let now = memory.load(Ordering::SeqCst);
+            if now & THERE != 0 && now & PROTECTED == 0 {
+                let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+                if memory.compare_exchange(now, THERE | bytes, success, failure).is_ok() {
+                    return;
+                }
+                continue;
+            }
+            let mut states = self.pages.lock();
+            self.bring(&mut states, page);
+            self.give(states.store(page.into()));
+            memory.fetch_and(!PROTECTED, Ordering::SeqCst);
+        }
+    }
+
+    /// Steps 4 to 6 of a fault at once: they wait for each other by the folio's version.
+    fn bring(&self, states: &mut Pages, page: u32) {
+        let memory = &self.memory[page as usize];
+        if memory.load(Ordering::SeqCst) & THERE == 0 {
+            let bytes = match states.get(page.into()) {
+                State::Swapped(Slot(slot)) => self.swap[slot as usize].load(Ordering::SeqCst),
+                State::Origin => 0,
+                state => panic!("page {page} has left memory while it is {state:?}"),
+            };
+            memory.store(THERE | PROTECTED | bytes, Ordering::SeqCst);
+        }
+    }
+
+    /// What the program finds.
+    fn load(&self, page: u32) -> u32 {
+        self.bring(&mut self.pages.lock(), page);
+        self.memory[page as usize].load(Ordering::SeqCst) & BYTES
+    }
+}
+
+fn race(
+    (memory, slots): (u32, u32),
+    one: fn(&Machine),
+    other: fn(&Machine),
+    at_the_end: fn(&Machine),
+) {
+    let machine = Arc::new(Machine::new(memory, slots));
+    let (first, second) = if SWAPPED.get() { (other, one) } else { (one, other) };
+    let shared = machine.clone();
+    let thread = loom::thread::spawn(move || second(&shared));
+    first(&machine);
+    thread.join().expect("the other thread");
+    at_the_end(&machine);
+}
+
+/// A store while its page is paged out.
+fn stored() {
+    let at_the_end = |machine: &Machine| assert_eq!(machine.load(0), 7, "the store was lost");
+    race((1, 2), |machine| machine.page_out(0), |machine| machine.store(0, 7), at_the_end);
+}
+
+#[test]
+fn a_store_to_a_page_that_is_paged_out_is_not_lost() {
+    let mutants = [
+        (Mutant::PageOutUnprotected, "the store was lost"),
+        (Mutant::PageOutUnchecked, "the store was lost"),
+        (Mutant::DropBeforeWritten, "has left memory while"),
+    ];
+    holds_and_catches(stored, &mutants);
+}
+
+/// A store to a page that is being written, and a page-out of another page by the same thread.
+fn reused() {
+    let other = |machine: &Machine| {
+        machine.store(0, 7);
+        machine.page_out(1);
+    };
+    let at_the_end = |machine: &Machine| {
+        assert_eq!((machine.load(0), machine.load(1)), (7, 2), "a page has the bytes of another");
+        let mut states = machine.pages.lock();
+        for page in 0..2 {
+            machine.give(states.forget(page).expect("no write is under way"));
+        }
+        assert_eq!(machine.slots.free(), 2, "a slot was lost");
+    };
+    race((2, 2), |machine| machine.page_out(0), other, at_the_end);
+}
+
+#[test]
+fn a_slot_is_not_given_to_another_page_while_it_is_written() {
+    holds_and_catches(reused, &[(Mutant::SlotFreedEarly, "")]);
+}
+
+/// Two page-outs of one page, and a store between the two.
+fn twice() {
+    let other = |machine: &Machine| {
+        machine.store(0, 7);
+        machine.page_out(0);
+    };
+    let at_the_end = |machine: &Machine| {
+        assert_eq!(machine.load(0), 7, "the store was lost");
+        let mut states = machine.pages.lock();
+        machine.give(states.forget(0).expect("no write is under way"));
+        assert_eq!(machine.slots.free(), 2, "a slot was lost");
+    };
+    race((1, 2), |machine| machine.page_out(0), other, at_the_end);
+}
+
+#[test]
+fn a_page_out_is_not_taken_for_another_one_of_the_same_page() {
+    let mutants = [
+        (Mutant::PageOutUnchecked, "the store was lost"),
+        (Mutant::WriteForgotten, "is absent while it is written"),
+    ];
+    holds_and_catches(twice, &mutants);
+}

@@ -1,0 +1,195 @@
+//! The calls of the system that put pages into own memory, protect them, and take them out.
+//!
+//! Called by the other files of this folder, for ranges of an area alone.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+/// The kernel's `struct uffdio_range`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Extent {
+    start: u64,
+    bytes: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct Register {
+    range: Extent,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct Copy {
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffdio_zeropage`.
+#[repr(C)]
+struct Zero {
+    range: Extent,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffdio_writeprotect`.
+#[repr(C)]
+struct Protect {
+    range: Extent,
+    mode: u64,
+}
+
+const GROUP: u8 = 0xAA;
+const OP_REGISTER: u32 = opcode::read_write::<Register>(GROUP, 0x00);
+const OP_COPY: u32 = opcode::read_write::<Copy>(GROUP, 0x03);
+const OP_ZERO: u32 = opcode::read_write::<Zero>(GROUP, 0x04);
+const OP_PROTECT: u32 = opcode::read_write::<Protect>(GROUP, 0x06);
+
+const REGISTER_MISSING: u64 = 1;
+const REGISTER_PROTECTED: u64 = 1 << 1;
+const COPY_PROTECTED: u64 = 1 << 1;
+const PROTECT_ON: u64 = 1;
+
+/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while the
+/// layout of the address space changes.
+const AGAIN_MAX: u32 = 10_000;
+
+fn extent(at: &Range<usize>) -> Extent {
+    Extent { start: at.start as u64, bytes: at.len() as u64 }
+}
+
+/// Makes reserved addresses private memory without access, which no child inherits, and registers
+/// them: the kernel asks for what is missing, and for stores to what is protected.
+///
+/// # Safety
+/// The addresses are reserved by the caller, and not in use.
+pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Result<()> {
+    let start = std::ptr::with_exposed_provenance_mut(at.start);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the caller's addresses.
+    unsafe { mmap_anonymous(start, at.len(), ProtFlags::empty(), flags) }?;
+    // A huge page would have more pages than were brought.
+    for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
+        // SAFETY: as above.
+        match unsafe { madvise(start, at.len(), advice) } {
+            // A kernel without huge pages.
+            Err(Errno::INVAL) if advice == Advice::LinuxNoHugepage => {}
+            done => done?,
+        }
+    }
+    let mode = REGISTER_MISSING | REGISTER_PROTECTED;
+    let mut register = Register { range: extent(at), mode, ioctls: 0 };
+    // SAFETY: the struct is the kernel's for this number.
+    let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
+    // SAFETY: it changes nothing but how faults of the caller's addresses are served.
+    Ok(unsafe { ioctl(uffd, register) }?)
+}
+
+/// Puts copies of the bytes at `from` to absent pages. They are complete when they can be seen.
+///
+/// # Errors
+/// A page is there, or there is no memory: the pages before it have come.
+pub(super) fn copy(
+    uffd: BorrowedFd<'_>,
+    to: &Range<usize>,
+    from: &[u8],
+    protected: bool,
+) -> Result<(), (usize, io::Error)> {
+    assert_eq!(to.len(), from.len(), "a copy has the length of its place");
+    let mode = if protected { COPY_PROTECTED } else { 0 };
+    repeat(to, |left| {
+        let at = left.start - to.start;
+        let (to, from) = (left.start as u64, from[at..].as_ptr().expose_provenance() as u64);
+        let mut copy = Copy { to, from, bytes: left.len() as u64, mode, done: 0 };
+        // SAFETY: the struct is the kernel's for this number.
+        let call = unsafe { Updater::<OP_COPY, _>::new(&mut copy) };
+        // SAFETY: it fills pages of an area that are absent, which nobody has read.
+        let result = unsafe { ioctl(uffd, call) };
+        (result, copy.done)
+    })
+}
+
+/// Makes absent pages pages of zeros, which take memory when they are stored to.
+///
+/// # Errors
+/// As [`copy`].
+pub(super) fn zero(uffd: BorrowedFd<'_>, at: &Range<usize>) -> Result<(), (usize, io::Error)> {
+    repeat(at, |left| {
+        let mut zero = Zero { range: extent(&left), mode: 0, done: 0 };
+        // SAFETY: the struct is the kernel's for this number.
+        let call = unsafe { Updater::<OP_ZERO, _>::new(&mut zero) };
+        // SAFETY: as in `copy`.
+        let result = unsafe { ioctl(uffd, call) };
+        (result, zero.done)
+    })
+}
+
+/// Calls until all of the range is done. The error says how many bytes are.
+fn repeat(
+    range: &Range<usize>,
+    mut call: impl FnMut(Range<usize>) -> (rustix::io::Result<()>, i64),
+) -> Result<(), (usize, io::Error)> {
+    let (mut at, mut again) = (range.start, 0);
+    // Ends: each turn gets on, or is one of a bounded number.
+    while at < range.end {
+        let (result, done) = call(at..range.end);
+        at += usize::try_from(done).unwrap_or(0);
+        match result {
+            Ok(()) => {}
+            Err(Errno::AGAIN) if again < AGAIN_MAX => {
+                again += 1;
+                std::thread::yield_now();
+            }
+            Err(errno) => return Err((at - range.start, errno.into())),
+        }
+    }
+    Ok(())
+}
+
+/// From now on a store to a page of the range that is there is a fault; or not any more, and then
+/// threads that wait are woken.
+///
+/// # Panics
+/// If the kernel refuses: stores would be lost.
+pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
+    let mode = if on { PROTECT_ON } else { 0 };
+    let mut again = 0;
+    // Ends: as in `repeat`.
+    let done = loop {
+        let mut protect = Protect { range: extent(at), mode };
+        // SAFETY: the struct is the kernel's for this number.
+        let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
+        // SAFETY: it changes which accesses to pages of an area are faults.
+        match unsafe { ioctl(uffd, call) } {
+            Err(Errno::AGAIN) if again < AGAIN_MAX => {
+                again += 1;
+                std::thread::yield_now();
+            }
+            done => break done,
+        }
+    };
+    assert!(done.is_ok(), "own memory at {at:x?} could not be protected ({on}): {done:?}");
+}
+
+/// Takes pages out of memory; the next access is a fault.
+///
+/// # Panics
+/// If the kernel refuses: the bytes would stay, outside of the budget.
+pub(super) fn take_out(at: &Range<usize>) {
+    let start = std::ptr::with_exposed_provenance_mut(at.start);
+    // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.
+    let done = unsafe { madvise(start, at.len(), Advice::LinuxDontNeed) };
+    assert!(done.is_ok(), "own memory at {at:x?} could not be taken out: {done:?}");
+}

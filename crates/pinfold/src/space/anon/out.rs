@@ -1,0 +1,271 @@
+//! Page-outs: how bytes of own memory get to the swap, and pages leave memory; and forgetting pages.
+//!
+//! # A page-out, step by step
+//!
+//! 1. take slots, adjacent ones if there are;
+//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the states
+//!    say `Writing`, and they are protected against stores: one call for adjacent pages;
+//! 3. without it, write them, unless they are all zeros, which a page that was never stored to is, too:
+//!    adjacent slots by one write;
+//! 4. under the mutex: the pages that were not stored to meanwhile are clean (`swap/pages.rs`); the
+//!    slots of the others are free again.
+//!
+//! Then eviction takes them out as any other clean folio, under the mutex again: a store that comes
+//! between 4 and that makes the page dirty, and it stays.
+//!
+//! # Why the bytes can be read in step 3
+//!
+//! They are read by the kernel, or copied by a source. Pages that are `Writing`, or `Stale` after a
+//! store, stay in memory: they are not evicted, not forgotten, and not unmapped, before the write has
+//! ended. A store that ends the protection may change them meanwhile; then what was written is of no
+//! use, and nobody reads it.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bring::give;
+use super::{Area, Origin, calls};
+use crate::core::Core;
+use crate::error::Result;
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::freeze::Candidate;
+use crate::handle::Handle;
+use crate::mapping::{Mapping, OwnMemory};
+use crate::reclaim;
+use crate::source::Extent;
+use crate::swap::pages::{self, IsWriting, State, Unused, Written};
+use crate::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
+use crate::swap::{Swap, add};
+
+/// The most pages that are paged out, or forgotten, under one hold of the mutex.
+const AT_ONCE: u64 = 64;
+
+impl OwnMemory for Area {
+    fn take_out(&self, pages: Range<u64>) {
+        calls::take_out(&self.addresses(&pages));
+    }
+
+    fn write_out(&self, mapping: &Mapping, pages: &[u64]) {
+        let Some(core) = self.core.upgrade() else { return };
+        for pages in pages.chunks(CLUSTER_SLOTS as usize) {
+            self.write_some(&core, mapping, pages);
+        }
+    }
+}
+
+impl Area {
+    /// A page-out of at most a cluster.
+    fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64]) {
+        let swap = core.swap.as_ref();
+        self.writes.lock().under_way += 1;
+        let slots = swap.map(|swap| swap.slots().take(pages.len() as u32)).unwrap_or_default();
+        let mut slots = slots.into_iter().flatten().map(Slot);
+        let mut changing = mapping.change();
+        let unused = |page: &u64| {
+            let Some(head) = changing.head(*page) else { return false };
+            let frame = core.frames.frame(head);
+            !frame.is_changing() && frame.count.word().refs() == 1
+        };
+        // Relaxed: changes under the mutex.
+        let there: Vec<u64> = if self.is_closed() || self.unreadable.load(Ordering::Relaxed) {
+            Vec::new()
+        } else {
+            pages.iter().copied().filter(unused).collect()
+        };
+        let states = changing.own().expect("own memory has states");
+        let dirty: Vec<u64> =
+            there.into_iter().filter(|&page| states.get(page) == State::Dirty).collect();
+        let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(&mut slots).collect();
+        for &page in &dirty[with_slots.len()..] {
+            // What is all zeros needs none; that it looks so is a hint.
+            if self.has_zeros_for_origin() && self.is_zeros_now(page) {
+                // Relaxed: it only has to differ from others.
+                let nth = self.without_slot.fetch_add(1, Ordering::Relaxed);
+                let all = swap.map_or(0, |swap| swap.slots().all());
+                with_slots.push((page, Slots::none(all, nth)));
+            } else if let Some(swap) = swap {
+                add(&swap.counters.full, 1);
+            }
+        }
+        let protect = |run| calls::protect(self.fd(), &self.addresses(&run), true);
+        let begun = pages::begin(states, with_slots.into_iter(), protect);
+        drop(changing);
+        for slot in slots {
+            give(core, Unused(Some(slot)));
+        }
+        let written = self.write(swap, &begun);
+        let mut changing = mapping.change();
+        let states = changing.own().expect("own memory has states");
+        for (&(page, slot), &written) in begun.iter().zip(&written) {
+            let unused = states.end_write(page, slot, written);
+            match (&unused, written, swap) {
+                (Unused(Some(_)), Written::InSlot, Some(swap)) => {
+                    add(&swap.counters.stored_meanwhile, 1);
+                }
+                (_, Written::AsOrigin, Some(swap)) => add(&swap.counters.zeros, 1),
+                _ => {}
+            }
+            give(core, unused);
+        }
+        drop(changing);
+        let mut writes = self.writes.lock();
+        writes.under_way -= 1;
+        writes.ended += 1;
+        drop(writes);
+        self.one_ended.notify_all();
+    }
+
+    fn has_zeros_for_origin(&self) -> bool {
+        matches!(self.origin, Origin::Zeros)
+    }
+
+    /// Step 3.
+    fn write(&self, swap: Option<&Swap>, begun: &[(u64, Slot)]) -> Vec<Written> {
+        let mut written: Vec<Written> = begun
+            .iter()
+            .map(|&(page, _)| {
+                let zeros = self.has_zeros_for_origin() && self.is_zeros_now(page);
+                if zeros { Written::AsOrigin } else { Written::Failed }
+            })
+            .collect();
+        let mut n = 0;
+        // Ends: each turn passes over at least one.
+        while n < begun.len() {
+            let goes_on = |end: usize| {
+                end < begun.len()
+                    && swap.is_some_and(|swap| begun[end].1.0 < swap.slots().all())
+                    && written[end] != Written::AsOrigin
+                    && begun[end].1.0 == begun[n].1.0 + (end - n) as u32
+            };
+            let mut end = n;
+            while goes_on(end) {
+                end += 1;
+            }
+            if end == n {
+                n += 1;
+                continue;
+            }
+            let extents: Vec<_> = self.extents(&begun[n..end]);
+            if swap.is_some_and(|swap| swap.write(begun[n].1, &extents).is_ok()) {
+                written[n..end].fill(Written::InSlot);
+            }
+            n = end;
+        }
+        written
+    }
+
+    /// The memory of pages that are being written: one extent for adjacent ones.
+    fn extents(&self, pages: &[(u64, Slot)]) -> Vec<Extent<'_>> {
+        pages
+            .chunk_by(|one, next| one.0 + 1 == next.0)
+            .map(|run| {
+                let at = NonNull::new(self.address(run[0].0)).expect("no area is at 0");
+                // SAFETY: the pages are there as long as they are `Writing` or `Stale`, and stay mapped with the
+                // area. Only the program stores to them, which by then is a fault; what is read
+                // beside a store that comes all the same is not used.
+                unsafe { Extent::new(at, run.len() * PAGE_BYTES) }
+            })
+            .collect()
+    }
+
+    /// Whether a page that is being written is all zeros.
+    fn is_zeros_now(&self, page: u64) -> bool {
+        let start = self.addresses(&(page..page + 1)).start;
+        (0..PAGE_BYTES).step_by(size_of::<u64>()).all(|at| {
+            let word = std::ptr::with_exposed_provenance_mut::<u64>(start + at);
+            // SAFETY: as in `extents`; the page has so many words.
+            let word = unsafe { AtomicU64::from_ptr(word) };
+            word.load(Ordering::Relaxed) == 0 // ordered by the mutex of step 2
+        })
+    }
+
+    /// Whether the program may read the memory. If not, waits for the page-outs that are under way,
+    /// and there are no further ones.
+    pub(in crate::space) fn set_readable(&self, mapping: &Mapping, readable: bool) {
+        let changing = mapping.change();
+        self.unreadable.store(!readable, Ordering::Relaxed); // under the mutex
+        drop(changing);
+        if !readable {
+            let mut now = self.writes.lock();
+            while now.under_way > 0 {
+                now = self.one_ended.wait(now);
+            }
+        }
+    }
+
+    /// Pages leave memory if nobody uses them; what is dirty is written first. Returns how many.
+    pub(in crate::space) fn page_out(handle: &Handle, pages: Range<u64>) -> Result<u64> {
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        core.check_owner()?;
+        let mut gone = 0;
+        // Ends: each turn begins after the last one.
+        let mut from = pages.start;
+        while from < pages.end {
+            let end = pages.end.min(from + AT_ONCE);
+            let there = in_memory(mapping, from..end);
+            core.let_go_of_recent(|head| there.contains(&head));
+            let folios = there.into_iter().map(|head| Candidate::of(core, head));
+            let of_this = |folio: &Candidate| folio.identity.mapping == mapping.id;
+            let folios: Vec<_> = folios.filter(of_this).collect();
+            if !folios.is_empty() {
+                gone += reclaim::evict_these(core, folios);
+            }
+            from = end;
+        }
+        Ok(gone)
+    }
+
+    /// The bytes of these pages are not wanted any more: the next access finds their origin. With
+    /// `for_good` no page gets in any more. Waits for writes of them to the swap.
+    pub(in crate::space) fn forget(&self, handle: &Handle, pages: Range<u64>, for_good: bool) {
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        if for_good {
+            let _changing = mapping.change();
+            self.closed.store(true, Ordering::Relaxed); // under the mutex
+        }
+        let mut from = pages.start;
+        // Ends: each turn gets on, or follows one that waited for a write.
+        while from < pages.end {
+            let ended = self.writes.lock().ended;
+            let end = pages.end.min(from + AT_ONCE);
+            let mut changing = mapping.change();
+            let states = changing.own().expect("own memory has states");
+            let mut at = from;
+            let mut forgotten = Vec::new();
+            while at < end {
+                match states.forget(at) {
+                    Ok(Unused(None)) => {}
+                    Ok(unused) => forgotten.push(unused),
+                    Err(IsWriting) => break,
+                }
+                at += 1;
+            }
+            let gone = crate::freeze::drop_own(core, &mut changing, from..at);
+            drop(changing);
+            crate::freeze::let_go(core, &gone);
+            for unused in forgotten {
+                give(core, unused);
+            }
+            from = at;
+            if at < end {
+                let mut now = self.writes.lock();
+                while now.ended == ended {
+                    now = self.one_ended.wait(now);
+                }
+            }
+        }
+        core.pressure.progress();
+    }
+}
+
+/// The folios of these pages.
+fn in_memory(mapping: &Mapping, pages: Range<u64>) -> Vec<crate::frame::FrameNumber> {
+    let changing = mapping.change();
+    pages.filter_map(|page| changing.head(page)).collect()
+}
+
+/// The pages of a range of bytes that is in an area.
+pub(in crate::space) fn pages_of(range: &Range<usize>) -> Range<u64> {
+    (range.start >> PAGE_SHIFT) as u64..range.end.div_ceil(PAGE_BYTES) as u64
+}

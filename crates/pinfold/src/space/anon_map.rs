@@ -1,0 +1,456 @@
+//! `AnonMap`: own memory, as a program sees it.
+
+use std::ops::Range;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::{io, ptr, slice};
+
+use rustix::mm::MprotectFlags;
+
+use super::anon::{Area, Order, Origin, pages_of};
+use super::core::{INDEX, RECORDS, SpaceCore, Target};
+use super::fault::FaultLock;
+use super::stats::{read, write};
+use super::vma::{Access, Mapped, Vma, begin, end};
+use crate::error::{ErrorKind, MapRangeCause, Result};
+use crate::file::File;
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::mapping::OwnMemory;
+use crate::source::Hint;
+use crate::swap::pages::Pages;
+
+/// Memory of the program's own under the cache's budget: anonymous memory
+/// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
+/// ([`Space::map_private`](crate::Space::map_private)).
+///
+/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its bytes
+/// are gone then. Offsets of its calls count from its start.
+///
+/// # Where the bytes are
+///
+/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the cache
+/// evicts whichever is used least. What was stored to goes to the swap
+/// ([`Options::swap`](crate::Options::swap)) before it leaves memory, unless the page is all zeros;
+/// what is there already and was not changed since is not written again. The next access brings it
+/// back, with pages that follow, if they lie together in the swap and the pages before were touched,
+/// too.
+///
+/// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can leave
+/// the budget, an access to a further page fails with [`ErrorKind::OwnMemory`], after some
+/// time in which it waits for memory.
+///
+/// # An access that fails
+///
+/// The access gets SIGBUS, as with mmap(2), and [`Space::last_failure`](crate::Space::last_failure)
+/// says why: the page could not be read from the swap (or from the file of a private view), or there
+/// is no memory for it. Others go on. The next access tries again; where handler threads serve, once
+/// [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
+/// [`write_at`](Self::write_at) return an error instead.
+///
+/// # What must not be done with the memory
+///
+/// - The program must not unmap, remap or advise it by system calls of its own.
+/// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too: where
+///   the thread that faults serves itself, a system call that stores to the memory (such as read(2)
+///   into it) fails with `EFAULT` if a page is absent, or was written to the swap and not stored to
+///   since.
+/// - No device and no direct I/O may store to it: no read(2) of a file opened with `O_DIRECT` into it,
+///   no registered buffers of an `io_uring`. Such stores pass the page table by, so a page-out does
+///   not see them, and **the bytes are lost without an error**.
+/// - A child of fork(2) does not have it.
+pub struct AnonMap {
+    target: Arc<Target>,
+    area: Arc<Area>,
+    vma: &'static Vma<Arc<Target>>,
+    number: u32,
+    protection: AtomicU8,
+}
+
+/// What may be done with memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Protection {
+    /// Nothing: each access gets SIGSEGV.
+    None,
+    /// It can be read; a store gets SIGSEGV.
+    Read,
+    /// It can be read and stored to.
+    ReadWrite,
+}
+
+// As for `Cache`.
+impl UnwindSafe for AnonMap {}
+impl RefUnwindSafe for AnonMap {}
+
+impl std::fmt::Debug for AnonMap {
+    /// One line: what it is, and where.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AnonMap")
+            .field("name", &self.target.file.handle().mapping.path)
+            .field("len", &self.len())
+            .field("at", &self.as_ptr())
+            .finish_non_exhaustive()
+    }
+}
+
+impl AnonMap {
+    /// Anonymous memory of `len` bytes.
+    pub(super) fn anonymous(space: &Arc<SpaceCore>, len: usize) -> Result<Self> {
+        AnonMap::new(space, "anonymous memory", len, Origin::Zeros)
+    }
+
+    /// A private view of a checked range of a file.
+    pub(super) fn private(space: &Arc<SpaceCore>, file: &File, range: &Range<u64>) -> Result<Self> {
+        let name = format!("private view of {}", file.handle().mapping.path.display());
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        AnonMap::new(space, &name, len, Origin::File(file.clone(), range.start))
+    }
+
+    fn new(space: &Arc<SpaceCore>, name: &str, len: usize, origin: Origin) -> Result<Self> {
+        let core = space.cache.core();
+        core.check_owner()?;
+        let refused = |what, cause: io::Error| {
+            let (name, cause) = (name.into(), Arc::new(cause));
+            crate::error::Error::from(ErrorKind::Own {
+                what,
+                name,
+                start: 0,
+                end: len as u64,
+                cause,
+            })
+        };
+        if len == 0 {
+            return Err(wrong(name.into(), 0..0, MapRangeCause::Empty));
+        }
+        let too_large = || refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
+        let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
+        if isize::try_from(whole).is_err() {
+            return Err(too_large());
+        }
+        let file = space.cache.own_memory(name, whole as u64)?;
+        let weak = Arc::downgrade(&file.handle().core);
+        let area = Area::new(&space.uffd, weak, origin, len).map_err(|why| refused("map", why))?;
+        let area = Arc::new(area);
+        let memory: Arc<dyn OwnMemory> = area.clone();
+        file.handle().mapping.make_own(Pages::new(whole >> PAGE_SHIFT), memory);
+        let target = Target { file, own: Some(area.clone()), space: space.clone() };
+        let target = Arc::new(target);
+        let (number, vma) = RECORDS.claim().ok_or_else(too_large)?;
+        let addresses = area.addresses(&(0..area.pages()));
+        let mapped = Mapped { addresses: addresses.clone(), first_page: 0, target: target.clone() };
+        let protection = AtomicU8::new(Protection::ReadWrite as u8);
+        let map = AnonMap { target, area, vma, number, protection };
+        let layout = map.layout();
+        let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
+            INDEX.set(&map.area.reservation.addresses(), Some(number))
+        });
+        drop(layout);
+        if !published {
+            // The drop of `map` undoes all of it.
+            return Err(too_large());
+        }
+        allow(&addresses, Protection::ReadWrite).map_err(|why| refused("map", why))?;
+        Ok(map)
+    }
+
+    /// The first byte. Valid for reads and stores of [`len`](Self::len) bytes as long as the map is
+    /// there; see [`AnonMap`] for what an access may do.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.area.reservation.start
+    }
+
+    /// The same, for reads.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.as_mut_ptr()
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.area.bytes
+    }
+
+    /// False: no map is empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// All of it as a slice.
+    ///
+    /// # Safety
+    /// As long as the slice is used,
+    /// - nobody stores to the memory, and nobody calls [`write_at`](Self::write_at) or
+    ///   [`discard`](Self::discard);
+    /// - the map stays readable ([`protect`](Self::protect));
+    /// - the thread may call the cache wherever it uses the slice ([`Space`](crate::Space), "Who
+    ///   serves a fault").
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped as long as `self` is; the caller promises the rest.
+        unsafe { slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// All of it as a slice that can be stored to.
+    ///
+    /// # Safety
+    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the memory
+    /// or has a slice of it.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises that it has the memory alone")]
+    pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
+    }
+
+    /// Copies bytes from `offset` on to `buf`, with errors instead of signals. Returns how many:
+    /// `buf.len()`, or fewer at the end. What other threads store meanwhile may be there in part.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SwapRead`], [`ErrorKind::OwnMemory`], [`ErrorKind::Own`] if the memory is
+    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what reads
+    /// of its file fail with.
+    pub fn read_at(&self, buf: &mut [u8], offset: usize) -> Result<usize> {
+        let end = offset.saturating_add(buf.len()).min(self.len());
+        self.each_page(offset..end, Access::Load, |at, from, bytes| {
+            // SAFETY: both are so long; the page is there and stays, and is read by atomic loads.
+            unsafe { crate::frame::copy_racing(buf[at..].as_mut_ptr(), from, bytes) };
+        })
+    }
+
+    /// Copies `buf` to `offset` and what follows, with errors instead of signals. Returns how many
+    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at). What lies before the page that failed was stored.
+    pub fn write_at(&self, buf: &[u8], offset: usize) -> Result<usize> {
+        let end = offset.saturating_add(buf.len()).min(self.len());
+        self.each_page(offset..end, Access::Store, |at, to, bytes| {
+            let Some(at_page) = ptr::NonNull::new(to) else { return }; // no page is at 0
+            // SAFETY: the page is there and stays; other accesses of this crate are atomic.
+            let extent = unsafe { crate::source::Extent::new(at_page, bytes) };
+            extent.store(0, &buf[at..at + bytes]);
+        })
+    }
+
+    /// Calls `copy` for the part of each page of `range`: how far it is from the start of the range,
+    /// its address, and its length. The page is there, and stays until `copy` returns.
+    fn each_page(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        mut copy: impl FnMut(usize, *mut u8, usize),
+    ) -> Result<usize> {
+        let mut at = range.start;
+        // Ends: each turn gets on.
+        while at < range.end {
+            let bytes = (PAGE_BYTES - at % PAGE_BYTES).min(range.end - at);
+            let page = (at >> PAGE_SHIFT) as u64;
+            let _there = self.area.hold(self.target.file.handle(), page, access)?;
+            // Nobody changes the protection meanwhile.
+            let (_body, waited) = self.vma.read();
+            self.target.space.shared.counters.map_readers.note(waited);
+            let least =
+                if access == Access::Store { Protection::ReadWrite } else { Protection::Read };
+            if self.protection() < least as u8 {
+                let why = io::Error::from_raw_os_error(libc::EACCES);
+                let mapping = &self.target.file.handle().mapping;
+                return Err(Area::refused(mapping, "access", &(page..page + 1), why));
+            }
+            copy(at - range.start, self.as_mut_ptr().wrapping_add(at), bytes);
+            at += bytes;
+        }
+        Ok(range.end.saturating_sub(range.start))
+    }
+
+    /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern the
+    /// whole map, until the next of the two: whether pages that follow are brought with a page.
+    /// [`Hint::WillNeed`] brings the pages of the range, at most a quarter of the budget, and waits
+    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes stay
+    /// as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
+    /// [`ErrorKind::Forked`]; for `WillNeed` as [`read_at`](Self::read_at).
+    pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
+        let handle = self.target.file.handle();
+        self.check(&range)?;
+        match hint {
+            Hint::Sequential => self.area.order.store(Order::Sequential as u8, Ordering::Relaxed),
+            Hint::Random => self.area.order.store(Order::Random as u8, Ordering::Relaxed),
+            Hint::WillNeed => {
+                let pages = pages_of(&range);
+                let share = u64::from(handle.core.frames.frames() / 4);
+                for page in pages.start..pages.end.min(pages.start + share) {
+                    if range.is_empty() {
+                        break;
+                    }
+                    if !self.area.look(handle, page, Access::Load)? {
+                        self.area.bring(handle, page, Access::Load)?;
+                    }
+                }
+            }
+            Hint::DontNeed => {
+                if !range.is_empty() {
+                    crate::freeze::drop_clean(&handle.core, &handle.mapping, pages_of(&range));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the pages of `range` leave memory, whatever the policy would do, as `MADV_PAGEOUT` does:
+    /// what was stored to is written to the swap first, and the call waits for that. Returns how many
+    /// bytes have left. Pages stay that another thread stores to or brings meanwhile, and those for
+    /// which there is no swap, or no room in it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. That a write
+    /// failed is none: its pages stay. [`Cache::swap_stats`](crate::Cache::swap_stats) counts them,
+    /// and what found no room.
+    pub fn page_out(&self, range: Range<usize>) -> Result<usize> {
+        self.check(&range)?;
+        if range.is_empty() {
+            return Ok(0);
+        }
+        // As madvise(2) has the lock of the whole address space.
+        let shared = &self.target.space.shared;
+        let _layout = (shared.lock == FaultLock::Space).then(|| {
+            let (layout, waited) = read(&shared.layout);
+            shared.counters.space_readers.note(waited);
+            layout
+        });
+        let gone = Area::page_out(self.target.file.handle(), pages_of(&range))?;
+        Ok(gone as usize * PAGE_BYTES)
+    }
+
+    /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or the
+    /// file's again, and take neither memory nor swap. The range begins at a multiple of 4096, and
+    /// ends at one, or with the map. Waits for page-outs of these pages that are under way.
+    ///
+    /// It is a store, as far as slices are concerned.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MapRange`]; [`ErrorKind::Forked`].
+    pub fn discard(&self, range: Range<usize>) -> Result<()> {
+        self.check(&range)?;
+        let ends = range.end == self.len() || range.end.is_multiple_of(PAGE_BYTES);
+        if !ends || !range.start.is_multiple_of(PAGE_BYTES) {
+            return Err(self.wrong(&range, MapRangeCause::Unaligned));
+        }
+        if !range.is_empty() {
+            let pages = pages_of(&range);
+            self.area.forget(self.target.file.handle(), pages.clone(), false);
+            // Also the poison of those that could not be brought.
+            if self.target.space.handlers.is_some() {
+                self.area.unpoison(self.target.file.handle(), pages);
+            }
+        }
+        Ok(())
+    }
+
+    /// What may be done with the memory from now on. It stays as it is; nothing is brought or paged
+    /// out for this. With [`Protection::None`] the call waits for page-outs that are under way; as
+    /// long as it lasts, what was stored to stays in memory, unless the swap has it already.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Own`] if the system refuses; [`ErrorKind::Forked`].
+    pub fn protect(&self, protection: Protection) -> Result<()> {
+        let handle = self.target.file.handle();
+        handle.core.check_owner()?;
+        let pages = 0..self.area.pages();
+        let waits = &self.target.space.shared.counters.map_writers;
+        let allowed = self.vma.change(waits, |_| {
+            if protection == Protection::None {
+                self.area.set_readable(&handle.mapping, false);
+            }
+            allow(&self.area.addresses(&pages), protection)?;
+            self.protection.store(protection as u8, Ordering::Relaxed); // under the lock
+            self.area.set_readable(&handle.mapping, protection != Protection::None);
+            Ok(())
+        });
+        allowed.map_err(|why| Area::refused(&handle.mapping, "protect", &pages, why))
+    }
+
+    fn protection(&self) -> u8 {
+        self.protection.load(Ordering::Relaxed) // under the lock
+    }
+
+    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock of
+    /// the map, and for page-outs of its pages that are under way.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`]: in a child there is nothing to unmap.
+    pub fn unmap(self) -> Result<()> {
+        self.target.file.handle().core.check_owner()
+        // The drop unmaps it.
+    }
+
+    fn check(&self, range: &Range<usize>) -> Result<()> {
+        self.target.file.handle().core.check_owner()?;
+        let cause = if range.start > range.end {
+            MapRangeCause::Reversed
+        } else if range.end > self.len() {
+            MapRangeCause::BeyondMap { len_bytes: self.len() as u64 }
+        } else {
+            return Ok(());
+        };
+        Err(self.wrong(range, cause))
+    }
+
+    fn wrong(&self, range: &Range<usize>, cause: MapRangeCause) -> crate::error::Error {
+        let path = self.target.file.handle().mapping.path.clone();
+        wrong(path, range.start as u64..range.end as u64, cause)
+    }
+
+    /// The space's lock, for writing.
+    fn layout(&self) -> crate::sync::RwLockWriteGuard<'_, ()> {
+        let shared = &self.target.space.shared;
+        let (layout, waited) = write(&shared.layout);
+        shared.counters.space_writers.note(waited);
+        layout
+    }
+}
+
+impl Drop for AnonMap {
+    fn drop(&mut self) {
+        let handle = self.target.file.handle();
+        if !handle.core.owner.is_here() {
+            return;
+        }
+        // First: a page-out that is under way is waited for without a lock. No page gets in after it.
+        self.area.forget(handle, 0..self.area.pages(), true);
+        let layout = self.layout();
+        let waits = &self.target.space.shared.counters.map_writers;
+        let addresses = self.area.reservation.addresses();
+        let clear = |_: &Mapped<_>| {
+            INDEX.set(&addresses, None);
+        };
+        drop(end(self.vma, waits, clear, || RECORDS.release(self.number)));
+        drop(layout);
+        // Who still waits for a page repeats the access. The addresses go with the area's last share.
+        self.target.space.uffd.wake(addresses.start, addresses.len());
+    }
+}
+
+/// Changes what may be done with addresses of an area.
+fn allow(at: &Range<usize>, protection: Protection) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(at.start);
+    let access = match protection {
+        Protection::None => MprotectFlags::empty(),
+        Protection::Read => MprotectFlags::READ,
+        Protection::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
+    };
+    // SAFETY: an area's addresses; who has slices has promised not to change this.
+    Ok(unsafe { rustix::mm::mprotect(start, at.len(), access) }?)
+}
+
+fn wrong(path: std::path::PathBuf, range: Range<u64>, cause: MapRangeCause) -> crate::error::Error {
+    ErrorKind::MapRange { path, start: range.start, end: range.end, cause }.into()
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+impl AnonMap {
+    /// The state of a page.
+    pub(super) fn state(&self, page: u64) -> crate::swap::pages::State {
+        let mut changing = self.target.file.handle().mapping.change();
+        changing.own().expect("own memory has states").get(page)
+    }
+}

@@ -1,0 +1,91 @@
+//! One page at a time: where its bytes are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::source::Memory;
+use crate::swap::pages::State;
+use crate::{AnonMap, Cache, Hint, Options, Space, SpaceOptions};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+
+fn map(budget: usize, swap: usize, len: usize) -> (Cache, Space, AnonMap) {
+    let source = Arc::new(Memory::new(Vec::new()));
+    let cache = Cache::new(Options::new(budget as u64).swap_source(source, swap as u64)).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_anon(len).unwrap();
+    (cache, space, map)
+}
+
+fn word(map: &AnonMap, at: usize) -> &AtomicU64 {
+    // SAFETY: in the map, and aligned.
+    unsafe { AtomicU64::from_ptr(map.as_mut_ptr().wrapping_add(at).cast()) }
+}
+
+fn load(map: &AnonMap, at: usize) -> u64 {
+    word(map, at).load(Ordering::Relaxed)
+}
+
+fn store(map: &AnonMap, at: usize, value: u64) {
+    word(map, at).store(value, Ordering::Relaxed);
+}
+
+fn state(map: &AnonMap, page: u64) -> State {
+    map.state(page)
+}
+
+#[test]
+fn a_page_goes_to_the_swap_and_comes_back() {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    assert_eq!(load(&map, 5 * PAGE), 0);
+    store(&map, 5 * PAGE, 55);
+    store(&map, 7 * PAGE, 77);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 2 * PAGE);
+    assert!(matches!(state(&map, 5), State::Swapped(_)));
+    let stats = cache.swap_stats().unwrap();
+    assert_eq!((stats.pages_written, stats.writes, stats.used_bytes), (2, 1, 2 * PAGE as u64));
+    assert_eq!((load(&map, 5 * PAGE), load(&map, 7 * PAGE)), (55, 77));
+    assert!(matches!(state(&map, 5), State::Swapped(_)), "it was only read");
+    // What is clean leaves without a write.
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 2 * PAGE);
+    assert_eq!(cache.swap_stats().unwrap().pages_written, 2);
+    assert_eq!(load(&map, 5 * PAGE), 55);
+    store(&map, 5 * PAGE, 56);
+    assert_eq!(state(&map, 5), State::Dirty);
+    assert_eq!(cache.swap_stats().unwrap().used_bytes, PAGE as u64, "its slot is free");
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    store(&map, 5 * PAGE + 8, 57);
+    assert_eq!((load(&map, 5 * PAGE), load(&map, 5 * PAGE + 8)), (56, 57));
+}
+
+#[test]
+fn more_than_the_budget_keeps_its_bytes() {
+    let (cache, space, map) = map(8 * MIB, 80 * MIB, 64 * MIB);
+    for round in 1..4 {
+        for at in (0..64 * MIB).step_by(PAGE) {
+            if round > 1 {
+                assert_eq!(load(&map, at), (at + round - 1) as u64, "byte {at}, round {round}");
+            }
+            store(&map, at, (at + round) as u64);
+        }
+    }
+    let stats = cache.stats();
+    assert!(stats.resident_bytes <= 8 * MIB as u64);
+    println!("{:?} {:?}", cache.swap_stats(), space.stats());
+}
+
+#[test]
+fn what_is_all_zeros_is_not_written() {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    for at in (0..MIB).step_by(PAGE) {
+        store(&map, at, 1);
+        store(&map, at, 0);
+    }
+    assert!(map.page_out(0..4 * MIB).unwrap() >= MIB);
+    let stats = cache.swap_stats().unwrap();
+    assert_eq!((stats.pages_written, stats.used_bytes), (0, 0));
+    assert!(stats.zeros >= 256, "{stats:?}");
+    map.advise(0..MIB, Hint::WillNeed).unwrap();
+    assert_eq!(load(&map, 0), 0);
+}

@@ -1,0 +1,274 @@
+//! The swap: where pages of the program's own memory are while they are not in memory.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod.rs` | the source that has the slots: making it, reading, writing, counting |
+//! | `slots.rs` | which slots are free |
+//! | `pages.rs` | the states of a page, and the protocol of a page-out |
+//!
+//! Which pages go there is decided in `reclaim`; `space/anon/` moves them. Nothing here knows of
+//! files or folios.
+
+pub(crate) mod pages;
+pub(crate) mod slots;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+// Not from `crate::sync`: counters.
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+use crate::frame::PAGE_BYTES;
+use crate::guarded::guarded;
+use crate::source::{Access, Extent, Preference, Source, open_file};
+use pages::Unused;
+use slots::{SLOTS_MAX, Slot, Slots};
+
+/// Where a cache's swap is to be.
+#[derive(Debug, Clone)]
+pub(crate) enum SwapPlace {
+    /// A file without a name in this directory.
+    Dir(PathBuf),
+    /// In a source of the program's own.
+    Source(Arc<dyn Source>),
+}
+
+/// What has happened to a cache's swap, and what is in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SwapStats {
+    /// The bytes that it can hold.
+    pub total_bytes: u64,
+    /// The bytes that it holds.
+    pub used_bytes: u64,
+    /// Pages written to it.
+    pub pages_written: u64,
+    /// Writes, each of one or more pages.
+    pub writes: u64,
+    /// Pages read from it.
+    pub pages_read: u64,
+    /// Reads, each of one or more pages.
+    pub reads: u64,
+    /// Pages that left memory without a write: they were all zeros.
+    pub zeros: u64,
+    /// Page-outs that were given up, because the page was stored to meanwhile.
+    pub stored_meanwhile: u64,
+    /// Pages that stayed in memory because the swap was full.
+    pub full: u64,
+    /// Writes that failed: their pages stayed in memory.
+    pub write_errors: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Why the last of them failed.
+    pub last_error: Option<String>,
+}
+
+/// The swap of one cache.
+#[derive(Debug)]
+pub(crate) struct Swap {
+    source: Arc<dyn Source>,
+    slots: Slots,
+    pub(crate) counters: Counters,
+    last_error: crate::sync::locks::Mutex<Option<String>>,
+}
+
+/// What is counted. Nothing depends on the order of these.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) pages_written: AtomicU64,
+    writes: AtomicU64,
+    pages_read: AtomicU64,
+    reads: AtomicU64,
+    pub(crate) zeros: AtomicU64,
+    pub(crate) stored_meanwhile: AtomicU64,
+    pub(crate) full: AtomicU64,
+    write_errors: AtomicU64,
+    read_errors: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed); // a count
+}
+
+impl Swap {
+    /// A swap of `bytes` bytes, rounded down to whole pages.
+    ///
+    /// # Errors
+    /// The file cannot be made, or its file system has no room.
+    pub(crate) fn new(place: &SwapPlace, bytes: u64) -> io::Result<Self> {
+        let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(SLOTS_MAX / 2);
+        let source = match place {
+            SwapPlace::Source(source) => source.clone(),
+            SwapPlace::Dir(dir) => make(dir, u64::from(slots) * PAGE_BYTES as u64)?,
+        };
+        if source.alignment() > PAGE_BYTES {
+            return Err(io::Error::other("its alignment is above 4096"));
+        }
+        let (counters, last_error) = Default::default();
+        Ok(Swap { source, slots: Slots::new(slots), counters, last_error })
+    }
+
+    /// Its slots.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Gives back a slot that is of no more use.
+    pub(crate) fn give(&self, Unused(slot): Unused) {
+        if let Some(slot) = slot {
+            self.slots.give(slot);
+        }
+    }
+
+    /// Writes pages to adjacent slots, from `first` on.
+    pub(crate) fn write(&self, first: Slot, pages: &[Extent<'_>]) -> io::Result<()> {
+        let write = || self.source.write_extents_at(offset(first), pages);
+        let done = guarded("write_extents_at", write);
+        add(&self.counters.writes, 1);
+        match &done {
+            Ok(()) => add(&self.counters.pages_written, pages.len() as u64),
+            Err(why) => {
+                add(&self.counters.write_errors, 1);
+                self.remember(why);
+            }
+        }
+        done
+    }
+
+    /// Reads adjacent slots, from `first` on.
+    pub(crate) fn read(&self, first: Slot, to: &mut [u8]) -> io::Result<()> {
+        let bytes = to.len();
+        let read = || self.source.read_extents_at(offset(first), &[Extent::of(to)]);
+        let done = guarded("read_extents_at", read);
+        let done = done.and_then(|got| match got {
+            got if got == bytes => Ok(()),
+            // The source ends there, though all of it was written.
+            got => Err(io::Error::other(format!("the swap gave {got} bytes of {bytes}"))),
+        });
+        add(&self.counters.reads, 1);
+        match &done {
+            Ok(()) => add(&self.counters.pages_read, (bytes / PAGE_BYTES) as u64),
+            Err(why) => {
+                add(&self.counters.read_errors, 1);
+                self.remember(why);
+            }
+        }
+        done
+    }
+
+    fn remember(&self, why: &io::Error) {
+        *self.last_error.lock() = Some(why.to_string());
+    }
+
+    /// What has happened to it so far.
+    pub(crate) fn stats(&self) -> SwapStats {
+        let page = PAGE_BYTES as u64;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (all, free) = (self.slots.all(), self.slots.free());
+        let counters = &self.counters;
+        SwapStats {
+            total_bytes: u64::from(all) * page,
+            used_bytes: u64::from(all - free) * page,
+            pages_written: count(&counters.pages_written),
+            writes: count(&counters.writes),
+            pages_read: count(&counters.pages_read),
+            reads: count(&counters.reads),
+            zeros: count(&counters.zeros),
+            stored_meanwhile: count(&counters.stored_meanwhile),
+            full: count(&counters.full),
+            write_errors: count(&counters.write_errors),
+            read_errors: count(&counters.read_errors),
+            last_error: self.last_error.lock().clone(),
+        }
+    }
+}
+
+fn offset(Slot(slot): Slot) -> u64 {
+    u64::from(slot) * PAGE_BYTES as u64
+}
+
+/// A file of `bytes` bytes in `dir`, which has no name any more when this returns: it goes with the
+/// process. Its blocks are allocated where the file system can do that.
+fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    // Ends: a name that is taken is that of a process with this number that was killed in here.
+    let (path, fd) = loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed); // the numbers only have to differ
+        let path = dir.join(format!(".pinfold-swap-{}-{number}", std::process::id()));
+        match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => break (path, fd),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let opened = open_file(&path, Access::ReadWrite, Preference::Auto);
+    rustix::fs::unlink(&path)?;
+    let allocated = match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
+        _ if bytes == 0 => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            rustix::fs::ftruncate(&fd, bytes)
+        }
+        done => done,
+    };
+    allocated?;
+    opened.map_err(io::Error::other)
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::source::Memory;
+
+    #[test]
+    fn a_name_that_a_killed_process_has_left_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = |number: u32| dir.path().join(format!(".pinfold-swap-{}-{number}", process()));
+        (0..100).for_each(|number| std::fs::write(taken(number), "").unwrap());
+        make(dir.path(), 1 << 20).unwrap();
+        let left = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, 100, "its own name is gone");
+    }
+
+    fn process() -> u32 {
+        std::process::id()
+    }
+
+    #[test]
+    fn pages_come_back_from_their_slots_and_the_file_has_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let swap = Swap::new(&SwapPlace::Dir(dir.path().to_owned()), 1 << 20).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let mut pages = crate::source::AlignedBuffer::zeroed(3 * PAGE_BYTES, PAGE_BYTES);
+        for (n, byte) in pages.iter_mut().enumerate() {
+            *byte = (n / PAGE_BYTES) as u8 + 1;
+        }
+        let extents: Vec<_> = pages.chunks_mut(PAGE_BYTES).map(Extent::of).collect();
+        swap.write(Slot(7), &extents).unwrap();
+        let mut back = crate::source::AlignedBuffer::zeroed(2 * PAGE_BYTES, PAGE_BYTES);
+        swap.read(Slot(8), &mut back).unwrap();
+        assert_eq!((back[0], back[PAGE_BYTES]), (2, 3));
+        let stats = swap.stats();
+        assert_eq!((stats.pages_written, stats.writes), (3, 1));
+        assert_eq!((stats.pages_read, stats.reads, stats.total_bytes), (2, 1, 1 << 20));
+    }
+
+    #[test]
+    fn a_swap_that_lost_its_bytes_says_so() {
+        let swap = Swap::new(&SwapPlace::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20);
+        let swap = swap.unwrap();
+        let error = swap.read(Slot(0), &mut [0; PAGE_BYTES]).unwrap_err();
+        assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
+        assert_eq!(swap.stats().read_errors, 1);
+        assert_eq!(swap.stats().last_error.as_deref(), Some("the swap gave 0 bytes of 4096"));
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_an_error() {
+        let place = SwapPlace::Dir("/no/such/directory".into());
+        assert_eq!(Swap::new(&place, 1 << 20).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,451 @@
+//! Own memory: stored to and paged out by many threads at once, under a budget an eighth of it;
+//! swaps that fail or are full; unmapping; forking.
+
+#![cfg(not(loom))] // the model checker builds without the public types
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use pinfold::source::Memory;
+use pinfold::{
+    AnonMap, Cache, ErrorKind, FaultIo, FaultLock, Hint, MapRangeCause, Options, Protection, Space,
+    SpaceOptions,
+};
+use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
+use pinfold_testing::pattern::Pattern;
+
+#[path = "support/child.rs"]
+mod child;
+use child::in_a_child;
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+
+struct Subject {
+    cache: Cache,
+    swap: Arc<Faulty>,
+    space: Space,
+}
+
+impl Subject {
+    fn new(budget: usize, swap_bytes: usize, options: SpaceOptions) -> Self {
+        let swap = Arc::new(Faulty::new(Arc::new(Memory::new(Vec::new()))));
+        let options_of_cache =
+            Options::new(budget as u64).swap_source(swap.clone(), swap_bytes as u64);
+        let cache = Cache::new(options_of_cache).unwrap();
+        let space = Space::new(&cache, options).unwrap();
+        Subject { cache, swap, space }
+    }
+
+    fn fail(&self, operation: Operation) {
+        let (when, fault) = (When::Always, Fault::Error(libc::EIO));
+        self.swap.add(Rule { operation, when, fault });
+    }
+}
+
+fn ways() -> impl Iterator<Item = SpaceOptions> {
+    let locks = [FaultLock::Vma, FaultLock::Space];
+    let ios = [FaultIo::Drop, FaultIo::Hold];
+    let all = locks.into_iter().flat_map(move |lock| ios.map(|io| (lock, io)));
+    all.flat_map(|(lock, io)| {
+        [0, 2].map(|handlers| SpaceOptions::new().lock(lock).io(io).handlers(handlers))
+    })
+}
+
+/// The word at byte `at` of a map.
+fn word(map: &AnonMap, at: usize) -> &AtomicU64 {
+    assert!(at + 8 <= map.len());
+    // SAFETY: in the map, aligned, and all who use it do so by atomics.
+    unsafe { AtomicU64::from_ptr(map.as_mut_ptr().wrapping_add(at).cast()) }
+}
+
+/// Stores a version of a page, which says which page and version it is in its first and last word.
+fn write_page(map: &AnonMap, page: usize, version: u64) {
+    let stamp = (page as u64) << 32 | version;
+    word(map, page * PAGE).store(stamp, Ordering::Relaxed);
+    word(map, page * PAGE + PAGE - 8).store(!stamp, Ordering::Relaxed);
+}
+
+fn check_page(map: &AnonMap, page: usize, version: u64) {
+    let (first, last) = (word(map, page * PAGE), word(map, page * PAGE + PAGE - 8));
+    let expected = match version {
+        0 => (0, 0),
+        _ => ((page as u64) << 32 | version, !((page as u64) << 32 | version)),
+    };
+    let got = (first.load(Ordering::Relaxed), last.load(Ordering::Relaxed));
+    assert_eq!(got, expected, "page {page}, version {version}");
+}
+
+/// Each of `threads` has every so manyth page, and knows which version of each it stored last.
+fn store_and_check(map: &AnonMap, thread: usize, threads: usize, turns: usize) {
+    let mut random = fastrand::Rng::with_seed(thread as u64 + 1);
+    let pages = map.len() / PAGE / threads;
+    let mut versions = vec![0_u64; pages];
+    let page_of = |n: usize| n * threads + thread;
+    for _ in 0..turns {
+        let n = random.usize(0..pages);
+        check_page(map, page_of(n), versions[n]);
+        if random.u8(0..3) > 0 {
+            versions[n] += 1;
+            write_page(map, page_of(n), versions[n]);
+        }
+    }
+    for (n, &version) in versions.iter().enumerate() {
+        check_page(map, page_of(n), version);
+    }
+}
+
+#[test]
+fn no_store_is_lost_while_all_is_paged_out_all_the_time() {
+    for way in ways() {
+        let subject = Subject::new(8 * MIB, 80 * MIB, way);
+        let map = subject.space.map_anon(64 * MIB).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for seed in 0..2 {
+                let (map, over) = (&map, &over);
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(seed);
+                    // Ends: the others end.
+                    while !over.load(Ordering::Relaxed) {
+                        let at = random.usize(0..64 * MIB - MIB);
+                        map.page_out(at..at + random.usize(1..MIB)).unwrap();
+                    }
+                });
+            }
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    scope.spawn({
+                        let map = &map;
+                        move || store_and_check(map, thread, 4, 6_000)
+                    })
+                })
+                .collect();
+            let ended: Vec<_> =
+                threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            over.store(true, Ordering::Relaxed);
+            assert!(ended.iter().all(Result::is_ok), "{way:?}");
+        });
+        let (stats, swap) = (subject.cache.stats(), subject.cache.swap_stats().unwrap());
+        assert!(stats.resident_bytes + stats.metadata_bytes + stats.free_bytes <= 8 << 20);
+        assert!(swap.pages_written > 1000 && swap.pages_read > 1000, "{way:?}: {swap:?}");
+        drop(map);
+        assert_eq!(subject.cache.swap_stats().unwrap().used_bytes, 0, "{way:?}");
+    }
+}
+
+/// One page that is stored to as fast as it can be while others page it out: each store follows the
+/// one before it.
+#[test]
+fn a_page_that_is_paged_out_while_it_is_stored_to_counts_on() {
+    let subject = Subject::new(8 * MIB, MIB, SpaceOptions::new());
+    let map = subject.space.map_anon(PAGE).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            // Ends: the other thread ends.
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    map.page_out(0..PAGE).unwrap();
+                }
+            });
+        }
+        let mut n = 0;
+        // Ends: the page is paged out again and again.
+        while n % 1000 > 0 || subject.cache.swap_stats().unwrap().pages_written < 200 {
+            let (first, last) = (word(&map, 0), word(&map, PAGE - 8));
+            let lost = first.load(Ordering::Relaxed) != n || last.load(Ordering::Relaxed) != n;
+            if lost {
+                over.store(true, Ordering::Relaxed);
+            }
+            assert!(!lost, "a store was lost after {n}");
+            first.store(n + 1, Ordering::Relaxed);
+            last.store(n + 1, Ordering::Relaxed);
+            n += 1;
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn safe_calls_copy_through_what_is_paged_out() {
+    for way in ways() {
+        let subject = Subject::new(8 * MIB, 40 * MIB, way);
+        let map = subject.space.map_anon(32 * MIB - 5).unwrap();
+        let pattern = Pattern::new(3, 0);
+        let bytes = pattern.to_vec(32 * MIB - 5);
+        for (n, part) in bytes.chunks(100_000).enumerate() {
+            assert_eq!(map.write_at(part, n * 100_000).unwrap(), part.len());
+        }
+        let mut back = vec![0; 32 * MIB];
+        assert_eq!(map.read_at(&mut back, 0).unwrap(), bytes.len());
+        assert!(back[..bytes.len()] == bytes[..], "{way:?}");
+        assert_eq!(map.read_at(&mut back, bytes.len()).unwrap(), 0);
+        assert_eq!(map.read_at(&mut back, bytes.len() - 3).unwrap(), 3);
+    }
+}
+
+#[test]
+fn a_failed_read_of_the_swap_is_an_error_and_the_next_one_tries_again() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new());
+    let map = subject.space.map_anon(MIB).unwrap();
+    for page in 0..20 {
+        write_page(&map, page, 1);
+    }
+    assert!(map.page_out(0..MIB).unwrap() >= 20 * PAGE);
+    subject.fail(Operation::Read);
+    let error = map.read_at(&mut [0; 10], 5 * PAGE + 7).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::SwapRead { offset: 20_480, .. }), "{error:?}");
+    assert!(
+        error.to_string().starts_with("cannot read byte 20480 of anonymous memory from the swap")
+    );
+    assert!(map.advise(0..20 * PAGE, Hint::WillNeed).is_err());
+    assert!(subject.cache.swap_stats().unwrap().read_errors >= 2);
+    subject.swap.heal();
+    for page in 0..20 {
+        check_page(&map, page, 1);
+    }
+}
+
+#[test]
+fn a_failed_write_to_the_swap_keeps_the_page() {
+    let subject = Subject::new(8 * MIB, 40 * MIB, SpaceOptions::new());
+    let map = subject.space.map_anon(MIB).unwrap();
+    write_page(&map, 7, 1);
+    subject.fail(Operation::Write);
+    assert_eq!(map.page_out(7 * PAGE..8 * PAGE).unwrap(), 0);
+    check_page(&map, 7, 1);
+    write_page(&map, 7, 2);
+    let swap = subject.cache.swap_stats().unwrap();
+    assert_eq!((swap.write_errors, swap.used_bytes, swap.pages_written), (1, 0, 0), "{swap:?}");
+    assert!(swap.last_error.is_some());
+    subject.swap.heal();
+    assert_eq!(map.page_out(7 * PAGE..8 * PAGE).unwrap(), PAGE);
+    check_page(&map, 7, 2);
+}
+
+#[test]
+fn where_nothing_can_be_paged_out_the_error_says_why() {
+    let full = Subject::new(8 * MIB, MIB, SpaceOptions::new());
+    let none = Cache::new(Options::new(8 << 20)).unwrap();
+    let none_space = Space::new(&none, SpaceOptions::new()).unwrap();
+    let cases =
+        [(&full.space, "the swap of 1048576 bytes is full"), (&none_space, "there is no swap")];
+    for (space, why) in cases {
+        let map = space.map_anon(32 * MIB).unwrap();
+        let mut stored = 0;
+        let error = loop {
+            match map.write_at(&[7; PAGE], stored * PAGE) {
+                Ok(_) => stored += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!((MIB / PAGE..9 * MIB / PAGE).contains(&stored), "{stored} pages");
+        let ErrorKind::OwnMemory { swap, offset, .. } = error.kind() else { panic!("{error:?}") };
+        assert_eq!((swap.as_str(), *offset), (why, (stored * PAGE) as u64));
+        // What is given up makes room, and the rest is there.
+        map.discard(0..2 * MIB).unwrap();
+        map.write_at(&[7; PAGE], stored * PAGE).unwrap();
+        let mut byte = [0];
+        for page in 0..=stored {
+            map.read_at(&mut byte, page * PAGE + 9).unwrap();
+            assert_eq!(byte, [if page < 512 { 0 } else { 7 }], "page {page}");
+        }
+    }
+    assert!(full.cache.swap_stats().unwrap().full > 0);
+}
+
+#[test]
+fn what_is_forgotten_is_zeros_and_takes_no_swap() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new());
+    let map = subject.space.map_anon(MIB).unwrap();
+    for page in 0..20 {
+        write_page(&map, page, 1);
+    }
+    map.page_out(0..10 * PAGE).unwrap();
+    map.advise(0..20 * PAGE, Hint::DontNeed).unwrap();
+    for page in 0..20 {
+        check_page(&map, page, 1);
+    }
+    map.discard(5 * PAGE..15 * PAGE).unwrap();
+    for page in 0..20 {
+        check_page(&map, page, u64::from(!(5..15).contains(&page)));
+    }
+    assert_eq!(subject.cache.swap_stats().unwrap().used_bytes, 5 * PAGE as u64);
+}
+
+#[test]
+fn a_map_can_be_unmapped_while_it_is_paged_out_and_brought() {
+    let subject = Subject::new(8 * MIB, 40 * MIB, SpaceOptions::new());
+    for round in 0..40 {
+        let map = Arc::new(subject.space.map_anon(16 * MIB).unwrap());
+        std::thread::scope(|scope| {
+            // The last to end unmaps it, while the daemon pages out what it evicts.
+            for thread in 0..3 {
+                let map = map.clone();
+                scope.spawn(move || {
+                    for page in (0..16 * MIB / PAGE).skip(thread).step_by(3 + round % 2) {
+                        write_page(&map, page, 1);
+                    }
+                    drop(map);
+                });
+            }
+            drop(map);
+        });
+    }
+    assert_eq!(subject.cache.swap_stats().unwrap().used_bytes, 0);
+    assert_eq!(subject.cache.stats().files, 0);
+}
+
+#[test]
+fn a_private_view_has_the_files_bytes_until_it_is_stored_to() {
+    for way in ways() {
+        let subject = Subject::new(8 * MIB, 40 * MIB, way);
+        let pattern = Pattern::new(5, 0);
+        let source = Arc::new(Memory::new(pattern.to_vec(20 * MIB - 100)));
+        let file = subject.cache.attach("file", source.clone()).unwrap();
+        let map = subject.space.map_private(&file, MIB as u64..file.len()).unwrap();
+        let len = map.len();
+        assert_eq!(len, 19 * MIB - 100);
+        let stored = |page: usize| page.is_multiple_of(3);
+        for page in (0..len / PAGE).filter(|&page| stored(page)) {
+            write_page(&map, page, 1);
+        }
+        for _ in 0..2 {
+            for page in 0..len / PAGE {
+                if stored(page) {
+                    check_page(&map, page, 1);
+                    continue;
+                }
+                let mut bytes = vec![0; PAGE];
+                for (n, byte) in bytes.chunks_mut(8).enumerate() {
+                    let word = word(&map, page * PAGE + n * 8).load(Ordering::Relaxed);
+                    byte.copy_from_slice(&word.to_ne_bytes());
+                }
+                pattern.check((MIB + page * PAGE) as u64, &bytes).unwrap();
+            }
+            map.page_out(0..len).unwrap();
+        }
+        assert!(source.to_vec() == pattern.to_vec(20 * MIB - 100), "the file was changed");
+        map.discard(0..3 * PAGE).unwrap();
+        let mut bytes = vec![0; 3 * PAGE];
+        map.read_at(&mut bytes, 0).unwrap();
+        pattern.check(MIB as u64, &bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_protected_map_refuses_safe_calls() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new());
+    let map = subject.space.map_anon(MIB).unwrap();
+    map.write_at(b"hello", 4094).unwrap();
+    map.protect(Protection::Read).unwrap();
+    let mut bytes = [0; 5];
+    map.read_at(&mut bytes, 4094).unwrap();
+    assert_eq!(&bytes, b"hello");
+    let error = map.write_at(b"h", 9000).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Own { what: "access", .. }), "{error:?}");
+    map.protect(Protection::None).unwrap();
+    assert!(map.read_at(&mut bytes, 0).is_err());
+    map.page_out(0..MIB).unwrap();
+    map.protect(Protection::ReadWrite).unwrap();
+    map.read_at(&mut bytes, 4094).unwrap();
+    assert_eq!(&bytes, b"hello");
+}
+
+#[test]
+fn bad_ranges_are_refused() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new());
+    let cause = |error: pinfold::Error| match error.kind() {
+        ErrorKind::MapRange { cause, .. } => *cause,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cause(subject.space.map_anon(0).unwrap_err()), MapRangeCause::Empty);
+    assert!(matches!(
+        subject.space.map_anon(usize::MAX).unwrap_err().kind(),
+        ErrorKind::Own { .. }
+    ));
+    let map = subject.space.map_anon(3 * PAGE - 1).unwrap();
+    let beyond = MapRangeCause::BeyondMap { len_bytes: 3 * PAGE as u64 - 1 };
+    assert_eq!(cause(map.page_out(0..3 * PAGE).unwrap_err()), beyond);
+    #[allow(clippy::reversed_empty_ranges, reason = "that is the case")]
+    let reversed = map.advise(2..1, Hint::WillNeed).unwrap_err();
+    assert_eq!(cause(reversed), MapRangeCause::Reversed);
+    assert_eq!(cause(map.discard(1..PAGE).unwrap_err()), MapRangeCause::Unaligned);
+    assert_eq!(cause(map.discard(0..1).unwrap_err()), MapRangeCause::Unaligned);
+    map.discard(PAGE..3 * PAGE - 1).unwrap();
+    assert_eq!(map.page_out(5..5).unwrap(), 0);
+    assert_eq!(map.write_at(&[1; 20], 3 * PAGE - 11).unwrap(), 10);
+}
+
+#[test]
+fn a_forked_child_does_not_have_it_and_drops_it() {
+    let subject = Subject::new(8 * MIB, 40 * MIB, SpaceOptions::new());
+    let map = std::sync::Mutex::new(Some(subject.space.map_anon(16 * MIB).unwrap()));
+    let store = |version| {
+        let map = map.lock().unwrap();
+        for page in 0..16 * MIB / PAGE {
+            write_page(map.as_ref().unwrap(), page, version);
+        }
+    };
+    store(1);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Page-outs are under way at the fork.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let other = subject.space.map_anon(MIB).unwrap();
+                for page in 0..MIB / PAGE {
+                    write_page(&other, page, 1);
+                }
+                other.page_out(0..MIB).unwrap();
+            }
+        });
+        for _ in 0..10 {
+            in_a_child(|| {
+                let map = map.lock().unwrap().take().expect("it is there");
+                let is_forked = |error: pinfold::Error| {
+                    assert!(matches!(error.kind(), ErrorKind::Forked { .. }), "{error}");
+                };
+                is_forked(map.read_at(&mut [0], 0).unwrap_err());
+                is_forked(map.write_at(&[0], 0).unwrap_err());
+                is_forked(map.page_out(0..MIB).unwrap_err());
+                is_forked(map.discard(0..MIB).unwrap_err());
+                is_forked(map.advise(0..MIB, Hint::WillNeed).unwrap_err());
+                is_forked(map.protect(Protection::Read).unwrap_err());
+                is_forked(subject.space.map_anon(MIB).unwrap_err());
+                assert!(subject.cache.swap_stats().is_none());
+                drop(map);
+            });
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let map = map.lock().unwrap();
+    for page in 0..16 * MIB / PAGE {
+        check_page(map.as_ref().unwrap(), page, 1);
+    }
+}
+
+#[test]
+fn system_calls_wait_for_pages_where_threads_serve() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new().handlers(1));
+    if !subject.space.serves_system_calls() {
+        println!("not tried: the process may have no such userfaultfd");
+        return;
+    }
+    let map = subject.space.map_anon(MIB).unwrap();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let mut expected = vec![0; 3 * PAGE];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut expected, 64).unwrap();
+    write_page(&map, 5, 1);
+    map.page_out(0..MIB).unwrap();
+    check_page(&map, 5, 1); // which is protected from now on
+    let (fd, at) = (std::os::fd::AsRawFd::as_raw_fd(&file), map.as_mut_ptr());
+    // SAFETY: three pages of the map, which nobody else uses.
+    let read = unsafe { libc::pread(fd, at.wrapping_add(4 * PAGE).cast(), 3 * PAGE, 64) };
+    assert_eq!(read, (3 * PAGE).cast_signed(), "{}", std::io::Error::last_os_error());
+    map.page_out(0..MIB).unwrap();
+    let mut bytes = vec![0; 3 * PAGE];
+    assert_eq!(map.read_at(&mut bytes, 4 * PAGE).unwrap(), bytes.len());
+    assert!(bytes == expected);
+}

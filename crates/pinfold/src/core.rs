@@ -18,6 +18,7 @@ use crate::mapping::{Mapping, Mappings};
 use crate::mirror::Leftovers;
 use crate::mutant::{self, Mutant};
 use crate::options::{Options, Reference};
+use crate::pieces::Pieces;
 use crate::pressure::Pressure;
 use crate::readers::{Deferred, Readers};
 use crate::recent::Recent;
@@ -44,6 +45,7 @@ pub(crate) struct Core {
     pub(crate) readers: Arc<Readers>,
     pub(crate) deferred: Deferred,
     pub(crate) leftovers: Leftovers,
+    pub(crate) pieces: Pieces,
     uffd: OnceLock<Arc<Uffd>>,
     recent: Recent,
     pub(crate) failures: Failures,
@@ -83,6 +85,7 @@ impl Core {
             readers: Arc::new(Readers::new(options.barrier)),
             deferred: Deferred::new(),
             leftovers: Leftovers::new(),
+            pieces: Pieces::new(),
             uffd: OnceLock::new(),
             recent: Recent::new(frames.frames() as usize * PAGE_BYTES),
             failures: Failures::new(),

@@ -304,6 +304,7 @@ mod mutant;
 #[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
 pub mod mutants;
 mod options;
+mod pieces;
 mod pin;
 mod pressure;
 mod read;

@@ -184,6 +184,11 @@ impl Mapping {
         }
     }
 
+    /// Its mirror, if it has one by now.
+    pub(crate) fn mirror_if_made(&self) -> Option<&Arc<Mirror>> {
+        self.mirror.get()
+    }
+
     /// The mirror of a file with mirrored folios.
     pub(crate) fn mirror_of_folios(&self) -> &Arc<Mirror> {
         self.mirror.get().expect("mirrored folios are those of a file that has a mirror")

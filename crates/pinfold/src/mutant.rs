@@ -82,6 +82,12 @@ mutants! {
     RecentUnchecked,
     /// Bytes get into the mirror by write(2).
     CopyByWrite,
+    /// Two places become one, whatever is between them.
+    JoinsOverOthers,
+    /// A page that was mapped again is evicted as if it had not been used.
+    MappedAgainForgotten,
+    /// A map says that its addresses go once they have gone.
+    UnmapsUnsaid,
     /// A run that is taken back from the mirrors is not asked whether it is lent.
     TakeBackAnyRun,
     /// A page that fits no lent memory with its neighbours is read with them again.

@@ -59,8 +59,8 @@ impl Residency {
         policy.split(&mut Entries(frames), head.0, pages_before, rest);
     }
 
-    /// Appends the folios that the policy would evict next to `victims`, until they have `pages`
-    /// pages or there are `most` of them.
+    /// The folios that the policy would evict next, until they have `pages` pages, there are `most`
+    /// of them, or one is mirrored.
     pub(crate) fn next_victims(
         &self,
         frames: &Frames,
@@ -74,8 +74,12 @@ impl Residency {
         while victims.len() < most && offered < pages {
             let Ok(victim) = policy.next_victim(&mut Entries(frames), sweep) else { break };
             let victim = FrameNumber(victim);
-            offered += u64::from(frames.frame(victim).order().frames());
+            let frame = frames.frame(victim);
+            offered += u64::from(frame.order().frames());
             victims.push(victim);
+            if frame.is_mirrored() {
+                break;
+            }
         }
         victims
     }

@@ -26,8 +26,18 @@ use super::report::{self, Object, Row};
 use super::workers::Crew;
 use crate::size::Size;
 
-const CASES: [&str; 9] =
-    ["install", "fill", "evict", "warm", "random", "thrash", "thrash-holes", "startup", "swap"];
+const CASES: [&str; 10] = [
+    "install",
+    "fill",
+    "evict",
+    "warm",
+    "random",
+    "zipf",
+    "thrash",
+    "thrash-holes",
+    "startup",
+    "swap",
+];
 
 /// Engines of the cases with a cache. The first two are limits.
 const MAPPED: &str = "mapped";
@@ -70,6 +80,8 @@ Cases without a cache, and what their engines do; they are why the cache maps fi
 Cases with one
   warm     map a cached file (--memory-bytes) anew and touch all of it, in order and at random
   random   read 64 bytes at random of a file (--file-bytes) that is 8 times the memory for it
+  zipf     the same, where the page of rank n is read with a probability proportional to 1/n^0.99, and
+           the ranks are scattered: what is read often should stay
   thrash   each thread maps a file of its own (--thread-bytes), touches every page, unmaps it, and
            again; the memory is an eighth of all files
   thrash-holes
@@ -91,14 +103,14 @@ With several processes; only by `--cases restore`
              pinfold-replay  the same; the quarter was recorded, and is installed ahead
 
 Engines of the others
-  pread-direct  O_DIRECT reads, nothing mapped or cached: of a page in `random`, else of 1 MiB; the
-                device's limit
+  pread-direct  O_DIRECT reads, nothing mapped or cached: of a page in `random` and `zipf`, else of
+                1 MiB; the device's limit
   mapped        pages that are mapped already: the limit of `warm`
-  kernel-mmap   mmap(2), with MADV_RANDOM in `random`; in `swap` MADV_PAGEOUT, to a swap file in --dir
-                that swapon(2) switches on meanwhile
+  kernel-mmap   mmap(2), with MADV_RANDOM in `random` and `zipf`; in `swap` MADV_PAGEOUT, to a swap
+                file in --dir that swapon(2) switches on meanwhile
   pinfold       a map of a space of the cache. --lock: a fault takes the lock of its VMA, or that of
-                the whole space; --io: it drops that lock while it reads, or holds it. `warm` and
-                `random` are measured with the first of each
+                the whole space; --io: it drops that lock while it reads, or holds it. `warm`,
+                `random` and `zipf` are measured with the first of each
 
 Metrics
   ns_per_page        time of the thread that took longest, divided by its pages
@@ -130,7 +142,7 @@ for each thread; page cache counts. Where no group can be made (that takes root,
 delegated) kernel-mmap is not limited, and the rows say so. `install` and `pinfold` need
 userfaultfd(2); without it they are left out, and the last line says why. What is read is checked
 (64 bytes of every page, or the number that it holds), except in `restore`. By default `install`,
-`evict` and `warm` have 1 and 2 threads, `random` has 1, 8 and 32, `thrash` 16, `startup` 8, `swap`
+`evict` and `warm` have 1 and 2 threads, `random` and `zipf` have 1, 8 and 32, `thrash` 16, `startup` 8, `swap`
 5, and `fill` always 1. All cases but `restore` take about five minutes. Only the threads of
 `install`, `fill`, `evict`, `warm` and `random` are bound to processors.";
 
@@ -156,7 +168,7 @@ pub struct FaultArgs {
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     memory_bytes: Size,
 
-    /// Length of the file of `random`, 8 times the memory for it
+    /// Length of the file of `random` and `zipf`, 8 times the memory for it
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     file_bytes: Size,
 
@@ -173,7 +185,7 @@ pub struct FaultArgs {
     #[arg(long, value_name = "SIZE", default_value = "100M")]
     swap_bytes: Size,
 
-    /// How long 32 threads read, unmeasured, before each sample of `random`
+    /// How long 32 threads read, unmeasured, before each sample of `random` and `zipf`
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
 
@@ -207,7 +219,7 @@ fn engines_of(case: &str) -> &'static [&'static str] {
 fn threads_of(case: &str) -> &'static [usize] {
     match case {
         "fill" => &[1],
-        "random" => &[1, 8, 32],
+        "random" | "zipf" => &[1, 8, 32],
         "thrash" | "thrash-holes" => &[16],
         "startup" => &[8],
         "swap" => &[5],
@@ -217,7 +229,7 @@ fn threads_of(case: &str) -> &'static [usize] {
 
 /// Whether its memory is limited.
 fn is_limited(case: &str) -> bool {
-    matches!(case, "random" | "thrash" | "thrash-holes" | "startup" | "swap")
+    matches!(case, "random" | "zipf" | "thrash" | "thrash-holes" | "startup" | "swap")
 }
 
 impl FaultArgs {
@@ -294,7 +306,7 @@ impl FaultArgs {
     /// Bytes of all files that a cell reads, and memory for them.
     fn sizes(&self, cell: &Cell) -> (u64, u64) {
         match cell.case {
-            "random" => (self.file_bytes.0, self.file_bytes.0 / SHARE),
+            "random" | "zipf" => (self.file_bytes.0, self.file_bytes.0 / SHARE),
             "thrash" | "thrash-holes" => {
                 let all = self.thread_bytes.0 * cell.threads as u64;
                 (all, all / SHARE)
@@ -311,6 +323,7 @@ impl FaultArgs {
     fn job(&self, cell: &Cell, files: &Files, dir: &Path) -> Job {
         let (task, count) = match (cell.case, cell.order) {
             ("random", _) => (Task::Random, 1),
+            ("zipf", _) => (Task::Zipf, 1),
             ("thrash", _) => (Task::Thrash { data: true }, cell.threads),
             ("thrash-holes", _) => (Task::Thrash { data: false }, cell.threads),
             ("startup", _) => (Task::Startup, 1),

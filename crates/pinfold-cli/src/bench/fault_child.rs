@@ -24,6 +24,7 @@ use super::fault_maps::{Mapped, Mapper};
 use super::fault_race::{longest_write, race, slowest_over_mean};
 use super::fault_touch::{Order, PAGE_BYTES};
 use super::limited::{self, CacheFigures, WARM_UP_WORKERS, numbers};
+use super::ranks::Ranks;
 use super::scratch::{Aligned, open_direct};
 use super::shared::{Board, SharedBoard};
 use super::times::Times;
@@ -32,6 +33,9 @@ use super::{fault_ground, fault_swap};
 
 /// The length of the direct reads that show what the device can do.
 const DIRECT_BYTES: u64 = 1 << 20;
+
+/// The exponent of `zipf`.
+const SKEW: f64 = 0.99;
 /// `pinfold bench fault-child`: its arguments.
 #[derive(Debug, Args)]
 pub struct ChildArgs {
@@ -69,12 +73,14 @@ impl Job {
         let mapper = Mapper::open(&self.paths, self.budget_bytes, pinfold)?;
         let mut figures = match self.task {
             Task::Warm(order) => self.warm(&mapper, order)?,
-            Task::Random => self.random(&Reads::Mapped(mapper.map(0, 0..self.file_bytes)?))?,
+            Task::Random | Task::Zipf => {
+                self.random(&Reads::Mapped(mapper.map(0, 0..self.file_bytes)?))?
+            }
             Task::Thrash { data } => self.thrash(&mapper, data)?,
             Task::Startup => self.startup(&mapper)?,
             Task::Swap => bail!("it has no files"),
         };
-        if !matches!(self.task, Task::Warm(_) | Task::Random) {
+        if !matches!(self.task, Task::Warm(_) | Task::Random | Task::Zipf) {
             figures.extend(mapper.counted());
         }
         Ok(Outcome { figures, cache: mapper.cache().map(CacheFigures::of) })
@@ -83,7 +89,7 @@ impl Job {
     /// What the device can do with the same amount, without any mapping.
     fn device(&self) -> Result<Vec<Figure>> {
         match self.task {
-            Task::Random => self.random(&Reads::Direct),
+            Task::Random | Task::Zipf => self.random(&Reads::Direct),
             Task::Thrash { .. } => {
                 let ran = race(self.threads, self.length(), |worker, race| {
                     let mut direct = Direct::new(&self.paths[worker])?;
@@ -137,8 +143,13 @@ impl Job {
             map.at_random()?;
         }
         let shared = SharedBoard::new()?;
+        let pages = self.file_bytes / PAGE_BYTES as u64;
+        let ranks = match self.task {
+            Task::Zipf => Some(Ranks::new(pages, SKEW)?),
+            _ => None,
+        };
         let sample = |phase, threads, seconds: f64| -> Result<_> {
-            let walk = Walk { job: self, reads, phase, times: Mutex::new(Times::new()) };
+            let walk = Walk { job: self, reads, ranks, phase, times: Mutex::new(Times::new()) };
             let length = Duration::from_secs_f64(seconds);
             let taken = workers::sample_threads(threads, &walk, shared.board(), length)?;
             Ok((taken, walk.times.into_inner().unwrap_or_else(PoisonError::into_inner)))
@@ -299,7 +310,7 @@ impl Expects {
     }
 }
 
-/// How `random` reads.
+/// How `random` and `zipf` read.
 enum Reads {
     /// By direct reads of a page.
     Direct,
@@ -307,10 +318,12 @@ enum Reads {
     Mapped(Mapped),
 }
 
-/// What the workers of `random` do.
+/// What the workers of `random` and `zipf` do.
 struct Walk<'a> {
     job: &'a Job,
     reads: &'a Reads,
+    /// Of pages; all are equally likely without it.
+    ranks: Option<Ranks>,
     /// Random numbers differ by it.
     phase: u64,
     times: Mutex<Times>,
@@ -322,7 +335,9 @@ impl Work for Walk<'_> {
         let cells = self.job.file_bytes / CELL_BYTES as u64;
         let mut draw = || {
             let cell = (u128::from(random.next_u64()) * u128::from(cells)) >> u64::BITS;
-            cell as u64 * CELL_BYTES as u64
+            let at = cell as u64 * CELL_BYTES as u64;
+            let page = self.ranks.map(|ranks| ranks.draw(&mut random) * PAGE_BYTES as u64);
+            page.map_or(at, |page| page + at % PAGE_BYTES as u64)
         };
         let expects = Expects::of(0, true);
         let mut times = Times::new();

@@ -21,6 +21,8 @@ pub enum Task {
     Warm(Order),
     /// Read 64 bytes at random.
     Random,
+    /// The same of pages of which some are much more likely.
+    Zipf,
     /// Map a file, touch all of it, unmap it, and again; each thread its own file.
     Thrash {
         /// Whether the files have data, or are one hole each.

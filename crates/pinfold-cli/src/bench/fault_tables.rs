@@ -183,9 +183,10 @@ pub fn tables(measured: &[Measured], sizes: &dyn Fn(&Cell) -> (u64, u64)) -> Str
                     tables.push(beside(&title, "pages at once", &of, "ns_per_page", "punch", run));
                 }
             }
-            "random" => {
+            "random" | "zipf" => {
                 let memory = Size(memory);
-                let what = format!("64 bytes at random of {all}, {memory} for them");
+                let how = if case == "random" { "at random" } else { "by Zipf's law" };
+                let what = format!("64 bytes {how} of {all}, {memory} for them");
                 tables.push(by_threads(
                     &format!("{what}, reads per second"),
                     "ops_per_s",

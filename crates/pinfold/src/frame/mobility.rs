@@ -106,6 +106,12 @@ impl Runs {
         self.lent[run as usize / 64].load(Ordering::Relaxed) >> (run % 64) & 1 == 1
     }
 
+    /// How many runs are lent: right at some moment for each 64 of them.
+    pub(super) fn lent(&self) -> u32 {
+        // Relaxed: a number alone.
+        self.lent.iter().map(|runs| runs.load(Ordering::Relaxed).count_ones()).sum()
+    }
+
     pub(super) fn kind(&self, frame: FrameNumber) -> Mobility {
         match self.is_movable(frame) {
             true if self.is_lent(frame) => Mobility::Lent,

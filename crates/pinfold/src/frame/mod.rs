@@ -248,6 +248,11 @@ impl Frames {
         self.whole_runs().filter(|&run| self.is_lent(run))
     }
 
+    /// Frames of lent runs.
+    pub(crate) fn lent_frames(&self) -> u32 {
+        self.buddy.runs().lent() * Order::MAX.frames()
+    }
+
     /// Whether `frame` lies in a lent run; as [`Self::is_movable`].
     pub(crate) fn is_lent(&self, frame: FrameNumber) -> bool {
         self.buddy.runs().is_lent(frame)

@@ -146,6 +146,11 @@ impl<'a> FrozenBatch<'a> {
         let at = self.states[n]?;
         Ok(Frozen { folio: self.folios[n], changing: &mut self.changing[at] })
     }
+
+    /// The `n`th of the batch's mappings, whose mutex is held.
+    pub(crate) fn changing(&mut self, n: usize) -> &mut Changing<'a> {
+        &mut self.changing[n]
+    }
 }
 
 /// Step 3 for one folio.

@@ -1,7 +1,7 @@
 //! Eviction: frees the frames of folios that are not in use.
 //!
 //! For one batch:
-//! 1. ask the policy which folios should go next;
+//! 1. ask the policy which folios should go next; mapped ones go in pieces (`mapped.rs`);
 //! 2. freeze them together (`freeze/batch.rs`): from here on there are no new references, no
 //!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
 //!    ones: here their write-out will be started;
@@ -19,13 +19,14 @@ use std::ops::Range;
 use pinfold_policy::{Answer, Sweep, SweepCounts};
 
 use super::compact;
+use super::mapped::Turns;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::PAGE_BYTES;
-use crate::freeze::{self, Batch, Candidate, Frozen, InUse};
+use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse};
 use crate::index::{NodePool, TrimWhere};
-use crate::mapping::Mapping;
-use crate::mirror::Leaving;
+use crate::mapping::{Changing, Mapping};
+use crate::mirror::{Leaving, join};
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
@@ -36,6 +37,11 @@ const NODES_PER_MILLE: u64 = 9;
 /// The most folios evicted under one hold of their files' mutexes, for which the fills of these
 /// files wait. A membarrier for so many is a small part of what they cost.
 const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
+
+/// Two places are taken out as one if there are at most so many pages between them, and in these so
+/// many folios of the arena.
+const GAP_PAGES_MAX: u64 = 256;
+const GAP_FOLIOS_MAX: u32 = 8;
 
 /// The most shadows dropped under one hold of a file's mutex.
 const SHADOWS_AT_ONCE: u64 = 64;
@@ -51,17 +57,18 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
     let Some(_turn) = core.pressure.evictors.enter(EVICTORS_MAX) else { return sweep.counts() };
+    let mut turns = Turns::default();
     // Ends: the sweep's effort is bounded.
     while let left = u64::from(pages).saturating_sub(sweep.counts().evicted_pages)
         && left > 0
     {
-        let victims = core.residency.next_victims(&core.frames, &mut sweep, left, FOLIOS_AT_ONCE);
-        if victims.is_empty() {
+        let folios = next_folios(core, &mut sweep, &mut turns, left);
+        if folios.is_empty() {
             break;
         }
-        let folios = victims.iter().map(|&head| Candidate::of(core, head)).collect();
         evict_batch(core, folios, &mut sweep, IfDirty::Write);
     }
+    turns.end(core);
     compact::take_back_run(core);
     let counts = sweep.counts();
     if counts.evicted > 0 || collected > 0 {
@@ -69,6 +76,39 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
         core.pressure.progress();
     }
     counts
+}
+
+/// Step 1: a batch, of `pages` pages if they are not mapped.
+fn next_folios(core: &Core, sweep: &mut Sweep, turns: &mut Turns, pages: u64) -> Vec<Candidate> {
+    // Ends: what the policy offers is bounded by the sweep's effort, and makes pieces wait; each
+    // other turn takes from one of these.
+    loop {
+        let mapped = turns.next(core, FOLIOS_AT_ONCE);
+        if !mapped.is_empty() {
+            return mapped;
+        }
+        let mut folios: Vec<Candidate> = Vec::new();
+        let mut offered = 0;
+        // Ends: the same.
+        while folios.len() < FOLIOS_AT_ONCE && offered < pages && !turns.has_piece() {
+            let most = FOLIOS_AT_ONCE - folios.len();
+            let left = pages - offered;
+            let mut victims = core.residency.next_victims(&core.frames, sweep, left, most);
+            let Some(&last) = victims.last() else {
+                turns.offer_no_more(core);
+                break;
+            };
+            if Turns::concern(core, last) {
+                victims.pop();
+                turns.offer(core, sweep, last);
+            }
+            folios.extend(victims.into_iter().map(|head| Candidate::of(core, head)));
+            offered = folios.iter().map(|it| u64::from(it.identity.order.frames())).sum();
+        }
+        if !folios.is_empty() || !turns.has_piece() {
+            return folios;
+        }
+    }
 }
 
 /// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict.
@@ -105,7 +145,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
             Err(why) => stayed.push((batch.folio(n), why)),
         }
     }
-    let leaving = leave(core, &batch, &evicted);
+    let leaving = leave(core, &batch, &mut frozen, &evicted);
     drop(frozen);
     drop(leaving);
     let bytes = evicted.iter().map(|folio| folio.identity.order.bytes() as u64).sum();
@@ -177,11 +217,15 @@ fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     core.frames.frame(folio.head).forget_identity();
 }
 
-/// Step 5: one place for pages that are adjacent. The drop of what it returns is the first half of
-/// step 6.
-fn leave<'a>(core: &Core, batch: &'a Batch, evicted: &[Candidate]) -> Vec<Leaving<'a>> {
+/// Step 5, under the mutexes. The drop of what it returns is the first half of step 6.
+fn leave<'a>(
+    core: &Core,
+    batch: &'a Batch,
+    frozen: &mut FrozenBatch<'_>,
+    evicted: &[Candidate],
+) -> Vec<Leaving<'a>> {
     let mut all = Vec::new();
-    for mapping in batch.mappings() {
+    for (n, mapping) in batch.mappings().iter().enumerate() {
         let mirrored = evicted.iter().filter(|folio| {
             folio.identity.mapping == mapping.id && core.frames.frame(folio.head).is_mirrored()
         });
@@ -193,20 +237,38 @@ fn leave<'a>(core: &Core, batch: &'a Batch, evicted: &[Candidate]) -> Vec<Leavin
             continue;
         }
         pages.sort_unstable_by_key(|pages| pages.start);
-        pages.dedup_by(|next, one| {
-            let adjacent = one.end == next.start;
-            if adjacent {
-                one.end = next.end;
-            }
-            adjacent
-        });
         match mapping.own() {
             // Whoever stores to them waits for the mutex.
-            Some(memory) => pages.into_iter().for_each(|pages| memory.take_out(pages)),
-            None => all.push(mapping.mirror_of_folios().leave(pages)),
+            Some(memory) => {
+                join(&mut pages, |gap| gap.is_empty());
+                pages.into_iter().for_each(|pages| memory.take_out(pages));
+            }
+            None => {
+                let mirror = mapping.mirror_of_folios();
+                let changing = frozen.changing(n);
+                let places = mirror.leave(pages, |gap| has_no_mirrored(core, changing, gap));
+                all.push(places);
+            }
         }
     }
     all
+}
+
+/// Whether no page of `gap` is in a mirrored folio; false if it would take long to say.
+fn has_no_mirrored(core: &Core, changing: &mut Changing<'_>, gap: &Range<u64>) -> bool {
+    if gap.end - gap.start > GAP_PAGES_MAX {
+        return false;
+    }
+    let mut from = gap.start;
+    for _ in 0..=GAP_FOLIOS_MAX {
+        let next = changing.writer(&core.nodes).next_present(from..gap.end);
+        match next {
+            None => return true,
+            Some(folio) if core.frames.frame(folio.frame).is_mirrored() => return false,
+            Some(folio) => from = folio.end(),
+        }
+    }
+    false
 }
 
 /// After so many folios of a file were evicted: limits shadows to the cache's number of pages;

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `mod.rs` | allocating folios and index nodes, and waiting for memory |
 //! | `evict.rs` | eviction, step by step |
+//! | `mapped.rs` | which mapped folios are evicted, and when |
 //! | `daemon.rs` | the thread that evicts ahead of need |
 //! | `unmovable.rs` | memory for what stays where it is |
 //! | `lent.rs` | memory for folios whose bytes are in mirrors |
@@ -25,6 +26,7 @@ mod compact;
 pub(crate) mod daemon;
 mod evict;
 mod lent;
+mod mapped;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;

@@ -43,7 +43,8 @@ use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::lend;
 use crate::many;
-use crate::mirror::prepare;
+use crate::mirror::{Showings, prepare};
+use crate::mutant::{self, Mutant};
 use crate::source::Hint;
 use crate::sync::RwLockWriteGuard;
 use crate::uffd::Uffd;
@@ -110,6 +111,8 @@ impl Map {
         };
         let readable = AtomicBool::new(true);
         let map = Map { target, vma, number, reservation, range: range.clone(), readable };
+        // Ended by the drop.
+        map.shown().begin(&pages, range.start >> PAGE_SHIFT);
         let layout = map.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             // The whole reservation, so that growing within it does not change the index.
@@ -277,10 +280,16 @@ impl Map {
                     let _ = unsafe { reserve_again(&more) };
                     return Err(cause);
                 }
+                self.shown().begin(&more, offset >> PAGE_SHIFT);
             } else if new.end < old.end {
                 let less = new.end..old.end;
+                self.shown().end(&less);
                 // SAFETY: the caller has the map alone, and so no slice of it.
-                unsafe { reserve_again(&less) }?;
+                if let Err(cause) = unsafe { reserve_again(&less) } {
+                    let kept = (less.start - old.start) >> PAGE_SHIFT;
+                    self.shown().begin(&less, (self.range.start >> PAGE_SHIFT) + kept as u64);
+                    return Err(cause);
+                }
                 uffd.wake(less.start, less.len());
             }
             if let Some(mapped) = slot {
@@ -318,6 +327,8 @@ impl Map {
         old?;
         let old = std::mem::replace(&mut self.reservation, reservation);
         let addresses = old.addresses();
+        self.shown().begin(&pages, range.start >> PAGE_SHIFT);
+        self.shown().end(&addresses);
         drop(old);
         self.target.space.uffd.wake(addresses.start, addresses.len());
         Ok(())
@@ -364,6 +375,11 @@ impl Map {
         self.vma.change(&self.target.space.shared.counters.map_writers, change)
     }
 
+    /// Where the file's mirror is shown.
+    fn shown(&self) -> &Showings {
+        &self.target.file.handle().mapping.mirror_of_folios().shown
+    }
+
     fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Relaxed) // under the lock
     }
@@ -377,6 +393,9 @@ impl Drop for Map {
             return;
         }
         let layout = self.layout();
+        if !mutant::on(Mutant::UnmapsUnsaid) {
+            self.shown().end(&self.reservation.addresses());
+        }
         let waits = &self.target.space.shared.counters.map_writers;
         let clear = |_: &Mapped<_>| {
             let addresses = self.reservation.addresses();

@@ -42,6 +42,8 @@
 //! The cache's view is read under a reference to a mirrored folio alone. It is registered for missing
 //! pages, as all maps are: a read of another page would be a SIGBUS, and make none.
 
+mod shown;
+
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -59,6 +61,7 @@ use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mutant::{self, Mutant};
 use crate::sync::{Condvar, Mutex, between_steps};
 use crate::uffd::Uffd;
+pub(crate) use shown::{Showings, Shown};
 
 /// What the view is aligned to: the largest folio, so that a folio's first byte follows from the
 /// address of any of its bytes.
@@ -88,6 +91,8 @@ pub(crate) struct Mirror {
     owned: Mutex<Places>,
     freed: Condvar,
     punching: Mutex<()>,
+    /// Where maps have it; not the view.
+    pub(crate) shown: Showings,
 }
 
 #[derive(Debug, Default)]
@@ -145,8 +150,8 @@ impl Mirror {
         let view = map_view(fd.as_fd(), view_bytes, uffd)?;
         let (owned, freed) = (Mutex::new(Places::default()), Condvar::new());
         let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
-        let punching = Mutex::new(());
-        Ok(Mirror { fd, uffd, view, view_bytes, bytes, owned, freed, punching })
+        let (punching, shown) = (Mutex::new(()), Showings::new());
+        Ok(Mirror { fd, uffd, view, view_bytes, bytes, owned, freed, punching, shown })
     }
 
     /// The memfd. To be mapped shared and read-only, and never where a child inherits it.
@@ -181,19 +186,28 @@ impl Mirror {
     /// Claims the place of `pages`. `None`: some of it is claimed, leaving, or left over.
     pub(crate) fn claim(&self, pages: Range<u64>) -> Option<Claim<'_>> {
         let mut owned = self.owned.lock();
-        let is_owned = owned.all.iter().any(|other| other.overlaps(&pages));
-        if is_owned && !mutant::on(Mutant::ClaimBlindly) {
+        if owned.has_any_of(&pages) && !mutant::on(Mutant::ClaimBlindly) {
             return None;
         }
         owned.add(pages.clone(), By::Step);
         Some(Claim { mirror: self, pages })
     }
 
-    /// The places of folios that are evicted, under the `change` mutex under which they leave the
-    /// index.
-    pub(crate) fn leave(&self, places: Vec<Range<u64>>) -> Leaving<'_> {
+    /// The places of folios that are evicted, in the order of the file, under the `change` mutex under
+    /// which they leave the index. Two of them become one with the pages between, where `is_free` says
+    /// that no folio has its place there: to take out one place costs an interrupt, however long it
+    /// is.
+    pub(crate) fn leave(
+        &self,
+        mut places: Vec<Range<u64>>,
+        mut is_free: impl FnMut(&Range<u64>) -> bool,
+    ) -> Leaving<'_> {
+        let mut owned = self.owned.lock();
+        join(&mut places, |gap| {
+            let others = owned.has_any_of(gap) || !is_free(gap);
+            gap.is_empty() || !others || mutant::on(Mutant::JoinsOverOthers)
+        });
         if !mutant::on(Mutant::LeavesUnowned) {
-            let mut owned = self.owned.lock();
             for pages in &places {
                 owned.add(pages.clone(), By::Step);
             }
@@ -215,7 +229,7 @@ impl Mirror {
 
     /// Whether some of it is claimed, leaving, or left over.
     pub(crate) fn is_taken(&self, pages: &Range<u64>) -> bool {
-        self.owned.lock().all.iter().any(|other| other.overlaps(pages))
+        self.owned.lock().has_any_of(pages)
     }
 
     /// Sleeps until some place may have become free, at most for `nap`.
@@ -369,24 +383,6 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Where a map has pages of a file.
-#[derive(Debug)]
-pub(crate) struct Shown<'a> {
-    pub(crate) uffd: &'a Uffd,
-    pub(crate) pages: Range<u64>,
-    /// The address of the first.
-    pub(crate) start: usize,
-}
-
-impl Shown<'_> {
-    /// The address of the first of `pages`, if it has all of them.
-    fn address(&self, pages: &Range<u64>) -> Option<*mut u8> {
-        let has_all = self.pages.start <= pages.start && pages.end <= self.pages.end;
-        let at = (pages.start.wrapping_sub(self.pages.start) << PAGE_SHIFT) as usize;
-        has_all.then(|| std::ptr::with_exposed_provenance_mut(self.start + at))
-    }
-}
-
 /// Places that folios have left. Dropped without the `change` mutex: then the pages are taken out of
 /// the memfd, and the places are free.
 #[derive(Debug)]
@@ -416,12 +412,27 @@ impl Places {
         self.all.push(Owned { pages, by, number: self.count });
         self.count += 1;
     }
+
+    fn has_any_of(&self, pages: &Range<u64>) -> bool {
+        self.all.iter().any(|other| other.overlaps(pages))
+    }
 }
 
 impl Owned {
     fn overlaps(&self, pages: &Range<u64>) -> bool {
         self.pages.start < pages.end && pages.start < self.pages.end
     }
+}
+
+/// Makes one of two places where that says so of the pages between. They are in the order of the file.
+pub(crate) fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
+    places.dedup_by(|next, one| {
+        let joined = joins(&(one.end..next.start));
+        if joined {
+            one.end = next.end;
+        }
+        joined
+    });
 }
 
 fn is_there(cause: &io::Error) -> bool {
@@ -597,6 +608,40 @@ mod tests {
         leftovers.end(FrameNumber(77));
         assert_eq!(blocks(&mirror), 0, "its bytes go with it");
         drop(mirror.claim(7..8).unwrap());
+    }
+
+    /// How many of three pages are left when the outer two have left. What `between` returns is kept
+    /// meanwhile.
+    fn left_by<R>(
+        mirror: &Mirror,
+        is_free: impl FnMut(&Range<u64>) -> bool,
+        between: impl FnOnce() -> R,
+    ) -> i64 {
+        put(mirror, 3..4, 1);
+        put(mirror, 6..7, 1);
+        put(mirror, 9..10, 1);
+        let kept = between();
+        let leaving = mirror.leave(vec![3..4, 9..10], is_free);
+        drop(leaving);
+        drop(kept);
+        let left = blocks(mirror) / 8;
+        mirror.punch(0..20);
+        left
+    }
+
+    #[test]
+    fn places_leave_as_one_unless_another_is_between() {
+        let mirror = mirror(1 << 20);
+        assert_eq!(left_by(&mirror, |_| true, || ()), 0, "all at once");
+        let others = || left_by(&mirror, |gap| !gap.contains(&6), || ());
+        assert_eq!(others(), 1);
+        assert_eq!(mutant::with(Some(Mutant::JoinsOverOthers), others), 0);
+        // A page that is being lent is in no index yet.
+        mirror.punch(6..7);
+        let lent = || left_by(&mirror, |_| true, || mirror.claim(5..8).unwrap());
+        assert_eq!(lent(), 1);
+        assert_eq!(mutant::with(Some(Mutant::JoinsOverOthers), lent), 0);
+        assert!(mirror.owned.lock().all.is_empty());
     }
 
     /// Whether `settle` returns within that time, while the place is claimed.

@@ -1,0 +1,284 @@
+//! Which mapped folios are evicted: whole pieces of 2 MiB of a file, in two steps.
+//!
+//! To take pages out of page tables costs an interrupt to every processor that runs the program, for
+//! one page as for all of a range: a few microseconds. So mapped folios leave together with those
+//! that lie near them.
+//!
+//! Accesses through a map are not seen. When the policy offers a mapped folio, the pages of its
+//! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::pieces)),
+//! until so do enough others, or the policy offers another folio of it. Then what was mapped again
+//! meanwhile stays, as does what was used by other ways in; the rest is evicted. That is the second
+//! chance of Corbató's clock ("A paging experiment with the Multics system", 1968), for pieces.
+//!
+//! Called by `evict.rs`.
+
+use pinfold_policy::{Answer, Sweep};
+
+use crate::core::Core;
+use crate::frame::FrameNumber;
+use crate::freeze::Candidate;
+use crate::mapping::Mapping;
+use crate::mutant::{self, Mutant};
+use crate::pieces::Piece;
+
+/// The part of the lent memory whose pieces wait. What comes to a piece meanwhile stays, and pages
+/// that stay divide the others, which then leave by an interrupt each: so it is small.
+const WAITING_SHARE: u64 = 32;
+
+/// After so many pieces of which all was used, pages go though they are used: it is the memory that
+/// is too small.
+const USED_PIECES_MAX: u32 = 4;
+
+/// The pieces that one eviction takes.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// What is left of the piece whose turn it is.
+    now: Option<Piece>,
+    /// Pieces in a row of which nothing went.
+    used: u32,
+}
+
+impl Turns {
+    /// Whether the folio at `head` is evicted with its piece.
+    pub(super) fn concern(core: &Core, head: FrameNumber) -> bool {
+        let frame = core.frames.frame(head);
+        let mapping = || core.mappings.get(frame.identity().mapping);
+        // Own memory may have to be written first.
+        frame.is_mirrored() && mapping().is_some_and(|it| it.own().is_none())
+    }
+
+    /// The policy offers a folio that this [concerns](Self::concern). It goes back to the policy, and
+    /// goes later, with its piece.
+    pub(super) fn offer(&mut self, core: &Core, sweep: &mut Sweep, head: FrameNumber) {
+        let identity = core.frames.frame(head).identity();
+        let piece = Piece::of(identity.mapping, identity.index);
+        let waits = core.pieces.is_waiting(&piece);
+        if !waits && let Some(mapping) = core.mappings.get(piece.mapping) {
+            let folios = folios_of(core, &mapping, &piece);
+            let pages = folios.iter().map(|it| u64::from(it.identity.order.frames())).sum();
+            if let Some(mirror) = mapping.mirror_if_made() {
+                mirror.shown.unmap(&piece.pages);
+            }
+            core.pieces.add(piece, pages);
+        }
+        // It was not used enough to stay, says the policy.
+        core.frames.frame(head).set_uses(0);
+        core.residency.answer(&core.frames, sweep, head, Answer::Busy);
+        if self.now.is_none() {
+            let lent = u64::from(core.frames.lent_frames());
+            self.now =
+                if waits { core.pieces.first() } else { core.pieces.next(lent / WAITING_SHARE) };
+        }
+    }
+
+    /// The next at most `most` folios of the piece whose turn it is. Empty: the turn is over.
+    pub(super) fn next(&mut self, core: &Core, most: usize) -> Vec<Candidate> {
+        let Some(piece) = self.now.take() else { return Vec::new() };
+        let Some(mapping) = core.mappings.get(piece.mapping) else { return Vec::new() };
+        let mapped = mapping.mirror_if_made().map(|it| it.shown.mapped(&piece.pages));
+        let mut going = Vec::with_capacity(most);
+        for folio in folios_of(core, &mapping, &piece) {
+            let (frame, first) = (core.frames.frame(folio.head), folio.identity.index);
+            if going.len() == most {
+                let pages = first..piece.pages.end;
+                self.now = Some(Piece { mapping: piece.mapping, pages });
+                break;
+            }
+            let pages = first..first + u64::from(folio.identity.order.frames());
+            let again = mapped.as_ref().is_some_and(|mapped| mapped.has_any_of(pages));
+            let uses = frame.uses();
+            frame.set_uses(uses.saturating_sub(1));
+            let is_used = uses > 0 || (again && !mutant::on(Mutant::MappedAgainForgotten));
+            if !is_used || self.used >= USED_PIECES_MAX {
+                going.push(folio);
+            }
+        }
+        self.used = if going.is_empty() { self.used + 1 } else { 0 };
+        going
+    }
+
+    /// Whether it is some piece's turn.
+    pub(super) fn has_piece(&self) -> bool {
+        self.now.is_some()
+    }
+
+    /// The policy has nothing more to offer.
+    pub(super) fn offer_no_more(&mut self, core: &Core) {
+        self.now = core.pieces.first();
+    }
+
+    /// What is left of the piece is the next thread's.
+    pub(super) fn end(self, core: &Core) {
+        if let Some(piece) = self.now {
+            core.pieces.put_back(piece);
+        }
+    }
+}
+
+/// The mirrored folios that begin in `piece`, in the order of the file. No lock is held: they are
+/// checked when they are frozen.
+fn folios_of(core: &Core, mapping: &Mapping, piece: &Piece) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    let mut page = piece.pages.start;
+    while page < piece.pages.end {
+        let head = mapping.index.lookup_hint(page);
+        let folio = core.frames.try_frame(head).map(|frame| (frame, frame.identity()));
+        page += 1;
+        if let Some((frame, identity)) = folio
+            && (identity.mapping, identity.index) == (mapping.id, page - 1)
+        {
+            page = identity.index + u64::from(identity.order.frames());
+            if frame.is_mirrored() {
+                found.push(Candidate { head, identity });
+            }
+        }
+    }
+    found
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    use super::*;
+    use crate::frame::PAGE_BYTES;
+    use crate::source::Memory;
+    use crate::{Cache, File, Hint, Map, Options, Space, SpaceOptions};
+
+    const MIB: usize = 1 << 20;
+    /// Of a piece.
+    const PAGES: u64 = 512;
+
+    fn file() -> (Cache, File, Space) {
+        let cache = Cache::new(Options::new(32 * MIB as u64)).unwrap();
+        let file = cache.attach("file", Arc::new(Memory::new(vec![7; 8 * MIB]))).unwrap();
+        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        (cache, file, space)
+    }
+
+    fn touch(map: &Map, pages: Range<u64>) {
+        for page in pages {
+            // SAFETY: a byte of the map, whose source cannot fail.
+            let byte = unsafe { map.as_ptr().add(page as usize * PAGE_BYTES).read_volatile() };
+            assert_eq!(byte, 7);
+        }
+    }
+
+    fn head(file: &File, page: u64) -> FrameNumber {
+        let handle = file.handle();
+        handle.core.hold(&handle.mapping, page).expect("it was touched").head()
+    }
+
+    /// The pages of the first piece that would go when its turn comes, where pages 3 and 4 are used
+    /// while it waits, and page 300 was read some time before.
+    fn going() -> Vec<u64> {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..4 * MIB as u64).unwrap();
+        // Folios of a page.
+        map.advise(0..map.len(), Hint::Random).unwrap();
+        touch(&map, 0..2 * PAGES);
+        let core = &*file.handle().core;
+        core.let_go_of_recent(|_| true);
+        let shown = &file.handle().mapping.mirror_of_folios().shown;
+        assert!(shown.mapped(&(0..PAGES)).has_any_of(9..10), "it was touched");
+        core.frames.frame(head(&file, 300)).set_uses(1);
+        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        turns.offer(core, &mut sweep, head(&file, 9));
+        assert!(!shown.mapped(&(0..PAGES)).has_any_of(0..PAGES), "nothing is mapped");
+        assert!(shown.mapped(&(PAGES..2 * PAGES)).has_any_of(PAGES..PAGES + 1), "the next one is");
+        touch(&map, 3..5);
+        let mut going = Vec::new();
+        while turns.has_piece() {
+            let folios = turns.next(core, 64);
+            assert!(folios.len() <= 64);
+            going.extend(folios.iter().map(|it| it.identity.index));
+        }
+        going
+    }
+
+    #[test]
+    fn what_is_used_while_its_piece_waits_stays() {
+        let pages = going();
+        // The kernel maps some neighbours of what is accessed, too.
+        assert!(!pages.contains(&3) && !pages.contains(&4));
+        assert!(!pages.contains(&300), "used by another way in");
+        assert!(pages.len() as u64 >= PAGES - 40, "{}", pages.len());
+        assert!(pages.is_sorted() && pages.iter().all(|&page| page < PAGES));
+        let forgotten = mutant::with(Some(Mutant::MappedAgainForgotten), going);
+        assert!(forgotten.contains(&3) && !forgotten.contains(&300));
+    }
+
+    #[test]
+    fn where_all_is_used_something_goes_all_the_same() {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
+        touch(&map, 0..4 * PAGES);
+        let core = &*file.handle().core;
+        core.let_go_of_recent(|_| true);
+        let (mut sweep, mut turns) = (Sweep::new(1000), Turns::default());
+        let mut none = 0;
+        // Ends: the assertion.
+        loop {
+            turns.offer(core, &mut sweep, head(&file, 0));
+            touch(&map, 0..PAGES);
+            if !turns.next(core, 64).is_empty() {
+                break;
+            }
+            none += 1;
+            assert!(none <= USED_PIECES_MAX);
+        }
+        assert_eq!(none, USED_PIECES_MAX);
+    }
+
+    /// What is left of a program's own memory where a map was, after eviction.
+    fn at_the_addresses_of_a_map_that_was() -> u8 {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..2 * MIB as u64).unwrap();
+        touch(&map, 0..PAGES);
+        let at = map.as_ptr().cast_mut();
+        map.unmap().unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: nothing is there any more, or the call fails.
+        let own = unsafe { rustix::mm::mmap_anonymous(at.cast(), 2 * MIB, access, flags) };
+        let own = own.expect("the addresses are free").cast::<u8>();
+        // SAFETY: that memory.
+        unsafe { own.write_volatile(9) };
+        let core = &*file.handle().core;
+        Turns::default().offer(core, &mut Sweep::new(1), head(&file, 0));
+        // SAFETY: the same.
+        let byte = unsafe { own.read_volatile() };
+        // SAFETY: mapped above, and not used any more.
+        unsafe { rustix::mm::munmap(own.cast(), 2 * MIB) }.unwrap();
+        byte
+    }
+
+    #[test]
+    fn addresses_of_a_map_that_was_are_left_alone() {
+        assert_eq!(at_the_addresses_of_a_map_that_was(), 9);
+        let caught = mutant::with(Some(Mutant::UnmapsUnsaid), at_the_addresses_of_a_map_that_was);
+        assert_eq!(caught, 0);
+    }
+
+    #[test]
+    fn a_mirror_knows_where_it_is_shown() {
+        let (_cache, file, space) = file();
+        let shown = || file.handle().mapping.mirror_of_folios().shown.all();
+        let mut map = space.map_file(&file, 4096..10 * 4096).unwrap();
+        let start = |map: &Map| map.as_ptr().addr();
+        assert_eq!(shown(), [(start(&map), 1..10)]);
+        map.remap(4096..5 * 4096).unwrap();
+        assert_eq!(shown(), [(start(&map), 1..5)]);
+        map.remap(4096..7 * 4096).unwrap();
+        assert_eq!(shown(), [(start(&map), 1..5), (start(&map) + 4 * 4096, 5..7)]);
+        let other = space.map_file(&file, 0..4096).unwrap();
+        map.remap(2 * 4096..8 * 4096).unwrap();
+        assert_eq!(shown(), [(start(&other), 0..1), (start(&map), 2..8)]);
+        drop(other);
+        drop(map);
+        assert_eq!(shown(), []);
+    }
+}

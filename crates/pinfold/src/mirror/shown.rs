@@ -129,7 +129,7 @@ impl Showings {
 }
 
 const PAGES_MAX: usize = Order::MAX.frames() as usize;
-const WORDS: usize = PAGES_MAX / 64;
+const WORDS: usize = PAGES_MAX.div_ceil(64);
 
 /// A set of pages.
 #[derive(Debug)]

@@ -43,7 +43,7 @@ use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::lend;
 use crate::many;
-use crate::mirror::prepare;
+use crate::mirror::{MayMap, prepare};
 use crate::source::Hint;
 use crate::sync::RwLockWriteGuard;
 use crate::uffd::Uffd;
@@ -73,6 +73,8 @@ pub struct Map {
     /// Of the file.
     range: Range<u64>,
     readable: AtomicBool,
+    /// The right to map the file's mirror. Dropped last.
+    _may_map: MayMap,
 }
 
 // As for `Cache`.
@@ -96,6 +98,9 @@ impl Map {
         check(file, &range)?;
         let refused = |cause| refused(file, &range, cause);
         let mirror = lend::of(file.handle())?;
+        let path = || file.handle().mapping.path.clone();
+        let served = || ErrorKind::MappedOrServed { path: path(), what: "map" };
+        let may_map = mirror.map().ok_or_else(served)?;
         let target = Arc::new(Target { file: file.clone(), own: None, space: space.clone() });
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
         let pages = reservation.pages(&range);
@@ -109,7 +114,8 @@ impl Map {
             target: target.clone(),
         };
         let readable = AtomicBool::new(true);
-        let map = Map { target, vma, number, reservation, range: range.clone(), readable };
+        let range = range.clone();
+        let map = Map { target, vma, number, reservation, range, readable, _may_map: may_map };
         let layout = map.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             // The whole reservation, so that growing within it does not change the index.

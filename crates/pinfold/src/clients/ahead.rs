@@ -16,11 +16,11 @@ const GAP_PAGES: u64 = 16;
 /// The aligned blocks of which no piece has more than one.
 const BLOCK_PAGES: u64 = 256;
 
-/// Pages that are looked at in one turn, but for those of a last piece.
-const TURN_PAGES: usize = 256;
+/// Pages that are looked at in one turn, but for those of a last piece. Faults wait for the turn.
+const TURN_PAGES: usize = 64;
 
 /// The most turns whose reads are under way for one client.
-const READS_MAX: usize = 4;
+const READS_MAX: usize = 8;
 
 /// What is installed ahead, in pieces.
 #[derive(Debug)]

@@ -87,8 +87,12 @@ use snapshot::Snapshot;
 /// The most reads that are under way for the faults of one client.
 const READS_MAX: usize = 64;
 
-/// Clients and completions that are looked after in one turn.
+/// Clients that are heard, and faults that are tried again, in one turn.
 const TURN_MAX: usize = 64;
+
+/// Reads that are taken in one turn. Few: a client whose page was there first may have its next
+/// fault by then, whose read is to begin before all others have the page.
+const READS_TAKEN_MAX: usize = 4;
 
 /// How long a fault waits for room in the mirror.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -522,7 +526,7 @@ impl Clients {
     }
 
     fn take_completions(&mut self, told: &mut Vec<ClientEvent>) {
-        for _ in 0..TURN_MAX {
+        for _ in 0..READS_TAKEN_MAX {
             let Some(completion) = self.completions.next() else { return };
             let Outcome::Read { result, .. } = completion.outcome else {
                 unreachable!("a byte is read of each page: {completion:?}")

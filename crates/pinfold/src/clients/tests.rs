@@ -514,7 +514,9 @@ fn a_page_is_read_and_installed_with_those_around_it() {
         fastrand::Rng::with_seed(7).shuffle(&mut order);
         let ((), told) = serving(&mut clients, || {
             for &page in &order {
-                guests.iter().for_each(|guest| assert_eq!(guest.read(page), byte_of(page)));
+                for guest in &guests {
+                    assert_eq!(guest.read(page), byte_of(page));
+                }
             }
         });
         assert!(told.is_empty(), "{told:?}");

@@ -74,7 +74,7 @@ pub struct Map {
     range: Range<u64>,
     readable: AtomicBool,
     /// The right to map the file's mirror. Dropped last.
-    _may_map: MayMap,
+    _shown: MayMap,
 }
 
 // As for `Cache`.
@@ -115,7 +115,7 @@ impl Map {
         };
         let readable = AtomicBool::new(true);
         let range = range.clone();
-        let map = Map { target, vma, number, reservation, range, readable, _may_map: may_map };
+        let map = Map { target, vma, number, reservation, range, readable, _shown: may_map };
         let layout = map.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             // The whole reservation, so that growing within it does not change the index.

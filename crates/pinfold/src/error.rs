@@ -382,6 +382,18 @@ pub enum ErrorKind {
         /// The file.
         path: PathBuf,
     },
+    /// The program maps the file, and would serve it to other processes; or the other way round.
+    #[error(
+        "cannot {what} {}: in one cache, a file is either mapped by the program (Space::map_file) \
+         or served to other processes (Clients), which could put pages of zeros into its maps; \
+         open it in another cache", path.display()
+    )]
+    MappedOrServed {
+        /// The file.
+        path: PathBuf,
+        /// What was tried: `map` or `serve`.
+        what: &'static str,
+    },
     /// The range cannot be mapped, or is not in the map.
     #[error("no map of bytes {start}..{end} of {}: {cause}", path.display())]
     MapRange {
@@ -522,6 +534,7 @@ impl Error {
             ErrorKind::SpaceBudget { .. } => "space-budget",
             ErrorKind::SignalHandler { .. } => "signal-handler",
             ErrorKind::ForeignSpace { .. } => "foreign-space",
+            ErrorKind::MappedOrServed { .. } => "mapped-or-served",
             ErrorKind::MapRange { .. } => "map-range",
             ErrorKind::Map { .. } => "map",
             ErrorKind::SwapFile { .. } => "swap-file",

@@ -11,8 +11,9 @@
 //! A folio with a readahead mark is not lent with those before it: so the mapped access that first
 //! wants it is seen, and reads further ahead.
 //!
-//! Called by `space`.
+//! Called by `space` and `clients`.
 
+use crate::around;
 use crate::core::{Core, Held};
 use crate::error::{ErrorKind, Result};
 use crate::fill;
@@ -27,13 +28,6 @@ use crate::wait;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
-
-/// The most pages that are read for an access beside the wanted one: with it, 128 KiB, aligned, which
-/// is what Linux reads around a fault by default.
-const AROUND_PAGES: u64 = 32;
-
-/// Nothing is read around a page unless this part of the budget is unused.
-const UNUSED_SHARE: u32 = 8;
 
 /// How long a thread sleeps at a time while others own the place.
 const NAP: std::time::Duration = std::time::Duration::from_millis(1);
@@ -125,9 +119,9 @@ pub(crate) unsafe fn look<'a>(
     Ok(Look::Absent)
 }
 
-/// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, but
-/// evicts if there is no memory at once, and makes a folio smaller that lent memory has no room for.
-/// The caller has no reference to the folio, or it would be dropped instead.
+/// As [`look`], for a loop that serves other processes: it waits for nobody who lends the page, nor
+/// for memory. It evicts if there is none at once, and makes a folio smaller that lent memory has no
+/// room for. The caller has no reference to the folio, or it would be dropped instead.
 ///
 /// # Errors
 /// The system refuses memory.
@@ -158,7 +152,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
         let spare = Spare { core, head, order };
         if order != identity.order {
             drop(spare);
-            make_smaller(handle, held, order)?;
+            make_smaller(handle, held, order, mutant::on(Mutant::LookWaits))?;
             continue;
         }
         // SAFETY: nothing is shown.
@@ -168,6 +162,25 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
         }
     }
     Ok(Look::Absent)
+}
+
+/// As [`look_now`], for a page beside the one that is wanted: it is lent only if there is memory for
+/// it at once. One with a readahead mark is not, as for who goes on in order.
+pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
+    let look = || {
+        let held = handle.core.hold(&handle.mapping, page)?;
+        (!held.frame().is_changing()).then_some(held)
+    };
+    let held = look()?;
+    if held.frame().is_mirrored() {
+        return Some(held);
+    }
+    if held.frame().flags().contains(Flags::READAHEAD) {
+        return None;
+    }
+    // SAFETY: nothing is shown.
+    unsafe { lend(handle, of(handle).ok()?, held, None, None) }.ok()?;
+    look().filter(|held| held.frame().is_mirrored())
 }
 
 /// How often [`look`] looks.
@@ -201,7 +214,7 @@ pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
     loop {
         handle.check_page(page)?;
         if !again {
-            read_around(handle, page);
+            around::read(handle, page);
         }
         let read = if again && !mutant::on(Mutant::BringLargeAgain) {
             fill::get_range(handle, page, page + 1)?
@@ -212,25 +225,6 @@ pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
         if let Some(brought) = ready(handle, read, &mut patience)? {
             return Ok(brought);
         }
-    }
-}
-
-/// Reads the absent pages around `page`, as long as that displaces nothing: what an access through a
-/// map wants next, the kernel does not say, and an image that is touched when it starts is wanted as
-/// a whole. Best effort.
-fn read_around(handle: &Handle, page: u64) {
-    let core = &*handle.core;
-    let unused = core.frames.free_frames() + core.frames.free_lent();
-    if !handle.stream.reads_around() || unused < core.frames.frames() / UNUSED_SHARE {
-        return;
-    }
-    let first = page / AROUND_PAGES * AROUND_PAGES;
-    let file_end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
-    let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
-    let start = (first..page).rev().take_while(is_absent).last().unwrap_or(page);
-    let end = (first + AROUND_PAGES).min(file_end);
-    if end - start > 1 {
-        fill::range_now(handle, start, end);
     }
 }
 
@@ -260,13 +254,13 @@ fn ready<'a>(
                 return Ok(Some(Brought { read, spare: Some(spare) }));
             }
             drop(spare);
-            make_smaller(handle, read, order)?;
+            make_smaller(handle, read, order, true)?;
             return Ok(None);
         }
         naps += 1;
         if naps > NAPS_MAX && identity.order > Order::MIN {
             // The place of another of its pages is taken, perhaps for long.
-            make_smaller(handle, read, Order::MIN)?;
+            make_smaller(handle, read, Order::MIN, true)?;
             return Ok(None);
         }
         if patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
@@ -480,8 +474,9 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
 }
 
 /// Makes a folio that no lent frames fit as small as `order`; drops it if it is in use, so that its
-/// page is read anew.
-fn make_smaller(handle: &Handle, held: Held<'_>, order: Order) -> Result<()> {
+/// page is read anew. If `needed` is false, it is also dropped if there is no memory at once for what
+/// the index needs: otherwise that is waited for.
+fn make_smaller(handle: &Handle, held: Held<'_>, order: Order, needed: bool) -> Result<()> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let (head, identity) = (held.head(), held.frame().identity());
     drop(held);
@@ -508,9 +503,11 @@ fn make_smaller(handle: &Handle, held: Held<'_>, order: Order) -> Result<()> {
                 freeze::drop_clean(core, mapping, pages);
             }
             Err(short) => {
-                reclaim::refill_nodes(core, short.wanted, true)
-                    .map_err(|why| why.of(mapping, identity.index))?;
-                continue;
+                let refilled = reclaim::refill_nodes(core, short.wanted, needed);
+                if refilled.map_err(|why| why.of(mapping, identity.index))? {
+                    continue;
+                }
+                freeze::drop_clean(core, mapping, pages);
             }
         }
         return Ok(());
@@ -852,5 +849,52 @@ mod tests {
         let caught = mutant::with(Some(Mutant::BringLargeAgain), access_in_pieces);
         let error = caught.expect_err("the mutant does nothing");
         assert!(error.to_string().contains("read too often"), "{error}");
+    }
+
+    /// What a loop finds that looks for a page whose folio is too large for what is lent, where the
+    /// index has no nodes for smaller ones, and no memory for nodes.
+    fn look_without_nodes() -> Result<bool> {
+        let mut options = Options::new(64 * MIB as u64);
+        options.patience = std::time::Duration::from_millis(20);
+        let cache = Cache::new(options).unwrap();
+        let attach =
+            |name, bytes: usize| cache.attach(name, Arc::new(Memory::new(vec![7; bytes]))).unwrap();
+        let (file, other) = (attach("file", 2 * MIB), attach("other", 8 * MIB));
+        let (handle, core) = (file.handle(), &*file.handle().core);
+        file.read_at(&mut vec![0; MIB], 0).unwrap();
+        let large = core.hold(&handle.mapping, 0).expect("it was read");
+        assert_eq!(large.frame().order().bytes(), MIB);
+        of(handle)?;
+        // To be split, it needs a node for each 64 pages.
+        let nodes = |core: &Core| core.nodes.stats().nodes - core.nodes.stats().nodes_in_use;
+        let mut held = Vec::new();
+        let mut page = 0;
+        while nodes(core) >= 4 {
+            other.read_at(&mut [0], page * 4096).unwrap();
+            held.push(core.hold(&other.handle().mapping, page).expect("it was read"));
+            page += 64;
+        }
+        // All memory is used but one lent frame.
+        while core.frames.lend_run() {}
+        let mut used = Vec::new();
+        while let Some((head, _)) = core.frames.alloc_lent(Order::MIN) {
+            used.push(head);
+        }
+        while let Some(head) = core.frames.alloc(Order::MIN) {
+            used.push(head);
+        }
+        core.give_back(used[0]);
+        let there = matches!(look_now(handle, 0)?, Look::There(_));
+        for head in used.drain(1..) {
+            core.give_back(head);
+        }
+        Ok(there)
+    }
+
+    #[test]
+    fn a_loop_that_looks_for_a_page_does_not_wait_for_memory() {
+        assert!(!look_without_nodes().unwrap());
+        let caught = mutant::with(Some(Mutant::LookWaits), look_without_nodes);
+        assert!(caught.is_err(), "the mutant does nothing");
     }
 }

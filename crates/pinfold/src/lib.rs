@@ -264,6 +264,8 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+#[cfg(not(loom))]
+mod around;
 mod borrow;
 #[cfg(not(loom))]
 mod cache;

@@ -58,6 +58,8 @@ mutants! {
     InsertBlindly,
 
     // ---- of mirrors ----
+    /// A copy takes single pages of others out of its place.
+    StraysOneByOne,
     /// A place is claimed though another folio or lender owns it.
     ClaimBlindly,
     /// A mirrored folio that leaves its file while it is used gives up its place.
@@ -170,6 +172,20 @@ mutants! {
     ClientTrustsPresent,
     /// A run of pages is installed without references to them.
     ClientRunUnheld,
+    /// A page that cannot get into the mirror is an error of the client that wants it.
+    MirrorErrorPoisons,
+    /// A file that the program maps is served to other processes.
+    MappedAndServed,
+    /// A client's events are heard in the order in which they were read with its faults.
+    EventsAfterFaults,
+    /// Faults that rest count as reads, beyond which a client is not heard.
+    RestsPause,
+    /// With each read for a fault, the time begins anew for which it may wait for room.
+    ShortAnew,
+    /// A child of the server removes clients.
+    ForkedClientsRemove,
+    /// A loop that looks for a page waits for memory of the index.
+    LookWaits,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

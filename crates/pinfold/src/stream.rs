@@ -106,6 +106,19 @@ impl Stream {
         self.window_max_pages > 0 && self.state.lock().hint.is_none()
     }
 
+    /// A miss at `page`: whether the pages around it are to be read with it, up to `end`, which is
+    /// where a sequential reader misses next. Not if the miss continues a run: [`Self::on_miss`]
+    /// says then what to read.
+    pub(crate) fn on_fault(&self, page: u64, end: u64) -> bool {
+        let mut state = self.state.lock();
+        let around = self.window_max_pages > 0 && state.hint.is_none() && page != state.next;
+        if around {
+            state.window_pages = 0;
+            state.next = end;
+        }
+        around
+    }
+
     /// Whether the program has said that it reads at random.
     pub(crate) fn is_random(&self) -> bool {
         self.state.lock().hint == Some(Hint::Random)
@@ -183,6 +196,18 @@ mod tests {
         assert!(stream.on_mark(24, FILE).ahead_end > 24, "a run, by now");
         stream.advise(Hint::Random);
         assert_eq!(stream.on_mark(25, FILE).ahead_end, 25);
+    }
+
+    #[test]
+    fn a_run_of_faults_begins_with_what_was_read_around_the_first() {
+        let stream = Stream::new(2 << 20);
+        assert!(stream.on_fault(5, 32));
+        assert!(!stream.on_fault(32, 64), "it goes on in order");
+        assert_eq!(stream.on_miss(32, 4096, FILE).window_pages, 16);
+        assert!(stream.on_fault(1000, 1024), "at random again");
+        assert!(!Stream::new(0).on_fault(5, 32), "readahead is off");
+        stream.advise(Hint::Random);
+        assert!(!stream.on_fault(5, 32));
     }
 
     #[test]

@@ -255,7 +255,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Hands it over to a server that was started again: pages that are still absent come as copies.
+    /// Hands it over to a server that was started again: pages that are still absent come as
+    /// copies.
     ///
     /// # Errors
     /// As for [`restore`](Self::restore); the server has another snapshot.

@@ -1,5 +1,5 @@
-//! `pinfold serve SNAPSHOT --socket S`: a page server, from which any number of processes have their
-//! memory; and `pinfold restore`, a plain client of it.
+//! `pinfold serve SNAPSHOT --socket S`: a page server, from which any number of processes have
+//! their memory; and `pinfold restore`, a plain client of it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -73,12 +73,12 @@ pub struct ServeArgs {
     socket: PathBuf,
 
     /// Memory for pages of the snapshot, of all clients together, such as 256M; at least 8M
-    /// [default: all of the snapshot, and an eighth, and 16M]
+    /// [default: all of the snapshot, and a sixth, and 16M]
     #[arg(long, value_name = "SIZE")]
     budget: Option<Size>,
 
     /// Write the pages that clients touch, in that order, to FILE, or go on with the FILE that is
-    /// there. Faults are then served page by page
+    /// there. Pages are then installed one by one
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
@@ -155,9 +155,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     server.run()
 }
 
-/// Enough for all of a snapshot.
+/// Enough for all of a snapshot, and so much more that an eighth is unused to the end: then pages
+/// are read with those around them.
 pub fn default_budget_bytes(snapshot_bytes: u64) -> u64 {
-    (snapshot_bytes + snapshot_bytes / 8 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
+    (snapshot_bytes + snapshot_bytes / 6 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
 }
 
 /// As many descriptors as the system lets it have: each client takes two.

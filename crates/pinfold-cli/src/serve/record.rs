@@ -9,8 +9,8 @@
 //!
 //! The first line has the format's version, the second the length of the snapshot. Each further
 //! line has adjacent pages that were touched one after the other: the number of the first, and how
-//! many. No page occurs twice. A line at the end that is not complete counts as none: its writer was
-//! stopped.
+//! many. No page occurs twice. A line at the end that is not complete counts as none: its writer
+//! was stopped.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -67,7 +67,8 @@ fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<u64>, u64)> {
         let end = first.checked_add(count).filter(|&end| end <= snapshot_pages && count > 0);
         let Some(end) = end else {
             bail!(
-                "line {n}: the snapshot has no {count} pages from {first} on, but {snapshot_pages} in all"
+                "line {n}: the snapshot has no {count} pages from {first} on, but \
+                 {snapshot_pages} in all"
             )
         };
         for page in first..end {

@@ -29,8 +29,8 @@ pages: it reads a byte of each, or with --verify the whole page, and compares it
 If the server is killed, the client's accesses wait for another server at the same socket, at most
 --patience seconds.
 
-Exit codes: 0 all is well; 1 an error, which is told in one line (a byte is wrong, the server refuses
-or does not come back); 2 the command line is wrong.";
+Exit codes: 0 all is well; 1 an error, which is told in one line (a byte is wrong, the server
+refuses or does not come back); 2 the command line is wrong.";
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -5,8 +5,8 @@
 //!
 //! | state | the client | ends when |
 //! |---|---|---|
-//! | new | has to say what it wants | it is served; it closes; it was silent for too long, or wrong |
-//! | served | is silent, or asks for counters | it closes; its faults cannot be served; it was wrong |
+//! | new | has to say what it wants | it is served; it closes; it was silent too long, or wrong |
+//! | served | is silent, or asks for counters | it closes; it cannot be served; it was wrong |
 //!
 //! A connection that ends takes its client with it. What is installed in its memory stays.
 

@@ -5,8 +5,11 @@
 //! | the page | `Shared` | `Private` |
 //! |---|---|---|
 //! | removed by the client, or known to be zeros | `UFFDIO_ZEROPAGE` of the run | the same |
-//! | in the cache | lent to the mirror; `UFFDIO_CONTINUE` of the run that is lent | `UFFDIO_COPY` of the folio's pages |
+//! | in the cache | is lent; `UFFDIO_CONTINUE` of the lent run | `UFFDIO_COPY` of the folio |
 //! | neither | is read; the fault waits | the same |
+//!
+//! Of the folio, as much as is in the aligned 128 KiB. A page that cannot get into the mirror is
+//! copied to whoever wants it.
 //!
 //! Which pages were installed is a hint: the kernel takes them away again when the cache evicts
 //! them. It says how far a run goes. Called by `mod.rs`.
@@ -18,24 +21,27 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::ahead::Ahead;
 use super::error::ClientError;
 use super::foreign::{Foreign, Message};
 use super::pages::Pages;
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
 use super::snapshot::Snapshot;
+use crate::around;
+use crate::error::{Error, ErrorKind};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
+use crate::mutant::{self, Mutant};
 
-/// The most pages that one call installs for a fault, and the blocks within which it does.
+/// The most pages that one call installs for a fault, and the blocks within which it does: of
+/// shared memory, of zeros, and of copies, which take memory of the client's own.
 const RUN_PAGES: u64 = 128;
 const ZERO_RUN_PAGES: u64 = 512;
+const COPY_RUN_PAGES: u64 = around::PAGES;
 
-/// Pages that are installed ahead in one turn; of these, what is absent is read together.
-const AHEAD_PAGES: usize = 256;
-
-/// Such reads that are under way for one client.
-const AHEAD_READS_MAX: usize = 2;
+/// All pages.
+const ANY: Range<u64> = 0..u64::MAX;
 
 /// How long a fault rests that has to be tried again: at first, and at most.
 const REST_MIN: Duration = Duration::from_micros(200);
@@ -68,40 +74,6 @@ pub(super) struct Again {
     pub(super) at: Instant,
     /// Since when there was no memory for its page.
     pub(super) short_since: Option<Instant>,
-}
-
-/// Pages that are installed before the client asks for them.
-#[derive(Debug)]
-pub(super) struct Ahead {
-    pub(super) pages: Arc<[u64]>,
-    pub(super) next: usize,
-    pub(super) end: usize,
-    /// Reads that are under way for it.
-    pub(super) reads: usize,
-}
-
-impl Ahead {
-    /// Whether the next pages can be looked at now.
-    pub(super) fn goes_on(&self) -> bool {
-        self.next < self.end && self.reads < AHEAD_READS_MAX
-    }
-
-    /// Whether nothing is left to do.
-    pub(super) fn is_over(&self) -> bool {
-        self.next >= self.end && self.reads == 0
-    }
-
-    /// The next pages, in the order of the snapshot.
-    pub(super) fn next(&mut self) -> Option<Vec<u64>> {
-        if !self.goes_on() {
-            return None;
-        }
-        let now = self.next..self.end.min(self.next + AHEAD_PAGES);
-        self.next = now.end;
-        let mut pages = self.pages[now].to_vec();
-        pages.sort_unstable();
-        Some(pages)
-    }
 }
 
 /// What became of a fault.
@@ -196,7 +168,8 @@ impl Client {
         Ok(())
     }
 
-    /// Serves the fault at `address`, and up to so many pages around it that are at hand.
+    /// Serves the fault at `address`, and with it what is at hand of its neighbours, unless the
+    /// page is wanted `alone`.
     ///
     /// # Errors
     /// It is not served any more; or the cache has an error, for this page alone.
@@ -208,16 +181,18 @@ impl Client {
     ) -> Result<Served, ClientError> {
         let region = self.regions.at(address).ok_or(ClientError::Outside { address })?;
         let page = region.page(address);
+        let within = if alone { page..page + 1 } else { ANY };
         // It asks for what was installed: so it was taken away again, with its neighbours probably.
         if region.memory != ClientMemory::Zeros && self.installed.has(page) {
-            for page in bounds(&region, page, RUN_PAGES, alone) {
+            for page in bounds(&region, page, RUN_PAGES, &within) {
                 self.installed.remove(page);
             }
         }
-        self.put(snapshot, &region, page, alone)
+        self.put(snapshot, &region, page, &within)
     }
 
-    /// Installs a page that it may ask for soon, and its neighbours.
+    /// Installs a page that it may ask for soon. Its neighbours also, but of copies only those of
+    /// `wanted`: they take memory of the client's own.
     ///
     /// # Errors
     /// As [`Self::serve`].
@@ -225,9 +200,14 @@ impl Client {
         &mut self,
         snapshot: &mut Snapshot,
         page: u64,
+        wanted: &Range<u64>,
     ) -> Result<Served, ClientError> {
         match self.regions.of_page(page) {
-            Some(region) if !self.installed.has(page) => self.put(snapshot, &region, page, false),
+            Some(region) if !self.installed.has(page) => {
+                let is_copied = region.memory == ClientMemory::Private;
+                let within = if is_copied { wanted } else { &ANY };
+                self.put(snapshot, &region, page, within)
+            }
             _ => Ok(Served::Done(0)),
         }
     }
@@ -237,29 +217,34 @@ impl Client {
         snapshot: &mut Snapshot,
         region: &Region,
         page: u64,
-        alone: bool,
+        within: &Range<u64>,
     ) -> Result<Served, ClientError> {
         if self.is_zero(snapshot, region, page) {
-            return self.put_zeros(snapshot, region, page, alone);
+            return self.put_zeros(snapshot, region, page, within);
         }
         let file = self.file.clone();
         let handle = file.handle();
         if region.memory == ClientMemory::Private {
-            return self.put_copies(snapshot, handle, region, page, alone);
+            return self.put_copies(snapshot, handle, region, page, within);
         }
-        let bounds = bounds(region, page, RUN_PAGES, alone);
-        let Some(run) = snapshot.run(handle, page, &bounds, &self.installed)? else {
-            return Ok(Served::Absent(page));
+        let bounds = bounds(region, page, RUN_PAGES, within);
+        let run = match snapshot.run(handle, page, &bounds, &self.installed) {
+            Ok(Some(run)) => run,
+            Ok(None) => return Ok(Served::Absent(page)),
+            // The system has no memory for the mirror, or another client disturbs it: that is not
+            // this client's error. The page is its own then.
+            Err(cause) if is_of_mirror(&cause) => {
+                return self.put_copies(snapshot, handle, region, page, &(page..page + 1));
+            }
+            Err(cause) => return Err(cause.into()),
         };
         if snapshot.is_zero(page) {
-            return self.put_zeros(snapshot, region, page, alone);
+            return self.put_zeros(snapshot, region, page, within);
         }
         // Removed pages have to be zeros.
         let removed = |page: &u64| self.removed.has(*page);
-        let start =
-            (run.pages.start..page).rev().find(removed).map_or(run.pages.start, |at| at + 1);
-        let end = (page..run.pages.end).find(removed).unwrap_or(run.pages.end);
-        self.install("map shared pages", region, start..end, page, Foreign::proceed)
+        let pages = widest(page, &run.pages, removed);
+        self.install("map shared pages", region, pages, page, Foreign::proceed)
     }
 
     fn is_zero(&self, snapshot: &Snapshot, region: &Region, page: u64) -> bool {
@@ -271,63 +256,60 @@ impl Client {
         snapshot: &Snapshot,
         region: &Region,
         page: u64,
-        alone: bool,
+        within: &Range<u64>,
     ) -> Result<Served, ClientError> {
-        let bounds = bounds(region, page, ZERO_RUN_PAGES, alone);
-        let joins = |at: u64| {
-            self.is_zero(snapshot, region, at)
-                && (region.memory == ClientMemory::Zeros || !self.installed.has(at))
-        };
-        let (mut start, mut end) = (page, page + 1);
-        while end < bounds.end && joins(end) {
-            end += 1;
-        }
-        while start > bounds.start && joins(start - 1) {
-            start -= 1;
-        }
-        self.install("map pages of zeros", region, start..end, page, Foreign::zero)
+        let bounds = bounds(region, page, ZERO_RUN_PAGES, within);
+        let pages = widest(page, &bounds, |&at| {
+            !self.is_zero(snapshot, region, at)
+                || (region.memory != ClientMemory::Zeros && self.installed.has(at))
+        });
+        self.install("map pages of zeros", region, pages, page, Foreign::zero)
     }
 
-    /// The pages of the folio that has `page`, from it on.
+    /// The pages of the folio that has `page`.
     fn put_copies(
         &mut self,
         snapshot: &Snapshot,
         handle: &Handle,
         region: &Region,
         page: u64,
-        alone: bool,
+        within: &Range<u64>,
     ) -> Result<Served, ClientError> {
         let held = handle.core.hold(&handle.mapping, page);
         let Some(held) = held.filter(|it| !it.frame().is_changing()) else {
             return Ok(Served::Absent(page));
         };
         let identity = held.frame().identity();
-        let last = identity.index + u64::from(identity.order.frames());
-        let mut end = bounds(region, page, RUN_PAGES, alone).end.min(last);
+        let folio = identity.index..identity.index + u64::from(identity.order.frames());
+        let mut bounds = bounds(region, page, COPY_RUN_PAGES, within);
+        bounds = bounds.start.max(folio.start)..bounds.end.min(folio.end);
         let stops = |at: &u64| self.installed.has(*at) || self.is_zero(snapshot, region, *at);
-        end = (page + 1..end).find(stops).unwrap_or(end);
-        let at = ((page - identity.index) << PAGE_SHIFT) as usize;
-        let from = handle.core.address(&handle.mapping, held.head()).wrapping_add(at);
+        let mut pages = widest(page, &bounds, stops);
+        let address = handle.core.address(&handle.mapping, held.head());
+        let address_of = |page: u64| {
+            let at = (page - folio.start) << PAGE_SHIFT;
+            address.wrapping_add(at as usize)
+        };
         // The cache's memory past the end of the file has anything.
-        let bytes = snapshot.bytes_of(end - 1);
-        if bytes < PAGE_BYTES {
-            end -= 1;
-        }
-        let called = if end > page {
-            let start = region.addresses(&(page..end)).start;
-            self.install("copy pages", region, page..end, page, |uffd, to| {
+        let last = pages.end - 1;
+        let bytes = snapshot.bytes_of(last);
+        let called = if bytes == PAGE_BYTES || page != last {
+            pages.end = if bytes == PAGE_BYTES { pages.end } else { last };
+            let (start, from) = (region.addresses(&pages).start, address_of(pages.start));
+            self.install("copy pages", region, pages, page, |uffd, to| {
                 let from = from.wrapping_add((to.start - start) as usize);
-                // SAFETY: the reference keeps the folio, and the bytes of a folio with holders never
-                // change.
+                // SAFETY: the reference keeps the folio, and the bytes of a folio with holders
+                // never change.
                 unsafe { uffd.copy(to, from) }
             })
         } else {
-            let mut last = [0; PAGE_BYTES];
+            let mut copy = [0; PAGE_BYTES];
+            let from = address_of(page);
             // SAFETY: as above; the file has so many bytes of the page.
-            unsafe { std::ptr::copy_nonoverlapping(from, last.as_mut_ptr(), bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
             self.install("copy a page", region, page..page + 1, page, |uffd, to| {
                 // SAFETY: the bytes are this thread's.
-                unsafe { uffd.copy(to, last.as_ptr()) }
+                unsafe { uffd.copy(to, copy.as_ptr()) }
             })
         };
         drop(held);
@@ -421,6 +403,11 @@ impl Client {
         self.again.pop_front()
     }
 
+    /// Faults that rest.
+    pub(super) fn resting(&self) -> usize {
+        self.again.len()
+    }
+
     /// It gets on.
     pub(super) fn gets_on(&mut self) {
         self.rest = REST_MIN;
@@ -432,11 +419,22 @@ impl Client {
     }
 }
 
-/// The part of a region that may be installed for a fault on `page`: an aligned block, or the page.
-fn bounds(region: &Region, page: u64, most: u64, alone: bool) -> Range<u64> {
-    if alone {
-        return page..page + 1;
-    }
+/// Whether the cause is that a page cannot get into the mirror.
+fn is_of_mirror(cause: &Error) -> bool {
+    matches!(cause.kind(), ErrorKind::Mirror { .. }) && !mutant::on(Mutant::MirrorErrorPoisons)
+}
+
+/// The part of a region that may be installed for a fault on `page`: of an aligned block, what is
+/// in `within`.
+fn bounds(region: &Region, page: u64, most: u64, within: &Range<u64>) -> Range<u64> {
     let block = page / most * most;
-    region.first.max(block)..(region.first + region.pages).min(block + most)
+    let (first, end) = (region.first, region.first + region.pages);
+    within.start.max(first).max(block)..within.end.min(end).min(block + most)
+}
+
+/// The largest part of `bounds` that has `page`, and no other page that `stops`.
+fn widest(page: u64, bounds: &Range<u64>, stops: impl Fn(&u64) -> bool) -> Range<u64> {
+    let start = (bounds.start..page).rev().find(&stops).map_or(bounds.start, |at| at + 1);
+    let end = (page + 1..bounds.end).find(&stops).unwrap_or(bounds.end);
+    start..end
 }

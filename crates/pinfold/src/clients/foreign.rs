@@ -1,5 +1,5 @@
-//! A userfaultfd that another process has sent: its messages, and the calls that put pages into that
-//! process's memory.
+//! A userfaultfd that another process has sent: its messages, and the calls that put pages into
+//! that process's memory.
 //!
 //! The process is not trusted. What is checked here: that the descriptor is a userfaultfd, and that
 //! reading it cannot block, whatever its owner does to it meanwhile. That a call names a range of

@@ -36,11 +36,11 @@ pub struct ClientMapping {
 /// What a client's memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ClientMemory {
-    /// A private mapping of [`Clients::memory`](super::Clients::memory), each page at its offset in
-    /// the snapshot, registered for missing pages and for minor faults. Pages are shared with all
-    /// other such clients until the client stores to them.
+    /// A `MAP_PRIVATE` mapping of [`Clients::memory`](super::Clients::memory), each page at its
+    /// offset in the snapshot, registered for missing pages and for minor faults. Pages are shared
+    /// with all other such clients until the client stores to them.
     Shared,
-    /// Private memory of the client's own, registered for missing pages: gets copies.
+    /// Anonymous memory, registered for missing pages: gets copies, which no other client has.
     Private,
     /// The same, but all of its pages are zeros: what the client has removed.
     Zeros,

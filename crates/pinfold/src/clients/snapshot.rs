@@ -1,10 +1,11 @@
-//! What is known of the file that clients are served from, whoever has asked: which of its pages are
-//! zeros, and which run of pages around one can be mapped now.
+//! What is known of the file that clients are served from, whoever has asked: which of its pages
+//! are zeros, and which run of pages around one can be mapped now.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::pages::Pages;
+use crate::around;
 use crate::core::Held;
 use crate::error::Result;
 use crate::file::File;
@@ -65,9 +66,27 @@ impl Snapshot {
         self.zeros.has(page)
     }
 
-    /// The run of pages within `bounds` around `page`, of those that are in the mirror, or get there
-    /// now, and are not `installed`. A page of zeros ends it; if `page` is one itself, it is the run.
-    /// `None`: `page` is not cached, or there is no memory for it in the mirror.
+    /// The pages of the aligned 128 KiB around `page` that may be read with it: none of those that
+    /// are known to be zeros, and none behind them.
+    pub(super) fn around(&self, page: u64) -> Range<u64> {
+        let block = around::block(page);
+        let is_zero = |page: &u64| self.is_zero(*page);
+        let start = (block.start..page).rev().find(is_zero).map_or(block.start, |at| at + 1);
+        let end = block.end.min(self.pages);
+        start..(page + 1..end).find(is_zero).unwrap_or(end)
+    }
+
+    /// The parts of `pages` without those that are known to be zeros.
+    pub(super) fn data(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let data: Vec<u64> = pages.filter(|&page| !self.is_zero(page)).collect();
+        let adjacent = data.chunk_by(|one, next| one + 1 == *next);
+        adjacent.map(|part| part[0]..part[part.len() - 1] + 1).collect()
+    }
+
+    /// The run of pages within `bounds` around `page`, of those that are in the mirror and are not
+    /// `installed`. What is cached of its aligned 128 KiB gets there now, if there is memory at
+    /// once. A page of zeros ends the run; if `page` is one itself, it is the run. `None`: `page`
+    /// is not cached, or there is no memory for it in the mirror.
     ///
     /// # Errors
     /// The system refuses memory.
@@ -84,15 +103,16 @@ impl Snapshot {
             run.held.push(held);
             return Ok(Some(run));
         }
-        let mut folio = Some(held);
-        while run.pages.end < bounds.end
-            && self.joins(handle, &mut run.held, &mut folio, run.pages.end, installed)
-        {
+        let (mut folio, near) = (Some(held), around::block(page));
+        let mut joins = |held: &mut _, folio: &mut _, page| {
+            !installed.has(page) && self.joins(handle, held, folio, page, near.contains(&page))
+        };
+        while run.pages.end < bounds.end && joins(&mut run.held, &mut folio, run.pages.end) {
             run.pages.end += 1;
         }
         run.held.extend(folio.take());
         while run.pages.start > bounds.start
-            && self.joins(handle, &mut run.held, &mut folio, run.pages.start - 1, installed)
+            && joins(&mut run.held, &mut folio, run.pages.start - 1)
         {
             run.pages.start -= 1;
         }
@@ -103,16 +123,17 @@ impl Snapshot {
         Ok(Some(run))
     }
 
-    /// Whether `page` is in the mirror. Then `folio` has it; the one that was there is `held`.
+    /// Whether `page` is in the mirror, or gets there because it is `near`. Then `folio` has it;
+    /// the one before is `held`.
     fn joins<'a>(
         &mut self,
         handle: &'a Handle,
         held: &mut Vec<Held<'a>>,
         folio: &mut Option<Held<'a>>,
         page: u64,
-        installed: &Pages,
+        near: bool,
     ) -> bool {
-        if installed.has(page) || self.is_zero(page) {
+        if self.is_zero(page) {
             return false;
         }
         let has_it = |held: &Held<'_>| {
@@ -120,10 +141,14 @@ impl Snapshot {
             (identity.index..identity.index + u64::from(identity.order.frames())).contains(&page)
         };
         if !folio.as_ref().is_some_and(has_it) {
-            let lent = handle.core.hold(&handle.mapping, page);
             // What the memory file has there is of no account: a client can put a page of zeros
             // there, by touching it through a mapping that is not registered.
-            let lent = lent.filter(|it| !it.frame().is_changing() && it.frame().is_mirrored());
+            let lent = if near {
+                lend::look_beside(handle, page)
+            } else {
+                let lent = handle.core.hold(&handle.mapping, page);
+                lent.filter(|it| !it.frame().is_changing() && it.frame().is_mirrored())
+            };
             if lent.is_none() {
                 return mutant::on(Mutant::ClientTrustsPresent);
             }

@@ -146,6 +146,9 @@ errors! {
         ErrorKind::SignalHandler { cause: cause() } => "signal-handler", Cache;
     ErrorKind::ForeignSpace { .. } =
         ErrorKind::ForeignSpace { path: path() } => "foreign-space", File;
+    // It fails for any range.
+    ErrorKind::MappedOrServed { .. } =
+        ErrorKind::MappedOrServed { path: path(), what: "map" } => "mapped-or-served", File;
     ErrorKind::MapRange { .. } =
         ErrorKind::MapRange { path: path(), start: PLACE, end: 1, cause: MapRangeCause::Empty }
         => "map-range", Place;

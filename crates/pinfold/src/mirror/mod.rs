@@ -50,6 +50,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::mm::{
@@ -67,8 +68,8 @@ pub(crate) use shown::{Showings, Shown};
 /// address of any of its bytes.
 const ALIGN_BYTES: usize = Order::MAX.bytes();
 
-/// How many pages that are not its own a copy takes out of its place before it gives up.
-const STRAYS_MAX: u32 = 1000;
+/// How often a copy takes pages that are not its own out of its place before it gives up.
+const STRAYS_MAX: u32 = 16;
 
 /// How much further than the file the view reaches, at least: for files that grow.
 const ROOM_BYTES: u64 = 1 << 30;
@@ -93,7 +94,21 @@ pub(crate) struct Mirror {
     punching: Mutex<()>,
     /// Where maps have it; not the view.
     pub(crate) shown: Showings,
+    seen_by: Arc<SeenBy>,
 }
+
+/// Who sees the pages beside the cache: so many maps of the program, or [`CLIENTS`]. Other processes
+/// keep their descriptor for ever, and can make pages of zeros, which a map would show.
+// Not from `crate::sync`: no protocol of pages rests on it.
+#[derive(Debug, Default)]
+struct SeenBy(AtomicU32);
+
+/// Other processes.
+const CLIENTS: u32 = u32::MAX;
+
+/// The right to map a mirror in this process.
+#[derive(Debug)]
+pub(crate) struct MayMap(Arc<SeenBy>);
 
 #[derive(Debug, Default)]
 struct Places {
@@ -151,7 +166,19 @@ impl Mirror {
         let (owned, freed) = (Mutex::new(Places::default()), Condvar::new());
         let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
         let (punching, shown) = (Mutex::new(()), Showings::new());
-        Ok(Mirror { fd, uffd, view, view_bytes, bytes, owned, freed, punching, shown })
+        let seen_by = Arc::default();
+        Ok(Mirror { fd, uffd, view, view_bytes, bytes, owned, freed, punching, shown, seen_by })
+    }
+
+    /// The right to map it, for a map of the program. `None`: other processes may have it.
+    pub(crate) fn map(&self) -> Option<MayMap> {
+        let more = |maps: u32| maps.checked_add(1).filter(|&maps| maps != CLIENTS);
+        self.seen_by.change(more).then(|| MayMap(self.seen_by.clone()))
+    }
+
+    /// From now on other processes may have it. False: the program maps it.
+    pub(crate) fn give_out(&self) -> bool {
+        self.seen_by.change(|maps| (maps == 0 || maps == CLIENTS).then_some(CLIENTS))
     }
 
     /// The memfd. To be mapped shared and read-only, and never where a child inherits it.
@@ -350,7 +377,7 @@ impl Claim<'_> {
         let shown = shown.and_then(|map| Some((map.uffd, map.address(&self.pages)?)));
         let mut through = shown.unwrap_or(view);
         let (mut done, mut strays) = (0, 0);
-        // Ends: each turn copies a page at least, takes out one of a bounded number of strays, or is
+        // Ends: each turn copies a page at least, takes out strays, a bounded number of times, or is
         // the one that goes over to the view.
         while done < bytes {
             let ((uffd, place), from) = (through, from.wrapping_add(done));
@@ -359,11 +386,13 @@ impl Claim<'_> {
                 Ok(copied) => done += copied,
                 // The page may be poisoned in the map.
                 Err(_) if through.1 != view.1 => through = view,
-                // Another process that has the memfd made a page there, of zeros.
+                // Another process that has the memfd made a page there, of zeros, and more of them
+                // perhaps: all that is left of the place is taken out.
                 Err(cause) if is_there(&cause) && strays < STRAYS_MAX => {
                     strays += 1;
                     let page = self.pages.start + ((at + done) / PAGE_BYTES) as u64;
-                    self.mirror.punch(page..page + 1);
+                    let one = mutant::on(Mutant::StraysOneByOne);
+                    self.mirror.punch(page..if one { page + 1 } else { self.pages.end });
                 }
                 Err(cause) => return Err(cause),
             }
@@ -374,6 +403,19 @@ impl Claim<'_> {
     /// Takes back what was written: the place is free once the claim ends.
     pub(crate) fn punch(&self) {
         self.mirror.punch(self.pages.clone());
+    }
+}
+
+impl SeenBy {
+    fn change(&self, to: impl FnMut(u32) -> Option<u32>) -> bool {
+        // Relaxed, here and in the drop: a number alone.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, to).is_ok()
+    }
+}
+
+impl Drop for MayMap {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -691,6 +733,45 @@ mod tests {
         }
         // SAFETY: the mapping made above, which nobody uses any more.
         unsafe { munmap(stray, 1 << 20) }.unwrap();
+    }
+
+    /// What becomes of a folio whose whole place has pages of zeros of another process.
+    fn put_among_strays() -> io::Result<u8> {
+        let mirror = mirror(1 << 20);
+        let (access, flags) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        let stray = unsafe { mmap(std::ptr::null_mut(), 1 << 20, access, flags, mirror.fd(), 0) };
+        let stray = stray.unwrap();
+        for page in 0..64 {
+            let at = stray.cast::<u8>().wrapping_add(page * PAGE_BYTES);
+            // SAFETY: a byte of that mapping, which is not registered.
+            assert_eq!(unsafe { at.read_volatile() }, 0);
+        }
+        let bytes = vec![7; 64 * PAGE_BYTES];
+        // SAFETY: the bytes are this thread's.
+        let put = unsafe { mirror.claim(0..64).unwrap().copy(bytes.as_ptr(), bytes.len(), None) };
+        // SAFETY: as above.
+        let byte = unsafe { stray.cast::<u8>().wrapping_add(63 * PAGE_BYTES).read_volatile() };
+        // SAFETY: the mapping made above, which nobody uses any more.
+        unsafe { munmap(stray, 1 << 20) }.unwrap();
+        put.map(|()| byte)
+    }
+
+    #[test]
+    fn any_number_of_pages_that_another_process_made_is_replaced() {
+        assert_eq!(put_among_strays().unwrap(), 7);
+        let caught = mutant::with(Some(Mutant::StraysOneByOne), put_among_strays);
+        assert!(caught.is_err(), "the mutant does nothing");
+    }
+
+    #[test]
+    fn it_is_mapped_by_the_program_or_given_to_other_processes() {
+        let mirror = mirror(4096);
+        let maps = [mirror.map().unwrap(), mirror.map().unwrap()];
+        assert!(!mirror.give_out());
+        drop(maps);
+        assert!(mirror.give_out() && mirror.give_out());
+        assert!(mirror.map().is_none());
     }
 
     #[test]

@@ -171,7 +171,8 @@ impl Space {
     /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
     /// refuses (`ENOMEM`: the process has as many VMAs as `vm.max_map_count` allows, or no more
     /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
-    /// [`ErrorKind::Forked`]; what making the file's mirror fails with.
+    /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
+    /// ([`Clients`](crate::Clients)); [`ErrorKind::Forked`]; what making the file's mirror fails with.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
     }

@@ -43,7 +43,7 @@ use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::lend;
 use crate::many;
-use crate::mirror::{Showings, prepare};
+use crate::mirror::{MayMap, Showings, prepare};
 use crate::mutant::{self, Mutant};
 use crate::source::Hint;
 use crate::sync::RwLockWriteGuard;
@@ -74,6 +74,8 @@ pub struct Map {
     /// Of the file.
     range: Range<u64>,
     readable: AtomicBool,
+    /// The right to map the file's mirror. Dropped last.
+    _right: MayMap,
 }
 
 // As for `Cache`.
@@ -97,6 +99,9 @@ impl Map {
         check(file, &range)?;
         let refused = |cause| refused(file, &range, cause);
         let mirror = lend::of(file.handle())?;
+        let path = || file.handle().mapping.path.clone();
+        let served = || ErrorKind::MappedOrServed { path: path(), what: "map" };
+        let may_map = mirror.map().ok_or_else(served)?;
         let target = Arc::new(Target { file: file.clone(), own: None, space: space.clone() });
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
         let pages = reservation.pages(&range);
@@ -110,9 +115,10 @@ impl Map {
             target: target.clone(),
         };
         let readable = AtomicBool::new(true);
-        let map = Map { target, vma, number, reservation, range: range.clone(), readable };
+        let (first_page, range) = (range.start >> PAGE_SHIFT, range.clone());
+        let map = Map { target, vma, number, reservation, range, readable, _right: may_map };
         // Ended by the drop.
-        map.shown().begin(&pages, range.start >> PAGE_SHIFT);
+        map.shown().begin(&pages, first_page);
         let layout = map.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             // The whole reservation, so that growing within it does not change the index.

@@ -1,0 +1,63 @@
+//! Reading around an absent page of a mapped access.
+//!
+//! What such an access wants next, the kernel does not say, and an image that is touched when it
+//! starts is wanted as a whole. So the absent pages of the aligned 128 KiB are read with the page,
+//! which is what Linux reads around a fault by default; but only as long as that displaces nothing,
+//! and unless the program has said how it reads. Best effort: who wants one of these pages and does
+//! not get it reads it alone, and sees the error.
+//!
+//! Belongs here: which pages, and when. Called by `lend.rs` for the program's own maps, where a
+//! thread waits for the read, and by `clients` for other processes, where none does.
+
+use std::ops::Range;
+
+use crate::core::Core;
+use crate::fill;
+use crate::frame::PAGE_BYTES;
+use crate::handle::Handle;
+use crate::stream::Plan;
+
+/// The pages of an aligned block.
+pub(crate) const PAGES: u64 = 32;
+
+/// Nothing is read around a page unless this part of the budget is unused.
+const UNUSED_SHARE: u32 = 8;
+
+/// The aligned block that has `page`. It may end after the file.
+pub(crate) fn block(page: u64) -> Range<u64> {
+    let first = page / PAGES * PAGES;
+    first..first + PAGES
+}
+
+/// Whether memory is plenty, so that what is read beside what is wanted displaces nothing.
+pub(crate) fn is_room(core: &Core) -> bool {
+    let unused = core.frames.free_frames() + core.frames.free_lent();
+    unused >= core.frames.frames() / UNUSED_SHARE
+}
+
+/// Reads the absent pages from before `page` up to the next one that is cached, in this thread.
+pub(crate) fn read(handle: &Handle, page: u64) {
+    if !handle.stream.reads_around() || !is_room(&handle.core) {
+        return;
+    }
+    let block = block(page);
+    let file_end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+    let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
+    let start = (block.start..page).rev().take_while(is_absent).last().unwrap_or(page);
+    let end = block.end.min(file_end);
+    if end - start > 1 {
+        fill::range_now(handle, start, end);
+    }
+}
+
+/// Begins to read all absent pages of `pages`, which are those of the block of `page` that may be
+/// wanted. Waits for nothing. Does nothing if the handle's accesses go on in order: then its stream
+/// says what is read, in larger windows.
+pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
+    if !is_room(&handle.core) || !handle.stream.on_fault(page, pages.end) {
+        return;
+    }
+    let (start, ahead_end) = (pages.start, pages.end);
+    let plan = Plan { now_end: start, ahead_end, window_pages: PAGES as u32, mark: false };
+    fill::start_ahead(handle, start, plan);
+}

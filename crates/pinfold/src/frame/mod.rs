@@ -3,10 +3,10 @@
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
 //! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
 //! allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
-//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all
-//! other modules call (`Frames`, in this file). What does not: which page of which file a frame
-//! holds and how it is found (`index`), where its bytes come from (`fill`, `source`), and which
-//! folio to evict (`reclaim`).
+//! (`prefetch`), giving memory back to the system (`give_back`), what a handle keeps of the arena
+//! (`window`), and the handle over them that all other modules call (`Frames`, in this file). What
+//! does not: which page of which file a frame holds and how it is found (`index`), where its bytes
+//! come from (`fill`, `source`), and which folio to evict (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the four ways in, and `reclaim`.
 
@@ -18,6 +18,7 @@ pub(crate) mod bytes;
 mod copy;
 mod count;
 mod entry;
+mod give_back;
 mod mobility;
 mod predict;
 mod prefetch;
@@ -44,6 +45,8 @@ pub(crate) use bytes::{copy_racing, copy_still};
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+#[cfg(not(loom))]
+pub(crate) use give_back::give_back;
 pub(crate) use mobility::Mobility;
 pub(crate) use predict::predicted;
 pub(crate) use prefetch::prefetch;

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, slice};
 
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::core::{INDEX, RECORDS, SpaceCore, Target};
 use super::reservation::Reservation;
@@ -40,7 +40,7 @@ use super::vma::{Mapped, Vma, begin, end};
 use crate::cache::Cache;
 use crate::error::{ErrorKind, MapRangeCause, Result};
 use crate::file::File;
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::lend;
 use crate::many;
 use crate::mirror::prepare;
@@ -210,8 +210,7 @@ impl Map {
                 }
                 let at = self.reservation.start.wrapping_add(start);
                 // SAFETY: pages of a shared mapping, which the mirror keeps.
-                let zapped =
-                    unsafe { rustix::mm::madvise(at.cast(), bytes, Advice::LinuxDontNeed) };
+                let zapped = unsafe { give_back(at, bytes) };
                 zapped.map_err(|cause| refused(&self.target.file, &self.range, cause.into()))?;
             }
         }

@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
+use crate::frame::give_back;
+
 /// The kernel's `struct uffdio_range`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -190,6 +192,6 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
 pub(super) fn take_out(at: &Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.
-    let done = unsafe { madvise(start, at.len(), Advice::LinuxDontNeed) };
+    let done = unsafe { give_back(start, at.len()) };
     assert!(done.is_ok(), "own memory at {at:x?} could not be taken out: {done:?}");
 }

@@ -59,7 +59,7 @@ use crate::completions::{Completions, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
-use crate::lend;
+use crate::lend::{self, Mapper};
 use crate::reclaim;
 use client::{Ahead, Client, Served};
 pub use error::ClientError;
@@ -159,6 +159,7 @@ pub struct Clients {
     stats: ClientsStats,
     /// The most pages that are installed ahead for one client.
     ahead_max: usize,
+    _mapper: Mapper,
 }
 
 /// A read that is under way.
@@ -190,7 +191,7 @@ impl Clients {
     pub fn new(file: &File) -> Result<Self> {
         let handle = file.handle();
         handle.core.check_owner()?;
-        lend::check_budget(&handle.core)?;
+        let mapper = Mapper::new(&handle.core)?;
         lend::of(handle)?;
         let completions = Completions::new()?;
         let eventfd = |why: Errno| ErrorKind::Eventfd { cause: Arc::new(why.into()) };
@@ -208,6 +209,7 @@ impl Clients {
             touched: None,
             stats: ClientsStats::default(),
             ahead_max: handle.core.frames.frames() as usize / 2,
+            _mapper: mapper,
         })
     }
 

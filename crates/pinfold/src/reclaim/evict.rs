@@ -73,7 +73,6 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
 
 /// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict.
 /// Returns how many pages.
-#[cfg(not(loom))]
 pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     let mut sweep = Sweep::new(0);
     evict_batch(core, folios, &mut sweep, IfDirty::Write);

@@ -15,7 +15,7 @@ use super::stats::SpaceStats;
 use crate::cache::Cache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
-use crate::lend;
+use crate::lend::Mapper;
 use crate::uffd::{Ask, Uffd};
 
 /// The most handler threads of a space.
@@ -139,7 +139,7 @@ impl Space {
     /// [`ErrorKind::Thread`] and [`ErrorKind::Eventfd`]; [`ErrorKind::Forked`].
     pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
         cache.core().check_owner()?;
-        lend::check_budget(cache.core())?;
+        let mapper = Mapper::new(cache.core())?;
         let SpaceOptions { lock, io, handlers } = options;
         let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
         let uffd = Arc::new(Uffd::open(ask)?);
@@ -153,7 +153,7 @@ impl Space {
         };
         let by = if handlers.is_none() { By::Signal } else { By::Message };
         let shared = Shared::new(lock, io, by);
-        let core = SpaceCore { shared, uffd, handlers, cache: cache.clone() };
+        let core = SpaceCore { shared, uffd, handlers, cache: cache.clone(), _mapper: mapper };
         Ok(Space { core: Arc::new(core) })
     }
 

@@ -440,7 +440,7 @@ unsafe fn reserve_again(pages: &Range<usize>) -> io::Result<()> {
 pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
     let core = &file.handle().core;
     core.check_owner()?;
-    if !std::ptr::eq(&raw const **core, cache.core()) {
+    if !Arc::ptr_eq(core, cache.core()) {
         let path = file.handle().mapping.path.clone();
         return Err(ErrorKind::ForeignSpace { path }.into());
     }

@@ -336,7 +336,8 @@ unsafe fn lend<'a>(
     shown: Option<&Shown<'_>>,
 ) -> Result<Lent> {
     // SAFETY: the caller's promise.
-    wait::together(|| unsafe { lend_together(handle, mirror, wanted, spare, shown) })
+    let lend = || unsafe { lend_together(handle, mirror, wanted, spare, shown) };
+    if mutant::on(Mutant::LendWakesEarly) { lend() } else { wait::together(lend) }
 }
 
 /// See [`lend`].
@@ -810,6 +811,38 @@ mod tests {
         );
         drop(guard);
         assert_eq!(access(&file, 5), 7);
+    }
+
+    /// Whether a place is still claimed when a future is woken that waited for its folio.
+    fn is_claimed_when_woken() -> bool {
+        struct Look(File, std::sync::Mutex<Option<bool>>);
+        impl std::task::Wake for Look {
+            fn wake(self: Arc<Self>) {
+                let is_taken = self.0.handle().mapping.mirror_of_folios().is_taken(&(5..6));
+                *self.1.lock().unwrap() = Some(is_taken);
+            }
+        }
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 5 * 4096).unwrap();
+        let (handle, core) = (file.handle(), &*file.handle().core);
+        let (head, order) = reclaim::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
+        let look = Arc::new(Look(file.clone(), None.into()));
+        let waker = std::task::Waker::from(look.clone());
+        assert!(!core.waiters.poll(head.0, wait::Ticket::new(), &waker, || false));
+        let held = core.hold(&handle.mapping, 5).expect("it was read");
+        let spare = Some(Spare { core, head, order });
+        // SAFETY: nothing is shown.
+        let lent = unsafe { lend(handle, of(handle).unwrap(), held, spare, None) };
+        assert_eq!(lent.unwrap(), Lent::Done);
+        let seen = look.1.lock().unwrap().take();
+        seen.expect("it was woken")
+    }
+
+    #[test]
+    fn futures_are_woken_when_no_place_is_claimed_any_more() {
+        assert!(!is_claimed_when_woken());
+        assert!(mutant::with(Some(Mutant::LendWakesEarly), is_claimed_when_woken));
     }
 
     /// Pages that are accessed in lent memory that is in pieces.

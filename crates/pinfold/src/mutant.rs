@@ -86,6 +86,8 @@ mutants! {
     TakeBackAnyRun,
     /// A page that fits no lent memory with its neighbours is read with them again.
     BringLargeAgain,
+    /// Futures are woken by a lender that still claims places.
+    LendWakesEarly,
 
     // ---- of futures ----
     /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.

@@ -152,6 +152,8 @@ mutants! {
     PageOutUnprotected,
     /// A page-out does not ask whether its page was stored to while it was written.
     PageOutUnchecked,
+    /// Pages that are held are paged out.
+    PageOutHeld,
     /// A store frees the slot to which its page is just being written.
     SlotFreedEarly,
     /// A page leaves memory before it is written.

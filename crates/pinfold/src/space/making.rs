@@ -59,8 +59,10 @@ impl SpaceOptions {
     }
 }
 
-/// Where files of one cache are mapped into the program's memory: plain pointers into files that may
-/// be larger than the budget.
+/// Where files of one cache are mapped into the program's memory, and where the program has memory of
+/// its own under the cache's budget: plain pointers into files that may be larger than the budget
+/// ([`map_file`](Self::map_file)), and memory that can be stored to and is written to a swap where
+/// others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
@@ -76,11 +78,14 @@ impl SpaceOptions {
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// A page that is cached in the file's mirror is mapped by the kernel, and then costs what memory
-/// costs. An access to another page is a *fault*: it waits until the page was read, as a call of
-/// [`File::read_at`] would.
+/// An access to a page that is in memory for maps costs what memory costs: the kernel maps it, and all
+/// maps of a file share it. An access to another page is a *fault*: it waits until the page was read
+/// from its file, or from the swap, as a call of [`File::read_at`] would. What follows is true of both
+/// kinds of memory; [`AnonMap`] has what else is to be known of own memory.
 ///
-/// A clone is a handle to the same space. A [`Map`] stays when the space's last handle is dropped.
+/// A clone is a handle to the same space. A [`Map`] or an [`AnonMap`] stays when the space's last
+/// handle is dropped. As long as there is one of these, 2 MiB of the budget that maps have used once
+/// are left to them.
 ///
 /// # Who serves a fault
 ///
@@ -95,8 +100,8 @@ impl SpaceOptions {
 ///   - The memory of a map must not be what an allocator manages, nor be read in a signal handler:
 ///     no access may happen where the thread could not call the cache.
 /// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
-///   kernel. It costs two switches of threads for each fault, and as many faults wait for reads at
-///   once as there are threads. Nothing of the above concerns such a space: system calls wait for
+///   kernel. It costs two switches of threads for each fault, and at most as many faults wait for
+///   reads at once as there are threads. Nothing of the above concerns such a space: system calls wait for
 ///   their pages, too, if the process may have a userfaultfd that serves them
 ///   ([`serves_system_calls`](Self::serves_system_calls)).
 ///

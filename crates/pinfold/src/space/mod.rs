@@ -41,7 +41,9 @@ pub(crate) mod stats;
 pub(crate) mod vma;
 
 #[cfg(not(loom))]
-pub use anon_map::{AnonMap, Protection};
+pub use anon::{HeldRange, Protection};
+#[cfg(not(loom))]
+pub use anon_map::AnonMap;
 pub use fault::{FaultIo, FaultLock};
 #[cfg(not(loom))]
 pub use making::{Space, SpaceOptions};

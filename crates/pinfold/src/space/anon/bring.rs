@@ -100,32 +100,6 @@ impl Area {
         }
     }
 
-    /// Brings `page`, and keeps it as long as what is returned; a store to it is no fault meanwhile.
-    pub(in crate::space) fn hold<'a>(
-        &self,
-        handle: &'a Handle,
-        page: u64,
-        access: Access,
-    ) -> Result<Held<'a>> {
-        // Ends: each turn follows an eviction of a page that was just brought.
-        loop {
-            self.bring(handle, page, Access::Load)?;
-            let mut changing = handle.mapping.change();
-            let Some(head) = changing.head(page) else { continue };
-            if handle.core.frames.frame(head).is_changing() {
-                continue;
-            }
-            let Some(held) = handle.core.hold_under_change(head) else {
-                let path = handle.mapping.path.clone();
-                return Err(ErrorKind::TooManyReferences { path, page }.into());
-            };
-            if access == Access::Store {
-                self.store(&handle.core, &mut changing, page);
-            }
-            return Ok(held);
-        }
-    }
-
     /// Ends the poison of absent pages.
     pub(in crate::space) fn unpoison(&self, handle: &Handle, pages: std::ops::Range<u64>) {
         let changing = handle.mapping.change();
@@ -164,7 +138,7 @@ impl Area {
     }
 
     /// A store to a page that is there begins.
-    fn store(&self, core: &Core, changing: &mut Changing<'_>, page: u64) {
+    pub(super) fn store(&self, core: &Core, changing: &mut Changing<'_>, page: u64) {
         let pages = changing.own().expect("own memory has states");
         give(core, pages.store(page));
         // The state first: from here on the program may store.

@@ -10,7 +10,9 @@
 //! |---|---|
 //! | `mod.rs` | the area |
 //! | `bring.rs` | a fault: how a page gets in |
+//! | `hold.rs` | pages that are there for a while: for a copy, or held |
 //! | `out.rs` | a page-out, and forgetting pages |
+//! | `protect.rs` | what may be done with the memory |
 //! | `calls.rs` | the calls of the system |
 //!
 //! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in `swap/pages.rs`.
@@ -18,19 +20,24 @@
 //! # Locks
 //!
 //! A page gets in, is protected and unprotected, and leaves under its mapping's `change` mutex: in
-//! one step with its state, and with the index. The swap and files are read and written without any
+//! one step with its state, and with the index. So does what the program may do with the memory
+//! change: under the mutex a page that is there can be accessed without a fault. The swap and files are read and written without any
 //! lock. A source of the swap must not use the memory that it writes.
 
 mod bring;
 mod calls;
+mod hold;
 mod out;
+mod protect;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+pub use hold::HeldRange;
 pub(super) use out::pages_of;
+pub use protect::Protection;
 
 use super::reservation::Reservation;
 use crate::core::Core;
@@ -71,8 +78,8 @@ pub(crate) struct Area {
     closed: AtomicBool,
     /// What [`Hint::Sequential`](crate::Hint::Sequential) and the like have said.
     pub(super) order: AtomicU8,
-    /// The program may not read the memory, and so neither can a page-out. As `closed`.
-    unreadable: AtomicBool,
+    /// What may be done with the memory (`protect.rs`). As `closed`.
+    protection: AtomicU8,
     /// Where threads that go through the memory in order are expected next.
     streams: [AtomicU64; STREAMS],
     /// Whose place the next one takes.
@@ -120,7 +127,7 @@ impl Area {
             origin,
             closed: AtomicBool::new(false),
             order: AtomicU8::new(Order::Unknown as u8),
-            unreadable: AtomicBool::new(false),
+            protection: AtomicU8::new(0), // nothing is allowed yet
             streams: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             next_stream: AtomicU32::new(0),
             without_slot: AtomicU32::new(0),

@@ -25,6 +25,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bring::give;
+use super::protect::Protection;
 use super::{Area, Origin, calls};
 use crate::core::Core;
 use crate::error::Result;
@@ -32,6 +33,7 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze::Candidate;
 use crate::handle::Handle;
 use crate::mapping::{Mapping, OwnMemory};
+use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::Extent;
 use crate::swap::pages::{self, IsWriting, State, Unused, Written};
@@ -65,10 +67,10 @@ impl Area {
         let unused = |page: &u64| {
             let Some(head) = changing.head(*page) else { return false };
             let frame = core.frames.frame(head);
-            !frame.is_changing() && frame.count.word().refs() == 1
+            let is_used = frame.count.word().refs() > 1 && !mutant::on(Mutant::PageOutHeld);
+            !frame.is_changing() && !is_used
         };
-        // Relaxed: changes under the mutex.
-        let there: Vec<u64> = if self.is_closed() || self.unreadable.load(Ordering::Relaxed) {
+        let there: Vec<u64> = if self.is_closed() || !self.allows(Protection::Read) {
             Vec::new()
         } else {
             pages.iter().copied().filter(unused).collect()
@@ -180,17 +182,12 @@ impl Area {
         })
     }
 
-    /// Whether the program may read the memory. If not, waits for the page-outs that are under way,
-    /// and there are no further ones.
-    pub(in crate::space) fn set_readable(&self, mapping: &Mapping, readable: bool) {
-        let changing = mapping.change();
-        self.unreadable.store(!readable, Ordering::Relaxed); // under the mutex
-        drop(changing);
-        if !readable {
-            let mut now = self.writes.lock();
-            while now.under_way > 0 {
-                now = self.one_ended.wait(now);
-            }
+    /// Waits until no page-out is under way.
+    pub(super) fn wait_for_writes(&self) {
+        let mut now = self.writes.lock();
+        // Ends: the caller has seen to it that there are no further ones.
+        while now.under_way > 0 {
+            now = self.one_ended.wait(now);
         }
     }
 

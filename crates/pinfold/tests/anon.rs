@@ -354,8 +354,8 @@ fn a_protected_map_refuses_safe_calls() {
     assert_eq!(&bytes, b"hello");
 }
 
-/// A copy that met a fault under a lock of its own map would wait for a thread that changes the map,
-/// which waits for the lock.
+/// A copy that met a fault under a lock of its own map would wait for a thread that changes the
+/// map, which waits for the lock.
 #[test]
 fn copies_wait_for_nobody_who_waits_for_them() {
     let (tell, told) = std::sync::mpsc::channel();

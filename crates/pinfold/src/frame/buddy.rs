@@ -170,8 +170,8 @@ impl Buddy {
         Some((head, order))
     }
 
-    /// Takes a block of `order` from a run of `kind` and no other; from an unmovable run for what is
-    /// pinned, so that index nodes keep what is left for them.
+    /// Takes a block of `order` from a run of `kind` and no other; from an unmovable run for what
+    /// is pinned, so that index nodes keep what is left for them.
     pub(super) fn take_of(
         &self,
         table: &Table,
@@ -229,7 +229,8 @@ impl Buddy {
         self.publish(&lists);
     }
 
-    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as often.
+    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as
+    /// often.
     pub(super) fn lent_user_begins(&self) {
         self.lists.lock().lent_users += 1;
     }
@@ -608,8 +609,8 @@ fn frames_of(table: &Table, run: FrameNumber) -> Range<u32> {
     run.0..(run.0 + RunMap::FRAMES).min(table.frames())
 }
 
-/// The free blocks that begin in these frames, lowest first. Each is found before it is looked past,
-/// so the caller may take it off its list. Call with the mutex held.
+/// The free blocks that begin in these frames, lowest first. Each is found before it is looked
+/// past, so the caller may take it off its list. Call with the mutex held.
 fn blocks_in(table: &Table, mut frames: Range<u32>) -> impl Iterator<Item = (FrameNumber, Order)> {
     std::iter::from_fn(move || {
         // Ends: the start grows each time, up to the end.

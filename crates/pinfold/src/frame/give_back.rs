@@ -1,8 +1,9 @@
 //! Giving the memory of pages back to the system, also of pages that the program has locked.
 //!
 //! A program that has called mlockall(2) has locked the arena and all maps, too. The kernel refuses
-//! `MADV_DONTNEED` there, since the promise of a lock is that what is accessed is in memory. But what
-//! is given back here is not accessed before it was brought anew. Called by `arena` and `space`.
+//! `MADV_DONTNEED` there, since the promise of a lock is that what is accessed is in memory. But
+//! what is given back here is not accessed before it was brought anew. Called by `arena` and
+//! `space`.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise, munlock};

@@ -62,9 +62,9 @@ fn run_of(frame: FrameNumber) -> u32 {
     frame.0 >> Order::MAX.get()
 }
 
-/// As many frames behind the table as are a 64th of the arena, or fewer: all that is left of an aligned
-/// block in which the table ends, so that no free block crosses their end. None where no run is
-/// whole: there pins stay wherever they are.
+/// As many frames behind the table as are a 64th of the arena, or fewer: all that is left of an
+/// aligned block in which the table ends, so that no free block crosses their end. None where no
+/// run is whole: there pins stay wherever they are.
 fn for_nodes(frames: u32, table_frames: u32, whole: &Range<u32>) -> Range<u32> {
     let most = (frames / 64).max(FOR_NODES_MIN);
     let ends = Order::all().map(|order| table_frames.next_multiple_of(order.frames()));
@@ -127,8 +127,8 @@ impl Runs {
 
     /// Whether `frame` lies in a movable or a lent run: no pin may stay there. Without the
     /// allocator's mutex the result is valid for a folio whose version was even before the call and
-    /// is unchanged after it: the kind was settled under the mutex before the folio was allocated. A
-    /// later claim only makes "movable" out of date.
+    /// is unchanged after it: the kind was settled under the mutex before the folio was allocated.
+    /// A later claim only makes "movable" out of date.
     #[inline]
     pub(super) fn is_movable(&self, frame: FrameNumber) -> bool {
         #[cfg(loom)]

@@ -22,40 +22,40 @@ use crate::swap::pages::Pages;
 /// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
 /// ([`Space::map_private`](crate::Space::map_private)).
 ///
-/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its bytes
-/// are gone then. Offsets of its calls count from its start.
+/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its
+/// bytes are gone then. Offsets of its calls count from its start.
 ///
 /// # Where the bytes are
 ///
-/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the cache
-/// evicts whichever is used least. What was stored to goes to the swap
+/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
+/// cache evicts whichever is used least. What was stored to goes to the swap
 /// ([`Options::swap`](crate::Options::swap)) before it leaves memory, unless the page is all zeros;
 /// what is there already and was not changed since is not written again. The next access brings it
-/// back, with pages that follow, if they lie together in the swap and the pages before were touched,
-/// too.
+/// back, with pages that follow, if they lie together in the swap and the pages before were
+/// touched, too.
 ///
-/// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can leave
-/// the budget, an access to a further page fails with [`ErrorKind::OwnMemory`], after some
+/// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
+/// leave the budget, an access to a further page fails with [`ErrorKind::OwnMemory`], after some
 /// time in which it waits for memory.
 ///
 /// # An access that fails
 ///
 /// The access gets SIGBUS, as with mmap(2), and [`Space::last_failure`](crate::Space::last_failure)
-/// says why: the page could not be read from the swap (or from the file of a private view), or there
-/// is no memory for it. Others go on. The next access tries again; where handler threads serve, once
-/// [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
+/// says why: the page could not be read from the swap (or from the file of a private view), or
+/// there is no memory for it. Others go on. The next access tries again; where handler threads
+/// serve, once [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
 /// [`write_at`](Self::write_at) return an error instead.
 ///
 /// # What must not be done with the memory
 ///
 /// - The program must not unmap, remap or advise it by system calls of its own.
-/// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too: where
-///   the thread that faults serves itself, a system call that stores to the memory (such as read(2)
-///   into it) fails with `EFAULT` if a page is absent, or was written to the swap and not stored to
-///   since. [`hold`](Self::hold) prevents that, too.
-/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)): a read(2) of a file
-///   opened with `O_DIRECT` into it, registered buffers of an `io_uring`. Such stores pass the page
-///   table by, so a page-out does not see them, and elsewhere **the bytes are lost without an
+/// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too:
+///   where the thread that faults serves itself, a system call that stores to the memory (such as
+///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
+///   stored to since. [`hold`](Self::hold) prevents that, too.
+/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)): a read(2) of a
+///   file opened with `O_DIRECT` into it, registered buffers of an `io_uring`. Such stores pass the
+///   page table by, so a page-out does not see them, and elsewhere **the bytes are lost without an
 ///   error**.
 /// - A child of fork(2) does not have it.
 pub struct AnonMap {
@@ -178,8 +178,8 @@ impl AnonMap {
     /// All of it as a slice that can be stored to.
     ///
     /// # Safety
-    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the memory
-    /// or has a slice of it.
+    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the
+    /// memory or has a slice of it.
     #[allow(clippy::mut_from_ref, reason = "the caller promises that it has the memory alone")]
     pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
         // SAFETY: as above.
@@ -191,8 +191,8 @@ impl AnonMap {
     ///
     /// # Errors
     /// [`ErrorKind::SwapRead`], [`ErrorKind::OwnMemory`], [`ErrorKind::Own`] if the memory is
-    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what reads
-    /// of its file fail with.
+    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what
+    /// reads of its file fail with.
     pub fn read_at(&self, buf: &mut [u8], offset: usize) -> Result<usize> {
         let end = offset.saturating_add(buf.len()).min(self.len());
         let mut copy = [0; PAGE_BYTES];
@@ -247,8 +247,9 @@ impl AnonMap {
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
-    /// Cost: for each page that is there, a mutex, and a system call if it was written to the swap and
-    /// not stored to since; for each other one what its fault would cost. 24 bytes for each page.
+    /// Cost: for each page that is there, a mutex, and a system call if it was written to the swap
+    /// and not stored to since; for each other one what its fault would cost. 24 bytes for each
+    /// page.
     ///
     /// # Errors
     /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
@@ -258,11 +259,11 @@ impl AnonMap {
         HeldRange::new(&self.area, self.target.file.handle(), range)
     }
 
-    /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern the
-    /// whole map, until the next of the two: whether pages that follow are brought with a page.
+    /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern
+    /// the whole map, until the next of the two: whether pages that follow are brought with a page.
     /// [`Hint::WillNeed`] brings the pages of the range, at most a quarter of the budget, and waits
-    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes stay
-    /// as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
+    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes
+    /// stay as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
@@ -298,14 +299,14 @@ impl AnonMap {
     /// madvise(2) does for `MADV_PAGEOUT`. Those that were stored to are written to the swap first,
     /// and the call waits for that. Returns how many bytes have left memory.
     ///
-    /// Some pages stay: those that are held ([`hold`](Self::hold)); those that another thread brings
-    /// or stores to meanwhile; and, of those that were stored to, the ones for which there is no swap
-    /// or no room in it, or whose write fails.
+    /// Some pages stay: those that are held ([`hold`](Self::hold)); those that another thread
+    /// brings or stores to meanwhile; and, of those that were stored to, the ones for which there
+    /// is no swap or no room in it, or whose write fails.
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. A write that
-    /// fails is none: [`Cache::swap_stats`](crate::Cache::swap_stats) counts these, and what found no
-    /// room.
+    /// fails is none: [`Cache::swap_stats`](crate::Cache::swap_stats) counts these, and what found
+    /// no room.
     pub fn page_out(&self, range: Range<usize>) -> Result<usize> {
         self.check(&range)?;
         if range.is_empty() {
@@ -322,9 +323,9 @@ impl AnonMap {
         Ok(gone as usize * PAGE_BYTES)
     }
 
-    /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or the
-    /// file's again, and take neither memory nor swap. The range begins at a multiple of 4096, and
-    /// ends at one, or with the map. Waits for page-outs of these pages that are under way.
+    /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or
+    /// the file's again, and take neither memory nor swap. The range begins at a multiple of 4096,
+    /// and ends at one, or with the map. Waits for page-outs of these pages that are under way.
     ///
     /// It is a store, as far as slices are concerned.
     ///
@@ -363,8 +364,8 @@ impl AnonMap {
         allowed.map_err(|why| Area::refused(&handle.mapping, "protect", &pages, why))
     }
 
-    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock of
-    /// the map, and for page-outs of its pages that are under way.
+    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock
+    /// of the map, and for page-outs of its pages that are under way.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`]: in a child there is nothing to unmap.
@@ -405,7 +406,8 @@ impl Drop for AnonMap {
         if !handle.core.owner.is_here() {
             return;
         }
-        // First: a page-out that is under way is waited for without a lock. No page gets in after it.
+        // First: a page-out that is under way is waited for without a lock. No page gets in after
+        // it.
         self.area.forget(handle, 0..self.area.pages(), true);
         let layout = self.layout();
         let waits = &self.target.space.shared.counters.map_writers;
@@ -415,7 +417,8 @@ impl Drop for AnonMap {
         };
         drop(end(self.vma, waits, clear, || RECORDS.release(self.number)));
         drop(layout);
-        // Who still waits for a page repeats the access. The addresses go with the area's last share.
+        // Who still waits for a page repeats the access. The addresses go with the area's last
+        // share.
         self.target.space.uffd.wake(addresses.start, addresses.len());
     }
 }

@@ -91,8 +91,8 @@ fn what_is_all_zeros_is_not_written() {
     assert_eq!(load(&map, 0), 0);
 }
 
-/// What leaves memory by a page-out of three pages that are held, and the state of the second, which
-/// was written to the swap before.
+/// What leaves memory by a page-out of three pages that are held, and the state of the second,
+/// which was written to the swap before.
 fn page_out_held() -> (usize, State) {
     let (_cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
     map.advise(0..4 * MIB, Hint::Random).unwrap();

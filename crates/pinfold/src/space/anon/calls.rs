@@ -64,8 +64,8 @@ const REGISTER_PROTECTED: u64 = 1 << 1;
 const COPY_PROTECTED: u64 = 1 << 1;
 const PROTECT_ON: u64 = 1;
 
-/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while the
-/// layout of the address space changes.
+/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
+/// the layout of the address space changes.
 const AGAIN_MAX: u32 = 10_000;
 
 fn extent(at: &Range<usize>) -> Extent {

@@ -15,8 +15,8 @@ use crate::space::vma::Access;
 /// At most this part of a budget is held.
 const HELD_SHARE: u32 = 4;
 
-/// A range of own memory whose pages stay in memory, at their address and accessible, as long as this
-/// is there: see [`AnonMap::hold`](crate::AnonMap::hold).
+/// A range of own memory whose pages stay in memory, at their address and accessible, as long as
+/// this is there: see [`AnonMap::hold`](crate::AnonMap::hold).
 #[must_use = "dropped at once, it holds nothing"]
 pub struct HeldRange<'a> {
     core: &'a Core,
@@ -104,8 +104,8 @@ impl Area {
     ) -> Result<R> {
         let (changing, _) = self.there(handle, page, access)?;
         let at = std::ptr::NonNull::new(self.address(page)).expect("no area is at 0");
-        // SAFETY: the page is there, and leaves, or becomes inaccessible, under the mutex alone. Other
-        // accesses of this crate are atomic.
+        // SAFETY: the page is there, and leaves, or becomes inaccessible, under the mutex alone.
+        // Other accesses of this crate are atomic.
         let copied = copy(unsafe { Extent::new(at, PAGE_BYTES) });
         drop(changing);
         Ok(copied)

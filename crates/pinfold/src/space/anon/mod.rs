@@ -1,10 +1,10 @@
 //! Memory of the program's own that can be paged out: anonymous memory, and private views of files.
 //!
-//! An *area* is private memory of one map, registered with the space's userfaultfd for missing pages
-//! and for stores to protected ones. One map has it, so it needs no mirror: a page is put to the
-//! map's address when its bytes are complete (`UFFDIO_COPY`), and taken out when they are elsewhere.
-//! Each page in memory is a folio of the cache, with a frame of a lent run: so it is in the budget,
-//! and the one policy evicts it.
+//! An *area* is private memory of one map, registered with the space's userfaultfd for missing
+//! pages and for stores to protected ones. One map has it, so it needs no mirror: a page is put to
+//! the map's address when its bytes are complete (`UFFDIO_COPY`), and taken out when they are
+//! elsewhere. Each page in memory is a folio of the cache, with a frame of a lent run: so it is in
+//! the budget, and the one policy evicts it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -15,14 +15,16 @@
 //! | `protect.rs` | what may be done with the memory |
 //! | `calls.rs` | the calls of the system |
 //!
-//! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in `swap/pages.rs`.
+//! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
+//! `swap/pages.rs`.
 //!
 //! # Locks
 //!
 //! A page gets in, is protected and unprotected, and leaves under its mapping's `change` mutex: in
 //! one step with its state, and with the index. So does what the program may do with the memory
-//! change: under the mutex a page that is there can be accessed without a fault. The swap and files are read and written without any
-//! lock. A source of the swap must not use the memory that it writes.
+//! change: under the mutex a page that is there can be accessed without a fault. The swap and files
+//! are read and written without any lock. A source of the swap must not use the memory that it
+//! writes.
 
 mod bring;
 mod calls;
@@ -65,8 +67,8 @@ pub(super) enum Origin {
 ///
 /// # Invariants
 ///
-/// The addresses of `reservation` are this value's as long as it is there: so whoever has a share of
-/// it may put pages there, and no page of another map is ever there. `closed` is set under the
+/// The addresses of `reservation` are this value's as long as it is there: so whoever has a share
+/// of it may put pages there, and no page of another map is ever there. `closed` is set under the
 /// mapping's `change` mutex, after which no page gets in.
 #[derive(Debug)]
 pub(crate) struct Area {

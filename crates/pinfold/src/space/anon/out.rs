@@ -1,12 +1,13 @@
-//! Page-outs: how bytes of own memory get to the swap, and pages leave memory; and forgetting pages.
+//! Page-outs: how bytes of own memory get to the swap, and pages leave memory; and forgetting
+//! pages.
 //!
 //! # A page-out, step by step
 //!
 //! 1. take slots, adjacent ones if there are;
-//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the states
-//!    say `Writing`, and they are protected against stores: one call for adjacent pages;
-//! 3. without it, write them, unless they are all zeros, which a page that was never stored to is, too:
-//!    adjacent slots by one write;
+//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the
+//!    states say `Writing`, and they are protected against stores: one call for adjacent pages;
+//! 3. without it, write them, unless they are all zeros, which a page that was never stored to is,
+//!    too: adjacent slots by one write;
 //! 4. under the mutex: the pages that were not stored to meanwhile are clean (`swap/pages.rs`); the
 //!    slots of the others are free again.
 //!
@@ -16,9 +17,9 @@
 //! # Why the bytes can be read in step 3
 //!
 //! They are read by the kernel, or copied by a source. Pages that are `Writing`, or `Stale` after a
-//! store, stay in memory: they are not evicted, not forgotten, and not unmapped, before the write has
-//! ended. A store that ends the protection may change them meanwhile; then what was written is of no
-//! use, and nobody reads it.
+//! store, stay in memory: they are not evicted, not forgotten, and not unmapped, before the write
+//! has ended. A store that ends the protection may change them meanwhile; then what was written is
+//! of no use, and nobody reads it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -163,9 +164,9 @@ impl Area {
             .chunk_by(|one, next| one.0 + 1 == next.0)
             .map(|run| {
                 let at = NonNull::new(self.address(run[0].0)).expect("no area is at 0");
-                // SAFETY: the pages are there as long as they are `Writing` or `Stale`, and stay mapped with the
-                // area. Only the program stores to them, which by then is a fault; what is read
-                // beside a store that comes all the same is not used.
+                // SAFETY: the pages are there as long as they are `Writing` or `Stale`, and stay
+                // mapped with the area. Only the program stores to them, which by then is a fault;
+                // what is read beside a store that comes all the same is not used.
                 unsafe { Extent::new(at, run.len() * PAGE_BYTES) }
             })
             .collect()

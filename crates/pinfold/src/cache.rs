@@ -264,7 +264,7 @@ impl Cache {
     }
 
     /// What spaces use.
-    pub(crate) fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
 

@@ -448,6 +448,24 @@ pub enum ErrorKind {
         /// What the budget is full of ([`ErrorKind::NoMemory`]), or what the system refused.
         cause: Box<Error>,
     },
+    /// More of own memory was to be held than may be.
+    #[error(
+        "cannot hold bytes {start}..{end} of {}: of all own memory {held_bytes} bytes are held, and \
+         {most_bytes} can be",
+        name.display()
+    )]
+    HoldTooLarge {
+        /// The memory's name.
+        name: PathBuf,
+        /// Where the range begins.
+        start: u64,
+        /// The first byte after the range.
+        end: u64,
+        /// The bytes that are held, of all own memory of the cache.
+        held_bytes: u64,
+        /// The most bytes that can be held.
+        most_bytes: u64,
+    },
     /// The system refused something that own memory needs.
     #[error("cannot {what} bytes {start}..{end} of {}: {cause}", name.display())]
     Own {
@@ -540,6 +558,7 @@ impl Error {
             ErrorKind::SwapFile { .. } => "swap-file",
             ErrorKind::SwapRead { .. } => "swap-read",
             ErrorKind::OwnMemory { .. } => "own-memory",
+            ErrorKind::HoldTooLarge { .. } => "hold-too-large",
             ErrorKind::Own { .. } => "own",
             ErrorKind::StillPinned { .. } => "still-pinned",
         }

@@ -13,6 +13,8 @@
 //!
 //! Called by `space` and `clients`.
 
+use std::sync::Arc;
+
 use crate::around;
 use crate::core::{Core, Held};
 use crate::error::{ErrorKind, Result};
@@ -36,16 +38,31 @@ const NAP: std::time::Duration = std::time::Duration::from_millis(1);
 /// arena has some left when three are lent.
 const BUDGET_MIN_BYTES: u64 = 8 << 20;
 
-/// Checks that the cache is large enough for mirrors.
-///
-/// # Errors
-/// [`ErrorKind::SpaceBudget`].
-pub(crate) fn check_budget(core: &Core) -> Result<()> {
-    let budget_bytes = u64::from(core.frames.frames()) * PAGE_BYTES as u64;
-    if budget_bytes < BUDGET_MIN_BYTES {
-        return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes: BUDGET_MIN_BYTES }.into());
+/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent, once one is.
+#[derive(Debug)]
+pub(crate) struct Mapper(Arc<Core>);
+
+impl Mapper {
+    /// # Errors
+    /// [`ErrorKind::SpaceBudget`]: the cache is too small for mirrors.
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+        let budget_bytes = u64::from(core.frames.frames()) * PAGE_BYTES as u64;
+        let least_bytes = BUDGET_MIN_BYTES;
+        if budget_bytes < least_bytes {
+            return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes }.into());
+        }
+        core.frames.lent_user_begins();
+        Ok(Mapper(core.clone()))
     }
-    Ok(())
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        // A forked child does not take the allocator's mutex.
+        if self.0.owner.is_here() {
+            self.0.frames.lent_user_ends();
+        }
+    }
 }
 
 /// What became of a mapped access.
@@ -313,7 +330,8 @@ unsafe fn lend<'a>(
     shown: Option<&Shown<'_>>,
 ) -> Result<Lent> {
     // SAFETY: the caller's promise.
-    wait::together(|| unsafe { lend_together(handle, mirror, wanted, spare, shown) })
+    let lend = || unsafe { lend_together(handle, mirror, wanted, spare, shown) };
+    if mutant::on(Mutant::LendWakesEarly) { lend() } else { wait::together(lend) }
 }
 
 /// See [`lend`].
@@ -699,7 +717,7 @@ mod tests {
     #[test]
     fn a_cache_that_is_too_small_for_maps_is_told_the_least() {
         let (_cache, file) = file(4 * MIB, MIB);
-        let error = check_budget(&file.handle().core).unwrap_err();
+        let error = Mapper::new(&file.handle().core).unwrap_err();
         let text = "cannot make a space for mapped files: the cache has a budget of 4194304 bytes, \
                     and needs 8388608";
         assert_eq!(error.to_string(), text);
@@ -792,13 +810,46 @@ mod tests {
         assert_eq!(access(&file, 5), 7);
     }
 
+    /// Whether a place is still claimed when a future is woken that waited for its folio.
+    fn is_claimed_when_woken() -> bool {
+        struct Look(File, std::sync::Mutex<Option<bool>>);
+        impl std::task::Wake for Look {
+            fn wake(self: Arc<Self>) {
+                let is_taken = self.0.handle().mapping.mirror_of_folios().is_taken(&(5..6));
+                *self.1.lock().unwrap() = Some(is_taken);
+            }
+        }
+        let (_cache, file) = file(16 * MIB, 4 * MIB);
+        file.advise(0..1, Hint::Random).unwrap();
+        file.read_at(&mut [0], 5 * 4096).unwrap();
+        let (handle, core) = (file.handle(), &*file.handle().core);
+        let (head, order) = reclaim::allocate_lent(core, Order::MIN, true).unwrap().unwrap();
+        let look = Arc::new(Look(file.clone(), None.into()));
+        let waker = std::task::Waker::from(look.clone());
+        assert!(!core.waiters.poll(head.0, wait::Ticket::new(), &waker, || false));
+        let held = core.hold(&handle.mapping, 5).expect("it was read");
+        let spare = Some(Spare { core, head, order });
+        // SAFETY: nothing is shown.
+        let lent = unsafe { lend(handle, of(handle).unwrap(), held, spare, None) };
+        assert_eq!(lent.unwrap(), Lent::Done);
+        let seen = look.1.lock().unwrap().take();
+        seen.expect("it was woken")
+    }
+
+    #[test]
+    fn futures_are_woken_when_no_place_is_claimed_any_more() {
+        assert!(!is_claimed_when_woken());
+        assert!(mutant::with(Some(Mutant::LendWakesEarly), is_claimed_when_woken));
+    }
+
     /// Pages that are accessed in lent memory that is in pieces.
     const PIECES: u64 = 40;
 
-    /// 64 MiB that can be read so many times: who reads without end gets an error.
+    /// Sevens that can be read so many times: who reads without end gets an error.
     #[derive(Debug)]
     struct Bounded {
         left: AtomicU64,
+        bytes: u64,
     }
 
     impl crate::source::Source for Bounded {
@@ -811,7 +862,7 @@ mod tests {
             Ok(buf.len())
         }
         fn len_bytes(&self) -> std::io::Result<u64> {
-            Ok(64 << 20)
+            Ok(self.bytes)
         }
         fn kind(&self) -> std::borrow::Cow<'static, str> {
             "bounded".into()
@@ -824,7 +875,7 @@ mod tests {
         let cache = Cache::new(Options::new(16 * MIB as u64)).unwrap();
         // Each page is read in vain once at most, and with those around it.
         let left = AtomicU64::new(20 * PIECES);
-        let file = cache.attach("file", Arc::new(Bounded { left })).unwrap();
+        let file = cache.attach("file", Arc::new(Bounded { left, bytes: 64 << 20 })).unwrap();
         file.advise(0..1, Hint::Sequential).unwrap();
         let core = &file.handle().core;
         // Ends: there is so much memory.
@@ -841,6 +892,114 @@ mod tests {
             drop(put(file.handle(), page)?);
         }
         Ok(())
+    }
+
+    /// Whether it becomes true while the reclaiming thread ends what it is at.
+    fn soon(mut is_true: impl FnMut() -> bool) -> bool {
+        let since = std::time::Instant::now();
+        // Ends: after so long at most.
+        loop {
+            if is_true() {
+                return true;
+            }
+            if since.elapsed() > std::time::Duration::from_secs(10) {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// A cache that was full of pages each of which had an index node of its own, and some of which
+    /// were pinned, and has none of them any more.
+    fn emptied(pinned: u64) -> (Cache, File) {
+        const APART: u64 = 64;
+        let mut options = Options::new(8 * MIB as u64);
+        options.patience = std::time::Duration::from_millis(300);
+        let cache = Cache::new(options).unwrap();
+        let (left, bytes) = (AtomicU64::new(u64::MAX), 8 << 30);
+        let file = cache.attach("file", Arc::new(Bounded { left, bytes })).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        let mut pins = Vec::new();
+        for n in 0..6000 {
+            let at = n * APART * PAGE_BYTES as u64;
+            if n % 8 == 0 && (pins.len() as u64) < pinned {
+                pins.push(file.pin(at..at + 1).unwrap());
+            } else {
+                assert_eq!(file.read_at(&mut [0], at).unwrap(), 1);
+            }
+        }
+        drop(pins);
+        file.invalidate(0..bytes).unwrap();
+        (cache, file)
+    }
+
+    #[test]
+    fn index_nodes_keep_no_run_from_being_lent() {
+        for pinned in [0, 10, 300] {
+            let (_cache, file) = emptied(pinned);
+            let core = &file.handle().core;
+            for page in 0..2000 {
+                drop(put(file.handle(), page).unwrap());
+            }
+            file.invalidate(0..file.len()).unwrap();
+            core.let_go_of_recent(|_| true);
+            let all_are_lent = || {
+                let _ = reclaim::compact(core) && core.frames.lend_run();
+                core.frames.lent_runs().count() == core.frames.whole_runs().count()
+            };
+            assert!(soon(all_are_lent), "{pinned} pages were pinned");
+        }
+    }
+
+    #[test]
+    fn runs_whose_pins_have_ended_can_be_lent() {
+        let (_cache, file) = file(8 * MIB, 8 * MIB);
+        let (core, page) = (&file.handle().core, PAGE_BYTES as u64);
+        file.advise(0..1, Hint::Random).unwrap();
+        let pin = |n: u64| file.pin(n * page..(n + 1) * page).unwrap();
+        let pinned: Vec<_> = (0..1000).map(pin).collect();
+        let claimed = core.frames.whole_runs().filter(|&run| !core.frames.is_movable(run)).count();
+        assert!(claimed > 0, "pins need no run");
+        drop(pinned);
+        for first in (0..2048).step_by(50) {
+            file.invalidate((first + 1) * page..(first + 50) * page).unwrap();
+        }
+        let all_are_lent = || {
+            let _ = reclaim::compact(core) && core.frames.lend_run();
+            core.frames.lent_runs().count() == core.frames.whole_runs().count()
+        };
+        assert!(soon(all_are_lent));
+        assert!(
+            (0..1000).step_by(50).all(|page| core.hold(&file.handle().mapping, page).is_some())
+        );
+    }
+
+    #[test]
+    fn a_run_stays_lent_while_there_are_maps() {
+        let mut options = Options::new(8 * MIB as u64);
+        options.patience = std::time::Duration::from_millis(300);
+        let cache = Cache::new(options).unwrap();
+        let content: Vec<u8> = (0..16 * MIB).map(|at| bytes_of((at / PAGE_BYTES) as u64)).collect();
+        let file = cache.attach("file", Arc::new(Memory::new(content))).unwrap();
+        file.advise(0..1, Hint::Random).unwrap();
+        let mapper = Mapper::new(cache.core()).unwrap();
+        assert_eq!(access(&file, 0), bytes_of(0));
+        cache.core().let_go_of_recent(|_| true);
+        // Reads want all memory, and guards lie wherever the arena has any.
+        for page in (0..16 * MIB as u64 / 4096).cycle().take(20_000) {
+            file.read_at(&mut [0], page * 4096).unwrap();
+        }
+        let guards: Vec<_> = (0..1000).step_by(9).map(|page| file.get(page).unwrap()).collect();
+        for page in 2000..3000 {
+            assert_eq!(access(&file, page), bytes_of(page));
+        }
+        drop(guards);
+        file.invalidate(0..file.len()).unwrap();
+        let lent = || cache.core().frames.lent_runs().count();
+        assert!(soon(|| lent() == 1));
+        drop(mapper);
+        assert!(soon(|| lent() == 0));
+        assert_eq!(cache.core().frames.free_lent(), 0);
     }
 
     #[test]

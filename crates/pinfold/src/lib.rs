@@ -349,7 +349,7 @@ pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
 pub use source::Hint;
 #[cfg(not(loom))]
-pub use space::{AnonMap, Map, Protection, Space, SpaceOptions};
+pub use space::{AnonMap, HeldRange, Map, Protection, Space, SpaceOptions};
 pub use space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};
 pub use swap::SwapStats;

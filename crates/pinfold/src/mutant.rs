@@ -94,6 +94,8 @@ mutants! {
     TakeBackAnyRun,
     /// A page that fits no lent memory with its neighbours is read with them again.
     BringLargeAgain,
+    /// Futures are woken by a lender that still claims places.
+    LendWakesEarly,
 
     // ---- of futures ----
     /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.
@@ -158,6 +160,8 @@ mutants! {
     PageOutUnprotected,
     /// A page-out does not ask whether its page was stored to while it was written.
     PageOutUnchecked,
+    /// Pages that are held are paged out.
+    PageOutHeld,
     /// A store frees the slot to which its page is just being written.
     SlotFreedEarly,
     /// A page leaves memory before it is written.

@@ -3,6 +3,7 @@
 
 #![cfg(not(loom))] // the model checker builds without the public types
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -351,6 +352,89 @@ fn a_protected_map_refuses_safe_calls() {
     map.protect(Protection::ReadWrite).unwrap();
     map.read_at(&mut bytes, 4094).unwrap();
     assert_eq!(&bytes, b"hello");
+}
+
+/// A copy that met a fault under a lock of its own map would wait for a thread that changes the
+/// map, which waits for the lock.
+#[test]
+fn copies_wait_for_nobody_who_waits_for_them() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for handlers in [0, 2] {
+            let options = SpaceOptions::new().handlers(handlers);
+            let subject = Subject::new(8 * MIB, 4 * MIB, options);
+            let map = subject.space.map_anon(8 * PAGE).unwrap();
+            let over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        map.discard(0..8 * PAGE).unwrap();
+                    }
+                });
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        map.protect(Protection::Read).unwrap();
+                        map.protect(Protection::ReadWrite).unwrap();
+                    }
+                });
+                let mut bytes = vec![7; 8 * PAGE];
+                for _ in 0..1000 {
+                    map.read_at(&mut bytes, 0).unwrap();
+                    if let Err(error) = map.write_at(&bytes, 0) {
+                        let is_protected =
+                            matches!(error.kind(), ErrorKind::Own { what: "access", .. });
+                        assert!(is_protected, "{error:?}");
+                    }
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+        }
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(std::time::Duration::from_secs(60)).expect("they wait for each other");
+}
+
+/// Bytes that direct I/O reads into own memory while all of it is paged out all the time.
+#[test]
+fn what_is_held_can_be_read_into_by_direct_io() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("file");
+    let pattern = Pattern::new(9, 0);
+    std::fs::write(&path, pattern.to_vec(MIB)).unwrap();
+    let direct = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
+    let Ok(direct) = direct else {
+        println!("not tried: no direct I/O in {}", dir.path().display());
+        return;
+    };
+    let subject = Subject::new(8 * MIB, 16 * MIB, SpaceOptions::new());
+    let map = subject.space.map_anon(4 * MIB).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                map.page_out(0..4 * MIB).unwrap();
+            }
+        });
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut bytes = vec![0; 16 * PAGE];
+        let read = (0..300).try_for_each(|_| {
+            let (from, to) = (random.usize(0..240) * PAGE, random.usize(0..1000) * PAGE);
+            let held = map.hold(to..to + 16 * PAGE).unwrap();
+            let (fd, at) = (std::os::fd::AsRawFd::as_raw_fd(&direct), held.as_mut_ptr());
+            // SAFETY: pages that are held, which nobody else stores to.
+            let got = unsafe { libc::pread(fd, at.cast(), 16 * PAGE, from.cast_signed() as i64) };
+            if got != (16 * PAGE).cast_signed() {
+                return Err(format!("read {got}: {}", std::io::Error::last_os_error()));
+            }
+            drop(held);
+            std::thread::yield_now();
+            map.read_at(&mut bytes, to).unwrap();
+            pattern.check(from as u64, &bytes).map_err(|why| format!("{why}"))
+        });
+        over.store(true, Ordering::Relaxed);
+        read.unwrap();
+    });
+    assert!(subject.cache.swap_stats().unwrap().pages_written > 100);
 }
 
 #[test]

@@ -76,6 +76,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("unmaps-unsaid", "it was not tried; the tests of `reclaim` see it"),
     ("take-back-any-run", "an assertion meets it, seldom; the tests of `reclaim` see it"),
     ("bring-large-again", "lent memory is seldom in pieces; the tests of `lend` see it"),
+    ("lend-wakes-early", "no waker here wants a place; the tests of `lend` see it"),
+    ("page-out-held", "nobody here has own memory; the tests of `space` see it"),
     ("page-out-unprotected", "nobody here has own memory; the models see it"),
     ("page-out-unchecked", "nobody here has own memory; the models see it"),
     ("slot-freed-early", "nobody here has own memory; the models see it"),

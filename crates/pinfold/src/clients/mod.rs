@@ -72,7 +72,7 @@ use crate::completions::{Completions, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
-use crate::lend;
+use crate::lend::{self, Mapper};
 use crate::many;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
@@ -190,6 +190,7 @@ pub struct Clients {
     stats: ClientsStats,
     /// The last plan of [`Self::install_ahead`], and what it is for.
     plan: Option<(Arc<[u64]>, Arc<Plan>)>,
+    _mapper: Mapper,
 }
 
 /// A read that is under way.
@@ -225,7 +226,7 @@ impl Clients {
     pub fn new(file: &File) -> Result<Self> {
         let handle = file.handle();
         handle.core.check_owner()?;
-        lend::check_budget(&handle.core)?;
+        let mapper = Mapper::new(&handle.core)?;
         if !lend::of(handle)?.give_out() && !mutant::on(Mutant::MappedAndServed) {
             let (path, what) = (handle.mapping.path.clone(), "serve");
             return Err(ErrorKind::MappedOrServed { path, what }.into());
@@ -246,6 +247,7 @@ impl Clients {
             touched: None,
             stats: ClientsStats::default(),
             plan: None,
+            _mapper: mapper,
         })
     }
 

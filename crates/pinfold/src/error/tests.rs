@@ -166,6 +166,13 @@ errors! {
             swap: "there is no swap".to_owned(),
             cause: Box::new(ErrorKind::Reserve { bytes: 1, cause: cause() }.into()),
         } => "own-memory", Place;
+    ErrorKind::HoldTooLarge { .. } = ErrorKind::HoldTooLarge {
+        name: path(),
+        start: PLACE,
+        end: 2,
+        held_bytes: 3,
+        most_bytes: 4,
+    } => "hold-too-large", Place;
     ErrorKind::Own { .. } =
         ErrorKind::Own { what: "map", name: path(), start: PLACE, end: 1, cause: cause() }
         => "own", Place;

@@ -21,6 +21,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::sync::locks::Mutex;
 
+use super::give_back::give_back;
 use super::units::{
     BUDGET_MAX_BYTES, BUDGET_MIN_BYTES, FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT,
 };
@@ -159,15 +160,14 @@ impl Arena {
     /// Gives the memory of a run of 2 MiB back to the system, until it is touched again.
     ///
     /// # Errors
-    /// The system keeps it: it is locked.
+    /// The system keeps it.
     ///
     /// # Safety
     /// All frames of the run are the caller's alone, and their bytes are of no use.
     pub(super) unsafe fn give_back(&self, run: FrameNumber) -> Result<(), Errno> {
         let (word, bit) = self.touched.word_and_bit(run);
-        let address = self.address(run).cast();
         // SAFETY: the run is inside the arena; by the caller's promise nobody needs its bytes.
-        unsafe { madvise(address, Order::MAX.bytes(), Advice::LinuxDontNeed) }?;
+        unsafe { give_back(self.address(run), Order::MAX.bytes()) }?;
         // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
         word.fetch_and(!bit, Ordering::Relaxed);
         Ok(())

@@ -18,8 +18,8 @@
 //! - A frame is the table's, free, held, or in use; `free_frames` and `held` count theirs.
 //! - There are three sets of lists, for blocks in movable, in unmovable and in lent runs
 //!   (`mobility`): a block never crosses a run, so its first frame says which. A run that has
-//!   become free as a whole is movable. `free_frames` counts without the lent ones, `free_lent`
-//!   those alone.
+//!   become free as a whole is movable, except for the last lent one while somebody wants one to
+//!   stay. `free_frames` counts without the lent ones, `free_lent` those alone.
 //!
 //! Movable folios come from movable runs as long as these have free frames. Unmovable ones come
 //! from unmovable runs; when those are full, another run is made unmovable.
@@ -30,6 +30,8 @@
 //!
 //! The count and the version of a free frame are not read under the mutex, and never stored here:
 //! see the head of `entry`.
+
+use std::ops::Range;
 
 use super::entry::Frame;
 use super::mobility::{Mobility, Runs};
@@ -89,6 +91,9 @@ struct Lists {
     of: [KindLists; Mobility::COUNT],
     free_frames: u32,
     free_lent: u32,
+    lent_runs: u32,
+    /// How many want a run to stay lent.
+    lent_users: u32,
     held: Option<Held>,
 }
 
@@ -121,7 +126,8 @@ impl Buddy {
         assert!(0 < table_frames && table_frames < table.frames());
         let runs = Runs::new(table.frames(), table_frames);
         let of = [KindLists::default(); Mobility::COUNT];
-        let mut lists = Lists { of, free_frames: 0, free_lent: 0, held: None };
+        let (free_frames, free_lent, lent_runs, lent_users) = Default::default();
+        let mut lists = Lists { of, free_frames, free_lent, lent_runs, lent_users, held: None };
         lists.add_range(Ground { table, runs: &runs }, table_frames, table.frames());
         let free_frames = AtomicU32::new(lists.free_frames);
         let free_lent = AtomicU32::new(0);
@@ -164,7 +170,8 @@ impl Buddy {
         Some((head, order))
     }
 
-    /// Takes a block of `order` from a run of `kind` and no other.
+    /// Takes a block of `order` from a run of `kind` and no other; from an unmovable run for what
+    /// is pinned, so that index nodes keep what is left for them.
     pub(super) fn take_of(
         &self,
         table: &Table,
@@ -172,7 +179,22 @@ impl Buddy {
         kind: Mobility,
     ) -> Option<FrameNumber> {
         let mut lists = self.lists.lock();
-        let head = lists.take(self.ground(table), order, kind)?;
+        let head = match kind {
+            Mobility::Unmovable => lists.take_to_pin(self.ground(table), order)?,
+            kind => lists.take(self.ground(table), order, kind)?,
+        };
+        self.publish(&lists);
+        Some(head)
+    }
+
+    /// Takes the lowest free one of these frames, if they are those of an unmovable run.
+    pub(super) fn take_lowest(&self, table: &Table, frames: Range<u32>) -> Option<FrameNumber> {
+        let mut lists = self.lists.lock();
+        let (head, order) = blocks_in(table, frames).next()?;
+        if self.runs.kind(head) != Mobility::Unmovable {
+            return None; // all of it was free meanwhile
+        }
+        lists.cut(self.ground(table), head, order, Order::MIN);
         self.publish(&lists);
         Some(head)
     }
@@ -200,10 +222,37 @@ impl Buddy {
     pub(super) fn lend(&self, table: &Table, run: FrameNumber) {
         let mut lists = self.lists.lock();
         self.runs.set(run, Mobility::Lent);
+        lists.lent_runs += 1;
         lists.free_lent += Order::MAX.frames();
         lists.push(self.ground(table), run, Order::MAX);
         self.assert_sane(&lists, table);
         self.publish(&lists);
+    }
+
+    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as
+    /// often.
+    pub(super) fn lent_user_begins(&self) {
+        self.lists.lock().lent_users += 1;
+    }
+
+    /// See [`Self::lent_user_begins`].
+    pub(super) fn lent_user_ends(&self, table: &Table) {
+        let mut lists = self.lists.lock();
+        lists.lent_users -= 1;
+        let free = lists.of[Mobility::Lent as usize].heads[usize::from(Order::MAX.get())];
+        if let (0, Some(run)) = (lists.lent_users, free) {
+            let ground = self.ground(table);
+            lists.unlink(ground, run, Order::MAX);
+            lists.free_lent -= Order::MAX.frames();
+            lists.add(ground, run, Order::MAX);
+            self.publish(&lists);
+        }
+    }
+
+    /// Whether a lent run may be another again.
+    pub(super) fn may_take_back(&self) -> bool {
+        let lists = self.lists.lock();
+        lists.lent_runs > u32::from(lists.lent_users > 0)
     }
 
     /// Makes the movable run with the largest free block unmovable, if that is at least of `order`;
@@ -280,10 +329,10 @@ impl Buddy {
     }
 
     pub(super) fn free_in(&self, table: &Table, run: FrameNumber) -> RunMap {
-        self.assert_run(table, run);
+        assert!(run.is_aligned(Order::MAX) && run.0 < table.frames(), "{run:?} starts no run");
         let _lists = self.lists.lock();
         let mut map = RunMap::default();
-        for (head, order) in blocks_in(table, run) {
+        for (head, order) in blocks_in(table, frames_of(table, run)) {
             map.insert(head.0 - run.0, order);
         }
         map
@@ -297,7 +346,7 @@ impl Buddy {
             return false;
         }
         let mut map = RunMap::default();
-        for (head, order) in blocks_in(table, run) {
+        for (head, order) in blocks_in(table, frames_of(table, run)) {
             lists.unlink(self.ground(table), head, order);
             *lists.free(self.runs.kind(head)) -= order.frames();
             map.insert(head.0 - run.0, order);
@@ -319,6 +368,7 @@ impl Buddy {
         let full = lists.held_map(run).is_full();
         if full {
             lists.held = None;
+            lists.lent_runs -= u32::from(self.runs.kind(run) == Mobility::Lent);
             self.runs.set(run, Mobility::Movable);
         }
         full
@@ -382,13 +432,35 @@ impl Lists {
         }
         let from = Order(order.get() + enough.trailing_zeros() as u8);
         let head = lists.heads[usize::from(from.get())].expect("its bit says there is one");
+        self.cut(ground, head, from, order);
+        Some(head)
+    }
+
+    /// Takes a block of `order` from an unmovable run, except those that are left for index nodes:
+    /// which are few, so that it passes over few.
+    fn take_to_pin(&mut self, ground: Ground<'_>, order: Order) -> Option<FrameNumber> {
+        let lists = &self.of[Mobility::Unmovable as usize];
+        let for_nodes = ground.runs.for_nodes();
+        let (head, from) = Order::all().filter(|from| *from >= order).find_map(|from| {
+            let mut block = lists.heads[usize::from(from.get())];
+            // Ends: with the list, or at a block elsewhere.
+            while let Some(head) = block.filter(|head| for_nodes.contains(&head.0)) {
+                block = ground.table.frame(head).next();
+            }
+            Some((block?, from))
+        })?;
+        self.cut(ground, head, from, order);
+        Some(head)
+    }
+
+    /// Takes the first `order` of the free block of `from` at `head`, and frees the rest of it.
+    fn cut(&mut self, ground: Ground<'_>, head: FrameNumber, from: Order, order: Order) {
         self.unlink(ground, head, from);
         // Keep the lower half, give the upper one back, as often as the block is too large.
         for half in (order.get()..from.get()).rev().map(Order) {
             self.push(ground, head.after(half.frames()), half);
         }
-        *self.free(kind) -= order.frames();
-        Some(head)
+        *self.free(ground.runs.kind(head)) -= order.frames();
     }
 
     /// The count that free frames of runs of that kind are in.
@@ -399,7 +471,7 @@ impl Lists {
     /// Makes a movable run unmovable: what is free in it changes lists.
     fn claim(&mut self, ground: Ground<'_>, run: FrameNumber) {
         // Collected first: the second pass would meet what the first has just put back.
-        let blocks: Vec<_> = blocks_in(ground.table, run).collect();
+        let blocks: Vec<_> = blocks_in(ground.table, frames_of(ground.table, run)).collect();
         for &(head, order) in &blocks {
             self.unlink(ground, head, order);
         }
@@ -428,9 +500,11 @@ impl Lists {
             order = Order(order.get() + 1);
             head = head.align_down(order);
         }
-        if order == Order::MAX {
+        let stays = kind == Mobility::Lent && self.lent_runs == 1 && self.lent_users > 0;
+        if order == Order::MAX && !stays {
             *self.free(kind) -= order.frames();
             *self.free(Mobility::Movable) += order.frames();
+            self.lent_runs -= u32::from(kind == Mobility::Lent);
             ground.runs.set(head, Mobility::Movable);
         }
         self.push(ground, head, order);
@@ -530,19 +604,23 @@ fn assert_not_free(table: &Table, head: FrameNumber, order: Order) {
     }
 }
 
-/// The free blocks of a run, lowest first. Each is found before it is looked past, so the caller
-/// may take it off its list. Call with the mutex held.
-fn blocks_in(table: &Table, run: FrameNumber) -> impl Iterator<Item = (FrameNumber, Order)> {
-    let mut offset = 0;
+/// The frames of a run, of which the last may be cut short.
+fn frames_of(table: &Table, run: FrameNumber) -> Range<u32> {
+    run.0..(run.0 + RunMap::FRAMES).min(table.frames())
+}
+
+/// The free blocks that begin in these frames, lowest first. Each is found before it is looked
+/// past, so the caller may take it off its list. Call with the mutex held.
+fn blocks_in(table: &Table, mut frames: Range<u32>) -> impl Iterator<Item = (FrameNumber, Order)> {
     std::iter::from_fn(move || {
-        // Ends: the offset grows each time, up to the length of the run.
-        while offset < RunMap::FRAMES {
-            let head = run.after(offset);
-            if let Some(order) = table.frame(head).block() {
-                offset += order.frames();
+        // Ends: the start grows each time, up to the end.
+        while frames.start < frames.end {
+            let head = FrameNumber(frames.start);
+            let block = table.frame(head).block();
+            frames.start += block.map_or(1, Order::frames);
+            if let Some(order) = block {
                 return Some((head, order));
             }
-            offset += 1;
         }
         None
     })

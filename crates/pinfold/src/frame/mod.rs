@@ -3,10 +3,10 @@
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
 //! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
 //! allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
-//! (`prefetch`), what a handle keeps of the arena (`window`), and the handle over them that all
-//! other modules call (`Frames`, in this file). What does not: which page of which file a frame
-//! holds and how it is found (`index`), where its bytes come from (`fill`, `source`), and which
-//! folio to evict (`reclaim`).
+//! (`prefetch`), giving memory back to the system (`give_back`), what a handle keeps of the arena
+//! (`window`), and the handle over them that all other modules call (`Frames`, in this file). What
+//! does not: which page of which file a frame holds and how it is found (`index`), where its bytes
+//! come from (`fill`, `source`), and which folio to evict (`reclaim`).
 //!
 //! Called by `index` (nodes are folios too), `fill`, the four ways in, and `reclaim`.
 
@@ -18,6 +18,7 @@ pub(crate) mod bytes;
 mod copy;
 mod count;
 mod entry;
+mod give_back;
 mod mobility;
 mod predict;
 mod prefetch;
@@ -44,6 +45,8 @@ pub(crate) use bytes::{copy_racing, copy_still};
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
+#[cfg(not(loom))]
+pub(crate) use give_back::give_back;
 pub(crate) use mobility::Mobility;
 pub(crate) use predict::predicted;
 pub(crate) use prefetch::prefetch;
@@ -51,6 +54,7 @@ pub(crate) use run_map::RunMap;
 pub(crate) use units::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 pub(crate) use window::Window;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use arena::Arena;
@@ -188,10 +192,18 @@ impl Frames {
     }
 
     /// Takes a folio of exactly `order` from a run of that kind and no other; otherwise as `alloc`.
+    /// An unmovable one is for a pin: it is none of [`Self::for_nodes`].
     #[must_use = "the folio would be lost to the budget"]
     pub(crate) fn alloc_of(&self, order: Order, kind: Mobility) -> Option<FrameNumber> {
         let head = self.buddy.take_of(&self.table, order, kind)?;
         Some(self.hand_out(head, order))
+    }
+
+    /// Takes the lowest free one of these frames of an unmovable run; otherwise as `alloc`.
+    #[must_use = "the frame would be lost to the budget"]
+    pub(crate) fn alloc_lowest(&self, frames: Range<u32>) -> Option<FrameNumber> {
+        let head = self.buddy.take_lowest(&self.table, frames)?;
+        Some(self.hand_out(head, Order::MIN))
     }
 
     /// Takes a folio of `order` or smaller from a lent run: its bytes are not in the arena, and its
@@ -220,6 +232,21 @@ impl Frames {
         given.is_ok()
     }
 
+    /// From now on one run stays lent, once one is: until [`Self::lent_user_ends`] was called as often.
+    pub(crate) fn lent_user_begins(&self) {
+        self.buddy.lent_user_begins();
+    }
+
+    /// See [`Self::lent_user_begins`].
+    pub(crate) fn lent_user_ends(&self) {
+        self.buddy.lent_user_ends(&self.table);
+    }
+
+    /// Whether a run that is lent may become one of the arena again.
+    pub(crate) fn may_take_back(&self) -> bool {
+        self.buddy.may_take_back()
+    }
+
     /// All frames of the arena go to their first holders through here.
     fn hand_out(&self, head: FrameNumber, order: Order) -> FrameNumber {
         self.arena.first_touch(head);
@@ -238,9 +265,15 @@ impl Frames {
         self.buddy.claim_at(&self.table, frame);
     }
 
-    /// The heads of the whole runs that are unmovable.
-    pub(crate) fn unmovable_runs(&self) -> impl Iterator<Item = FrameNumber> + '_ {
-        self.whole_runs().filter(|&run| !self.is_movable(run))
+    /// The frames behind the table that pins leave to index nodes.
+    pub(crate) fn for_nodes(&self) -> Range<u32> {
+        self.buddy.runs().for_nodes()
+    }
+
+    /// The other frames of the unmovable runs, a run each: first those of the runs that are never
+    /// whole, then from the lowest on.
+    pub(crate) fn unmovable(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        self.buddy.runs().unmovable()
     }
 
     /// The heads of the runs that are lent.
@@ -323,7 +356,7 @@ impl Frames {
     ///
     /// # Panics
     ///
-    /// If `run` is not one of `whole_runs`.
+    /// If no run begins at `run`.
     pub(crate) fn free_in(&self, run: FrameNumber) -> RunMap {
         self.buddy.free_in(&self.table, run)
     }

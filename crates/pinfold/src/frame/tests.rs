@@ -130,6 +130,38 @@ fn what_stays_comes_from_other_runs_than_what_can_be_moved() {
 }
 
 #[test]
+fn pins_leave_the_frames_behind_the_table_to_index_nodes() {
+    let frames = open(TEST_FRAMES);
+    let nodes = frames.for_nodes();
+    assert_eq!(nodes.start, frames.stats().table_frames);
+    assert!((4..=TEST_FRAMES / 64).contains(&(nodes.len() as u32)), "{nodes:?}");
+    while let Some(head) = frames.alloc_of(Order::MIN, Mobility::Unmovable) {
+        assert!(!nodes.contains(&head.0), "{head:?} of {nodes:?}");
+    }
+    for frame in nodes.clone() {
+        assert_eq!(frames.alloc_lowest(nodes.clone()), Some(FrameNumber(frame)));
+    }
+    assert_eq!(frames.alloc_lowest(nodes), None);
+    let run = frames.whole_runs().next().expect("there are whole ones");
+    let of_run = run.0..run.0 + Order::MAX.frames();
+    assert_eq!(frames.alloc_lowest(of_run.clone()), None, "it is movable");
+    assert_eq!(frames.unmovable().filter(|other| *other == of_run).count(), 0);
+    frames.claim_run_of(run);
+    assert_eq!(frames.unmovable().last(), Some(of_run.clone()));
+    assert_eq!(frames.alloc_lowest(of_run), Some(run));
+}
+
+#[test]
+fn how_many_frames_pins_leave_to_index_nodes() {
+    for (mib, least) in [(8, 31), (9, 10), (10, 20), (12, 15), (16, 63), (64, 255), (1024, 500)] {
+        let frames = open(mib << 8);
+        let nodes = frames.for_nodes().len() as u32;
+        assert!((least..=frames.frames() / 64).contains(&nodes), "{mib} MiB: {nodes}");
+    }
+    assert!(open(256).for_nodes().is_empty(), "no run of it is whole");
+}
+
+#[test]
 fn a_claimed_run_keeps_what_is_in_it_and_gives_the_rest_to_what_stays() {
     let frames = open(TEST_FRAMES);
     let runs: Vec<_> = frames.whole_runs().collect();
@@ -407,6 +439,14 @@ impl<'a> Checked<'a> {
         largest(&self.free.iter().copied().filter(of_kind).collect())
     }
 
+    /// The same in unmovable runs, without what pins leave to index nodes.
+    fn largest_to_pin(&self) -> Option<u8> {
+        let nodes = self.frames.for_nodes();
+        let is_for_pins =
+            |&frame: &u32| !nodes.contains(&frame) && !self.frames.is_movable(FrameNumber(frame));
+        largest(&self.free.iter().copied().filter(is_for_pins).collect())
+    }
+
     fn took(&mut self, head: FrameNumber, order: Order) {
         assert!(head.is_aligned(order));
         for frame in head.0..head.0 + order.frames() {
@@ -447,7 +487,7 @@ impl<'a> Checked<'a> {
                 }
             }
             Step::AllocUnmovable(wanted) => {
-                let there = self.largest_of(Mobility::Unmovable) >= Some(wanted);
+                let there = self.largest_to_pin() >= Some(wanted);
                 let got = self.frames.alloc_of(order(wanted), Mobility::Unmovable);
                 assert_eq!(got.is_some(), there);
                 if let Some(head) = got {

@@ -40,6 +40,23 @@ const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 #[derive(Debug, Default)]
 pub(crate) struct OnItsWay(AtomicU32);
 
+/// Pages of own memory that the program holds.
+#[derive(Debug, Default)]
+pub(crate) struct HeldPages(AtomicU32);
+
+impl HeldPages {
+    /// Adds `pages`, unless they were more than `most` then: `Err` says how many there are.
+    pub(crate) fn add(&self, pages: u32, most: u32) -> Result<(), u32> {
+        let more = |held: u32| held.checked_add(pages).filter(|all| *all <= most);
+        // Relaxed, here and below: a level, compared with a limit.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop)
+    }
+
+    pub(crate) fn take_back(&self, pages: u32) {
+        self.0.fetch_sub(pages, Ordering::Relaxed);
+    }
+}
+
 /// Steps of progress, and who waits for one.
 #[derive(Debug)]
 struct Progress {
@@ -72,6 +89,7 @@ pub(crate) struct Pressure {
     /// The number of the run at which the next such thread begins.
     pub(crate) block_hand: AtomicU32,
     pub(crate) evictors: Evictors,
+    pub(crate) held: HeldPages,
     /// How many folios were lent so far: where that goes on, lent memory is not lacking.
     pub(crate) lent: std::sync::atomic::AtomicU64,
 }
@@ -122,6 +140,7 @@ impl Pressure {
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
             evictors: Evictors::default(),
+            held: HeldPages::default(),
             lent: std::sync::atomic::AtomicU64::new(0),
         }
     }

@@ -1,14 +1,16 @@
 //! Compaction: frees one 2 MiB run, or a block of one, by moving its folios.
 //!
-//! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn;
-//!    or, of a few runs, the block with most;
+//! 1. pick the movable runs with most free frames that are not entirely free, and try them in turn,
+//!    then the unmovable ones in which nothing is that stays; or, of a few movable runs, the block
+//!    with most;
 //! 2. hold the run's free frames, so that they are not allocated;
 //! 3. move the run's folios, or the block's, elsewhere, a batch at a time; the frames that they free
 //!    join the held ones;
 //! 4. release the run: if all of it is free by then, it is whole again, and so is the block.
 //!
-//! A movable run has no long-lived contents except folios that fill it (`frame::mobility`). A run
-//! that cannot be emptied is being read at this moment, and the next one is tried.
+//! A movable run has no long-lived contents except folios that fill it (`frame::mobility`), and an
+//! unmovable one may have none any more: then it is movable again. A run that cannot be emptied is
+//! being read at this moment, and the next one is tried.
 
 use std::ops::Range;
 
@@ -31,15 +33,25 @@ pub(crate) fn compact(core: &Core) -> bool {
     if core.frames.stats().free_blocks[Order::MAX.get() as usize] > 0 {
         return true;
     }
-    let mut candidates: Vec<(u32, FrameNumber)> = core
+    let mut candidates: Vec<(bool, u32, FrameNumber)> = core
         .frames
         .whole_runs()
-        .filter(|&run| core.frames.is_movable(run) && !core.frames.is_lent(run))
-        .map(|run| (core.frames.free_in(run).len(), run))
-        .filter(|&(free, _)| free > 0)
+        .filter(|&run| !core.frames.is_lent(run))
+        .map(|run| (core.frames.is_movable(run), core.frames.free_in(run).len(), run))
+        .filter(|&(is_movable, free, run)| free > 0 && (is_movable || !has_what_stays(core, run)))
         .collect();
     candidates.sort_unstable();
-    candidates.into_iter().rev().take(RUNS_MAX).any(|(_, run)| empty_run(core, run))
+    candidates.into_iter().rev().take(RUNS_MAX).any(|(.., run)| empty_run(core, run))
+}
+
+/// Whether the run has index nodes, or folios that are pinned.
+fn has_what_stays(core: &Core, run: FrameNumber) -> bool {
+    (run.0..run.0 + Order::MAX.frames()).map(FrameNumber).any(|head| {
+        let frame = core.frames.frame(head);
+        let word = frame.count.word();
+        let is_nobodys = || frame.identity().mapping == MAPPING_NONE;
+        !word.is_frozen() && (word.pins() > 0 || is_nobodys())
+    })
 }
 
 /// Empties `run`; returns whether it is a free run of 2 MiB now.
@@ -129,7 +141,8 @@ fn empty_block(core: &Core, run: FrameNumber, block: Range<u32>, woken: &mut Wok
 /// enough free for what is in it, and one of a few can be emptied. That copies nothing.
 pub(super) fn take_back_run(core: &Core) -> bool {
     let wanted = core.frames.free_frames() < core.pressure.high_frames;
-    if !wanted || core.frames.free_lent() < Order::MAX.frames() {
+    let spare = core.frames.free_lent() >= Order::MAX.frames() && core.frames.may_take_back();
+    if !wanted || !spare {
         return false;
     }
     let mut candidates: Vec<(u32, FrameNumber)> =

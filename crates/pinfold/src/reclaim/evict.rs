@@ -113,7 +113,6 @@ fn next_folios(core: &Core, sweep: &mut Sweep, turns: &mut Turns, pages: u64) ->
 
 /// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict.
 /// Returns how many pages.
-#[cfg(not(loom))]
 pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     let mut sweep = Sweep::new(0);
     evict_batch(core, folios, &mut sweep, IfDirty::Write);
@@ -237,18 +236,16 @@ fn leave<'a>(
             continue;
         }
         pages.sort_unstable_by_key(|pages| pages.start);
-        match mapping.own() {
+        if let Some(memory) = mapping.own() {
             // Whoever stores to them waits for the mutex.
-            Some(memory) => {
-                join(&mut pages, |gap| gap.is_empty());
-                pages.into_iter().for_each(|pages| memory.take_out(pages));
+            join(&mut pages, Range::is_empty);
+            for pages in pages {
+                memory.take_out(pages);
             }
-            None => {
-                let mirror = mapping.mirror_of_folios();
-                let changing = frozen.changing(n);
-                let places = mirror.leave(pages, |gap| has_no_mirrored(core, changing, gap));
-                all.push(places);
-            }
+        } else {
+            let changing = frozen.changing(n);
+            let is_free = |gap: &Range<u64>| has_no_mirrored(core, changing, gap);
+            all.push(mapping.mirror_of_folios().leave(pages, is_free));
         }
     }
     all

@@ -5,8 +5,10 @@
 //! This file lends a free run of the arena, when frames for mirrors are wanted and the arena has
 //! more free than it wants.
 //!
-//! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free as
-//! one has: what is in it moves to the others, which copies no byte (`compact.rs`).
+//! Eviction takes back a lent run, when the arena wants frames and the lent runs have as many free
+//! as one has: what is in it moves to the others, which copies no byte (`compact.rs`). One run
+//! stays lent while there are maps: where guards lie in all others, none could be lent anew, and
+//! accesses would fail although nearly all is free.
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Order};

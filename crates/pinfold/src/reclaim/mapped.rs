@@ -161,8 +161,9 @@ mod tests {
 
     fn touch(map: &Map, pages: Range<u64>) {
         for page in pages {
+            let at = map.as_ptr().wrapping_add(page as usize * PAGE_BYTES);
             // SAFETY: a byte of the map, whose source cannot fail.
-            let byte = unsafe { map.as_ptr().add(page as usize * PAGE_BYTES).read_volatile() };
+            let byte = unsafe { at.read_volatile() };
             assert_eq!(byte, 7);
         }
     }

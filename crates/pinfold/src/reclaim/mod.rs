@@ -263,8 +263,9 @@ pub(crate) fn refill_nodes(core: &Core, wanted: u32, needed: bool) -> Result<boo
 /// A frame for index nodes. It keeps its reference for ever, so it is never evicted, split or
 /// moved; it is therefore allocated where it fragments no run.
 fn allocate_slab(core: &Core, needed: bool) -> Result<Option<FrameNumber>, Shortage> {
-    if let Some(frame) = alloc_unmovable(core, Order::MIN) {
-        return Ok(Some(frame));
+    let frame = unmovable::alloc_for_nodes(core).or_else(|| alloc_unmovable(core, Order::MIN));
+    if frame.is_some() {
+        return Ok(frame);
     }
     let Some((frame, _)) = allocate(core, Order::MIN, needed)? else { return Ok(None) };
     core.frames.claim_run_of(frame);

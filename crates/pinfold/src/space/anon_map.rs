@@ -3,12 +3,10 @@
 use std::ops::Range;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::{io, ptr, slice};
+use std::sync::atomic::Ordering;
+use std::{io, slice};
 
-use rustix::mm::MprotectFlags;
-
-use super::anon::{Area, Order, Origin, pages_of};
+use super::anon::{Area, HeldRange, Order, Origin, Protection, pages_of};
 use super::core::{INDEX, RECORDS, SpaceCore, Target};
 use super::fault::FaultLock;
 use super::stats::{read, write};
@@ -17,66 +15,54 @@ use crate::error::{ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::OwnMemory;
-use crate::source::Hint;
+use crate::source::{Extent, Hint};
 use crate::swap::pages::Pages;
 
 /// Memory of the program's own under the cache's budget: anonymous memory
 /// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
 /// ([`Space::map_private`](crate::Space::map_private)).
 ///
-/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its bytes
-/// are gone then. Offsets of its calls count from its start.
+/// It can be read and stored to by plain pointers, from any thread. Dropping it unmaps it; its
+/// bytes are gone then. Offsets of its calls count from its start.
 ///
 /// # Where the bytes are
 ///
-/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the cache
-/// evicts whichever is used least. What was stored to goes to the swap
+/// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
+/// cache evicts whichever is used least. What was stored to goes to the swap
 /// ([`Options::swap`](crate::Options::swap)) before it leaves memory, unless the page is all zeros;
 /// what is there already and was not changed since is not written again. The next access brings it
-/// back, with pages that follow, if they lie together in the swap and the pages before were touched,
-/// too.
+/// back, with pages that follow, if they lie together in the swap and the pages before were
+/// touched, too.
 ///
-/// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can leave
-/// the budget, an access to a further page fails with [`ErrorKind::OwnMemory`], after some
+/// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
+/// leave the budget, an access to a further page fails with [`ErrorKind::OwnMemory`], after some
 /// time in which it waits for memory.
 ///
 /// # An access that fails
 ///
 /// The access gets SIGBUS, as with mmap(2), and [`Space::last_failure`](crate::Space::last_failure)
-/// says why: the page could not be read from the swap (or from the file of a private view), or there
-/// is no memory for it. Others go on. The next access tries again; where handler threads serve, once
-/// [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
+/// says why: the page could not be read from the swap (or from the file of a private view), or
+/// there is no memory for it. Others go on. The next access tries again; where handler threads
+/// serve, once [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
 /// [`write_at`](Self::write_at) return an error instead.
 ///
 /// # What must not be done with the memory
 ///
 /// - The program must not unmap, remap or advise it by system calls of its own.
-/// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too: where
-///   the thread that faults serves itself, a system call that stores to the memory (such as read(2)
-///   into it) fails with `EFAULT` if a page is absent, or was written to the swap and not stored to
-///   since.
-/// - No device and no direct I/O may store to it: no read(2) of a file opened with `O_DIRECT` into it,
-///   no registered buffers of an `io_uring`. Such stores pass the page table by, so a page-out does
-///   not see them, and **the bytes are lost without an error**.
+/// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too:
+///   where the thread that faults serves itself, a system call that stores to the memory (such as
+///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
+///   stored to since. [`hold`](Self::hold) prevents that, too.
+/// - Devices and direct I/O may store only to what is held ([`hold`](Self::hold)): a read(2) of a
+///   file opened with `O_DIRECT` into it, registered buffers of an `io_uring`. Such stores pass the
+///   page table by, so a page-out does not see them, and elsewhere **the bytes are lost without an
+///   error**.
 /// - A child of fork(2) does not have it.
 pub struct AnonMap {
     target: Arc<Target>,
     area: Arc<Area>,
     vma: &'static Vma<Arc<Target>>,
     number: u32,
-    protection: AtomicU8,
-}
-
-/// What may be done with memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Protection {
-    /// Nothing: each access gets SIGSEGV.
-    None,
-    /// It can be read; a store gets SIGSEGV.
-    Read,
-    /// It can be read and stored to.
-    ReadWrite,
 }
 
 // As for `Cache`.
@@ -138,9 +124,8 @@ impl AnonMap {
         let target = Arc::new(target);
         let (number, vma) = RECORDS.claim().ok_or_else(too_large)?;
         let addresses = area.addresses(&(0..area.pages()));
-        let mapped = Mapped { addresses: addresses.clone(), first_page: 0, target: target.clone() };
-        let protection = AtomicU8::new(Protection::ReadWrite as u8);
-        let map = AnonMap { target, area, vma, number, protection };
+        let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
+        let map = AnonMap { target, area, vma, number };
         let layout = map.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             INDEX.set(&map.area.reservation.addresses(), Some(number))
@@ -150,7 +135,8 @@ impl AnonMap {
             // The drop of `map` undoes all of it.
             return Err(too_large());
         }
-        allow(&addresses, Protection::ReadWrite).map_err(|why| refused("map", why))?;
+        let mapping = &map.target.file.handle().mapping;
+        map.area.protect(mapping, Protection::ReadWrite).map_err(|why| refused("map", why))?;
         Ok(map)
     }
 
@@ -192,8 +178,8 @@ impl AnonMap {
     /// All of it as a slice that can be stored to.
     ///
     /// # Safety
-    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the memory
-    /// or has a slice of it.
+    /// As for [`as_slice`](Self::as_slice); the map stays writable; and nobody else reads the
+    /// memory or has a slice of it.
     #[allow(clippy::mut_from_ref, reason = "the caller promises that it has the memory alone")]
     pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
         // SAFETY: as above.
@@ -205,13 +191,18 @@ impl AnonMap {
     ///
     /// # Errors
     /// [`ErrorKind::SwapRead`], [`ErrorKind::OwnMemory`], [`ErrorKind::Own`] if the memory is
-    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what reads
-    /// of its file fail with.
+    /// protected or the system refuses something, [`ErrorKind::Forked`]; of a private view what
+    /// reads of its file fail with.
     pub fn read_at(&self, buf: &mut [u8], offset: usize) -> Result<usize> {
         let end = offset.saturating_add(buf.len()).min(self.len());
-        self.each_page(offset..end, Access::Load, |at, from, bytes| {
-            // SAFETY: both are so long; the page is there and stays, and is read by atomic loads.
-            unsafe { crate::frame::copy_racing(buf[at..].as_mut_ptr(), from, bytes) };
+        let mut copy = [0; PAGE_BYTES];
+        each_page(offset..end, |page, part, at| {
+            let copy = &mut copy[..part.len()];
+            let copied = |memory: Extent<'_>| memory.load(part.start, copy);
+            self.area.with_page(self.target.file.handle(), page, Access::Load, copied)?;
+            // Without a lock, as its own memory may be a map's.
+            buf[at..at + copy.len()].copy_from_slice(copy);
+            Ok(())
         })
     }
 
@@ -222,49 +213,57 @@ impl AnonMap {
     /// As [`read_at`](Self::read_at). What lies before the page that failed was stored.
     pub fn write_at(&self, buf: &[u8], offset: usize) -> Result<usize> {
         let end = offset.saturating_add(buf.len()).min(self.len());
-        self.each_page(offset..end, Access::Store, |at, to, bytes| {
-            let Some(at_page) = ptr::NonNull::new(to) else { return }; // no page is at 0
-            // SAFETY: the page is there and stays; other accesses of this crate are atomic.
-            let extent = unsafe { crate::source::Extent::new(at_page, bytes) };
-            extent.store(0, &buf[at..at + bytes]);
+        let mut copy = [0; PAGE_BYTES];
+        each_page(offset..end, |page, part, at| {
+            let copy = &mut copy[..part.len()];
+            copy.copy_from_slice(&buf[at..at + part.len()]); // without a lock, as above
+            let stored = |memory: Extent<'_>| memory.store(part.start, copy);
+            self.area.with_page(self.target.file.handle(), page, Access::Store, stored)
         })
     }
 
-    /// Calls `copy` for the part of each page of `range`: how far it is from the start of the range,
-    /// its address, and its length. The page is there, and stays until `copy` returns.
-    fn each_page(
-        &self,
-        range: Range<usize>,
-        access: Access,
-        mut copy: impl FnMut(usize, *mut u8, usize),
-    ) -> Result<usize> {
-        let mut at = range.start;
-        // Ends: each turn gets on.
-        while at < range.end {
-            let bytes = (PAGE_BYTES - at % PAGE_BYTES).min(range.end - at);
-            let page = (at >> PAGE_SHIFT) as u64;
-            let _there = self.area.hold(self.target.file.handle(), page, access)?;
-            // Nobody changes the protection meanwhile.
-            let (_body, waited) = self.vma.read();
-            self.target.space.shared.counters.map_readers.note(waited);
-            let least =
-                if access == Access::Store { Protection::ReadWrite } else { Protection::Read };
-            if self.protection() < least as u8 {
-                let why = io::Error::from_raw_os_error(libc::EACCES);
-                let mapping = &self.target.file.handle().mapping;
-                return Err(Area::refused(mapping, "access", &(page..page + 1), why));
-            }
-            copy(at - range.start, self.as_mut_ptr().wrapping_add(at), bytes);
-            at += bytes;
-        }
-        Ok(range.end.saturating_sub(range.start))
+    /// Brings the pages of `range`, and keeps them in memory, at their address, as long as what it
+    /// returns is there: no page-out takes them or writes them. So devices may store to them,
+    /// direct I/O may read into them, and system calls meet no fault there. Pages may be held more
+    /// than once.
+    ///
+    /// All maps of a cache together can have a quarter of its budget held.
+    /// [`discard`](Self::discard) does not heed this: its pages leave memory, and what a device
+    /// stores to them then is lost.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, Space, SpaceOptions};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 64 << 20))?;
+    /// # let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let memory = space.map_anon(1 << 20)?;
+    /// let held = memory.hold(0..8192)?;
+    /// assert_eq!(memory.page_out(0..memory.len())?, 0);
+    /// // SAFETY: nobody else uses the memory.
+    /// let buffer = unsafe { std::slice::from_raw_parts_mut(held.as_mut_ptr(), held.len()) };
+    /// std::io::Read::read_exact(&mut std::io::repeat(7), buffer).unwrap();
+    /// drop(held);
+    /// assert_eq!(memory.page_out(0..memory.len())?, 8192);
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// Cost: for each page that is there, a mutex, and a system call if it was written to the swap
+    /// and not stored to since; for each other one what its fault would cost. 24 bytes for each
+    /// page.
+    ///
+    /// # Errors
+    /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
+    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); as [`write_at`](Self::write_at).
+    pub fn hold(&self, range: Range<usize>) -> Result<HeldRange<'_>> {
+        self.check(&range)?;
+        HeldRange::new(&self.area, self.target.file.handle(), range)
     }
 
-    /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern the
-    /// whole map, until the next of the two: whether pages that follow are brought with a page.
+    /// Says how the bytes `range` will be used. [`Hint::Sequential`] and [`Hint::Random`] concern
+    /// the whole map, until the next of the two: whether pages that follow are brought with a page.
     /// [`Hint::WillNeed`] brings the pages of the range, at most a quarter of the budget, and waits
-    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes stay
-    /// as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
+    /// for them. [`Hint::DontNeed`] lets pages leave memory that need no write for it; the bytes
+    /// stay as they are ([`discard`](Self::discard) is what madvise(2) calls `MADV_DONTNEED`).
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
@@ -296,15 +295,18 @@ impl AnonMap {
         Ok(())
     }
 
-    /// Lets the pages of `range` leave memory, whatever the policy would do, as `MADV_PAGEOUT` does:
-    /// what was stored to is written to the swap first, and the call waits for that. Returns how many
-    /// bytes have left. Pages stay that another thread stores to or brings meanwhile, and those for
-    /// which there is no swap, or no room in it.
+    /// Takes the pages of `range` out of memory now, whether or not the cache needs the room, as
+    /// madvise(2) does for `MADV_PAGEOUT`. Those that were stored to are written to the swap first,
+    /// and the call waits for that. Returns how many bytes have left memory.
+    ///
+    /// Some pages stay: those that are held ([`hold`](Self::hold)); those that another thread
+    /// brings or stores to meanwhile; and, of those that were stored to, the ones for which there
+    /// is no swap or no room in it, or whose write fails.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. That a write
-    /// failed is none: its pages stay. [`Cache::swap_stats`](crate::Cache::swap_stats) counts them,
-    /// and what found no room.
+    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Forked`]. A write that
+    /// fails is none: [`Cache::swap_stats`](crate::Cache::swap_stats) counts these, and what found
+    /// no room.
     pub fn page_out(&self, range: Range<usize>) -> Result<usize> {
         self.check(&range)?;
         if range.is_empty() {
@@ -321,9 +323,9 @@ impl AnonMap {
         Ok(gone as usize * PAGE_BYTES)
     }
 
-    /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or the
-    /// file's again, and take neither memory nor swap. The range begins at a multiple of 4096, and
-    /// ends at one, or with the map. Waits for page-outs of these pages that are under way.
+    /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or
+    /// the file's again, and take neither memory nor swap. The range begins at a multiple of 4096,
+    /// and ends at one, or with the map. Waits for page-outs of these pages that are under way.
     ///
     /// It is a store, as far as slices are concerned.
     ///
@@ -357,24 +359,13 @@ impl AnonMap {
         handle.core.check_owner()?;
         let pages = 0..self.area.pages();
         let waits = &self.target.space.shared.counters.map_writers;
-        let allowed = self.vma.change(waits, |_| {
-            if protection == Protection::None {
-                self.area.set_readable(&handle.mapping, false);
-            }
-            allow(&self.area.addresses(&pages), protection)?;
-            self.protection.store(protection as u8, Ordering::Relaxed); // under the lock
-            self.area.set_readable(&handle.mapping, protection != Protection::None);
-            Ok(())
-        });
+        let protect = |_: &mut _| self.area.protect(&handle.mapping, protection);
+        let allowed = self.vma.change(waits, protect);
         allowed.map_err(|why| Area::refused(&handle.mapping, "protect", &pages, why))
     }
 
-    fn protection(&self) -> u8 {
-        self.protection.load(Ordering::Relaxed) // under the lock
-    }
-
-    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock of
-    /// the map, and for page-outs of its pages that are under way.
+    /// Unmaps the memory; its bytes are gone. Waits for faults of other threads that have the lock
+    /// of the map, and for page-outs of its pages that are under way.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`]: in a child there is nothing to unmap.
@@ -415,7 +406,8 @@ impl Drop for AnonMap {
         if !handle.core.owner.is_here() {
             return;
         }
-        // First: a page-out that is under way is waited for without a lock. No page gets in after it.
+        // First: a page-out that is under way is waited for without a lock. No page gets in after
+        // it.
         self.area.forget(handle, 0..self.area.pages(), true);
         let layout = self.layout();
         let waits = &self.target.space.shared.counters.map_writers;
@@ -425,21 +417,26 @@ impl Drop for AnonMap {
         };
         drop(end(self.vma, waits, clear, || RECORDS.release(self.number)));
         drop(layout);
-        // Who still waits for a page repeats the access. The addresses go with the area's last share.
+        // Who still waits for a page repeats the access. The addresses go with the area's last
+        // share.
         self.target.space.uffd.wake(addresses.start, addresses.len());
     }
 }
 
-/// Changes what may be done with addresses of an area.
-fn allow(at: &Range<usize>, protection: Protection) -> io::Result<()> {
-    let start = ptr::with_exposed_provenance_mut(at.start);
-    let access = match protection {
-        Protection::None => MprotectFlags::empty(),
-        Protection::Read => MprotectFlags::READ,
-        Protection::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
-    };
-    // SAFETY: an area's addresses; who has slices has promised not to change this.
-    Ok(unsafe { rustix::mm::mprotect(start, at.len(), access) }?)
+/// Calls `copy` for each page of `range`: with its number, the part of it that is in the range, and
+/// how far that is from the start of the range. Returns the range's length.
+fn each_page(
+    range: Range<usize>,
+    mut copy: impl FnMut(u64, Range<usize>, usize) -> Result<()>,
+) -> Result<usize> {
+    let mut at = range.start;
+    // Ends: each turn gets on.
+    while at < range.end {
+        let part = at % PAGE_BYTES..PAGE_BYTES.min(at % PAGE_BYTES + range.end - at);
+        copy((at >> PAGE_SHIFT) as u64, part.clone(), at - range.start)?;
+        at += part.len();
+    }
+    Ok(range.end.saturating_sub(range.start))
 }
 
 fn wrong(path: std::path::PathBuf, range: Range<u64>, cause: MapRangeCause) -> crate::error::Error {

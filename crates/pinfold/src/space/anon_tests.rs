@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::mutant::{self, Mutant};
 use crate::source::Memory;
 use crate::swap::pages::State;
-use crate::{AnonMap, Cache, Hint, Options, Space, SpaceOptions};
+use crate::{AnonMap, Cache, ErrorKind, Hint, Options, Space, SpaceOptions};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -88,4 +89,53 @@ fn what_is_all_zeros_is_not_written() {
     assert!(stats.zeros >= 256, "{stats:?}");
     map.advise(0..MIB, Hint::WillNeed).unwrap();
     assert_eq!(load(&map, 0), 0);
+}
+
+/// What leaves memory by a page-out of three pages that are held, and the state of the second,
+/// which was written to the swap before.
+fn page_out_held() -> (usize, State) {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    map.advise(0..4 * MIB, Hint::Random).unwrap();
+    store(&map, 5 * PAGE, 55);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    let held = map.hold(4 * PAGE + 1..6 * PAGE + 1).unwrap();
+    assert_eq!(
+        (held.len(), held.as_mut_ptr().addr()),
+        (2 * PAGE, map.as_ptr().addr() + 4 * PAGE + 1)
+    );
+    assert_eq!(load(&map, 5 * PAGE), 55);
+    map.advise(0..4 * MIB, Hint::DontNeed).unwrap();
+    let gone = map.page_out(0..4 * MIB).unwrap();
+    let page = state(&map, 5);
+    drop(held);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 3 * PAGE);
+    (gone, page)
+}
+
+#[test]
+fn what_is_held_stays_and_is_not_written() {
+    assert_eq!(page_out_held(), (0, State::Dirty));
+    let caught = mutant::with(Some(Mutant::PageOutHeld), page_out_held);
+    assert!(matches!(caught, (0, State::Swapped(_))), "{caught:?}");
+}
+
+#[test]
+fn a_quarter_of_the_budget_can_be_held() {
+    let (_cache, space, map) = map(16 * MIB, 4 * MIB, 16 * MIB);
+    let other = space.map_anon(4 * MIB).unwrap();
+    let first = map.hold(0..MIB).unwrap();
+    let again = map.hold(0..MIB).unwrap();
+    let _third = other.hold(0..2 * MIB).unwrap();
+    let error = other.hold(0..1).unwrap_err();
+    let ErrorKind::HoldTooLarge { held_bytes, most_bytes, .. } = *error.kind() else {
+        panic!("{error:?}")
+    };
+    assert_eq!((held_bytes, most_bytes), (4 * MIB as u64, 4 * MIB as u64));
+    drop(again);
+    drop(other.hold(MIB..2 * MIB).unwrap());
+    assert!(map.hold(0..16 * MIB).is_err());
+    assert!(map.hold(5..5).unwrap().is_empty());
+    assert_eq!(map.page_out(0..MIB).unwrap(), 0);
+    drop(first);
+    assert_eq!(map.page_out(0..MIB).unwrap(), MIB);
 }

@@ -14,7 +14,7 @@ use super::vma::{Access, Table, Vma, Wanted};
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::file::File;
-use crate::lend::{self, Brought, Look};
+use crate::lend::{self, Brought, Look, Mapper};
 use crate::mirror::Shown;
 use crate::uffd::Uffd;
 
@@ -85,6 +85,7 @@ pub(super) struct SpaceCore {
     pub(super) uffd: Arc<Uffd>,
     pub(super) handlers: Option<Handlers>,
     pub(super) cache: Cache,
+    pub(super) _mapper: Mapper,
 }
 
 impl Drop for SpaceCore {

@@ -41,7 +41,7 @@ use super::vma::{Access, Vma, Wanted};
 use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::sizes::RETRIES_MAX;
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock, between_steps};
 use crate::wait::together;
 
 /// Which lock a fault takes again, once its page was read.
@@ -143,7 +143,7 @@ pub(crate) fn serve_access<'v, T: Target + 'v>(
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
     let Some(vma) = find(address) else { return Fault::Elsewhere };
-    mutant::pause();
+    between_steps();
     match together(|| first_look(vma, address, by, access)) {
         First::Ended(fault) => fault,
         First::Absent(share, wanted, generation) => {
@@ -209,7 +209,7 @@ fn retry<T: Target>(vma: &Vma<T>, share: &T, generation: u64, wanted: &Wanted) -
             FaultIo::Drop => Some(share.bring(wanted)?),
             FaultIo::Hold => None,
         };
-        mutant::pause();
+        between_steps();
         if together(|| look_again(vma, share, generation, wanted, brought))? {
             break;
         }

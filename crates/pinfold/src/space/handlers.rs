@@ -1,7 +1,7 @@
 //! Handler threads: they serve faults of others, which wait in the kernel meanwhile.
 //!
-//! For programs that cannot have SIGBUS handled in the thread that faults, and for system calls that
-//! touch the memory: `write(2)` from a map waits for its pages.
+//! For programs that cannot have SIGBUS handled in the thread that faults, and for system calls
+//! that touch the memory: `write(2)` from a map waits for its pages.
 //!
 //! Here: the threads, their messages, and the poisoning of pages that cannot be read. Each thread
 //! waits for the descriptor, takes one message, serves that fault (`fault.rs`), and wakes whoever

@@ -47,8 +47,8 @@ impl Leaf {
     }
 
     pub(crate) fn set(&self, granule: usize, number: Option<u32>) {
-        // Release: pairs with the acquire in `get`. Whoever finds the number takes the record's lock
-        // after the caller had taken it for writing, and so finds the record filled.
+        // Release: pairs with the acquire in `get`. Whoever finds the number takes the record's
+        // lock after the caller had taken it for writing, and so finds the record filled.
         let word = number.map_or(0, |number| number + 1);
         self.0[granule % LEAF_GRANULES].store(word, Ordering::Release);
     }

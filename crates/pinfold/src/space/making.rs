@@ -15,7 +15,7 @@ use super::stats::SpaceStats;
 use crate::cache::Cache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
-use crate::lend;
+use crate::lend::Mapper;
 use crate::uffd::{Ask, Uffd};
 
 /// The most handler threads of a space.
@@ -30,8 +30,8 @@ pub struct SpaceOptions {
 }
 
 impl SpaceOptions {
-    /// Faults take the lock of their map alone, keep none while they wait for a read, and are served
-    /// by the thread that faults.
+    /// Faults take the lock of their map alone, keep none while they wait for a read, and are
+    /// served by the thread that faults.
     pub fn new() -> Self {
         SpaceOptions::default()
     }
@@ -59,8 +59,10 @@ impl SpaceOptions {
     }
 }
 
-/// Where files of one cache are mapped into the program's memory: plain pointers into files that may
-/// be larger than the budget.
+/// Where files of one cache are mapped into the program's memory, and where the program has memory
+/// of its own under the cache's budget: plain pointers into files that may be larger than the
+/// budget ([`map_file`](Self::map_file)), and memory that can be stored to and is written to a swap
+/// where others need the room ([`map_anon`](Self::map_anon), [`map_private`](Self::map_private)).
 ///
 /// ```
 /// # use pinfold::{Cache, Options, source::Memory};
@@ -76,11 +78,14 @@ impl SpaceOptions {
 /// # Ok::<(), pinfold::Error>(())
 /// ```
 ///
-/// A page that is cached in the file's mirror is mapped by the kernel, and then costs what memory
-/// costs. An access to another page is a *fault*: it waits until the page was read, as a call of
-/// [`File::read_at`] would.
+/// An access to a page that is in memory for maps costs what memory costs: the kernel maps it, and
+/// all maps of a file share it. An access to another page is a *fault*: it waits until the page was
+/// read from its file, or from the swap, as a call of [`File::read_at`] would. What follows is true
+/// of both kinds of memory; [`AnonMap`] has what else is to be known of own memory.
 ///
-/// A clone is a handle to the same space. A [`Map`] stays when the space's last handle is dropped.
+/// A clone is a handle to the same space. A [`Map`] or an [`AnonMap`] stays when the space's last
+/// handle is dropped. As long as there is one of these, 2 MiB of the budget that maps have used
+/// once are left to them.
 ///
 /// # Who serves a fault
 ///
@@ -95,9 +100,9 @@ impl SpaceOptions {
 ///   - The memory of a map must not be what an allocator manages, nor be read in a signal handler:
 ///     no access may happen where the thread could not call the cache.
 /// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
-///   kernel. It costs two switches of threads for each fault, and as many faults wait for reads at
-///   once as there are threads. Nothing of the above concerns such a space: system calls wait for
-///   their pages, too, if the process may have a userfaultfd that serves them
+///   kernel. It costs two switches of threads for each fault, and at most as many faults wait for
+///   reads at once as there are threads. Nothing of the above concerns such a space: system calls
+///   wait for their pages, too, if the process may have a userfaultfd that serves them
 ///   ([`serves_system_calls`](Self::serves_system_calls)).
 ///
 /// # A page that cannot be read
@@ -139,7 +144,7 @@ impl Space {
     /// [`ErrorKind::Thread`] and [`ErrorKind::Eventfd`]; [`ErrorKind::Forked`].
     pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
         cache.core().check_owner()?;
-        lend::check_budget(cache.core())?;
+        let mapper = Mapper::new(cache.core())?;
         let SpaceOptions { lock, io, handlers } = options;
         let ask = if handlers == 0 { Ask::Signal } else { Ask::Message };
         let uffd = Arc::new(Uffd::open(ask)?);
@@ -153,7 +158,7 @@ impl Space {
         };
         let by = if handlers.is_none() { By::Signal } else { By::Message };
         let shared = Shared::new(lock, io, by);
-        let core = SpaceCore { shared, uffd, handlers, cache: cache.clone() };
+        let core = SpaceCore { shared, uffd, handlers, cache: cache.clone(), _mapper: mapper };
         Ok(Space { core: Arc::new(core) })
     }
 
@@ -164,8 +169,8 @@ impl Space {
     /// from its faults alone. Any number of maps may have the same pages; a page that is cached
     /// once is in memory once.
     ///
-    /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and whole
-    /// pieces of 2 MiB of address space.
+    /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and
+    /// whole pieces of 2 MiB of address space.
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
@@ -199,8 +204,8 @@ impl Space {
     /// VMA of the kernel's, two at most, and whole pieces of 2 MiB of address space.
     ///
     /// # Errors
-    /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`: it
-    /// has no write protection by userfaultfd, which `x86_64` has since Linux 5.7);
+    /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`:
+    /// it has no write protection by userfaultfd, which `x86_64` has since Linux 5.7);
     /// [`ErrorKind::TooManyFiles`]; [`ErrorKind::Forked`].
     pub fn map_anon(&self, len: usize) -> Result<AnonMap> {
         AnonMap::anonymous(&self.core, len)

@@ -5,10 +5,10 @@
 //!
 //! # Address space
 //!
-//! A map has whole granules of 2 MiB. Its pages come first, as a shared mapping of the file's mirror
-//! that is registered with the userfaultfd; what is left is reserved, and accesses to it fail. All
-//! of it is `MADV_DONTFORK`: a child has no userfaultfd, so the kernel would put a page of zeros
-//! into the mirror for it.
+//! A map has whole granules of 2 MiB. Its pages come first, as a shared mapping of the file's
+//! mirror that is registered with the userfaultfd; what is left is reserved, and accesses to it
+//! fail. All of it is `MADV_DONTFORK`: a child has no userfaultfd, so the kernel would put a page
+//! of zeros into the mirror for it.
 //!
 //! For the same reason no page of a mirror is ever accessible while it is not registered: it is
 //! mapped without access, registered, and made accessible last. It is not unregistered at the end,
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, slice};
 
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::core::{INDEX, RECORDS, SpaceCore, Target};
 use super::reservation::Reservation;
@@ -40,7 +40,7 @@ use super::vma::{Mapped, Vma, begin, end};
 use crate::cache::Cache;
 use crate::error::{ErrorKind, MapRangeCause, Result};
 use crate::file::File;
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::lend;
 use crate::many;
 use crate::mirror::{MayMap, Showings, prepare};
@@ -56,13 +56,13 @@ use crate::uffd::Uffd;
 /// # What may be done with the pointer
 ///
 /// The memory can be read from any thread, as long as the map is there. An access to a page that is
-/// not cached waits for a read, and gets SIGBUS if that fails ([`Space`](super::Space), "A page that
-/// cannot be read"); past the end of the map it is SIGBUS or SIGSEGV. Bytes past the end of the file
-/// in its last page have no meaning.
+/// not cached waits for a read, and gets SIGBUS if that fails ([`Space`](super::Space), "A page
+/// that cannot be read"); past the end of the map it is SIGBUS or SIGSEGV. Bytes past the end of
+/// the file in its last page have no meaning.
 ///
-/// The bytes are those of the cache: a page stays as it was read until it is evicted or invalidated;
-/// the next access reads it again. So if somebody changes the file, two reads of one address may
-/// differ.
+/// The bytes are those of the cache: a page stays as it was read until it is evicted or
+/// invalidated; the next access reads it again. So if somebody changes the file, two reads of one
+/// address may differ.
 ///
 /// As long as a guard of a page in a map lives, the page stays in the map, with the bytes that the
 /// guard has, also after [`File::invalidate`](crate::File::invalidate).
@@ -193,8 +193,8 @@ impl Map {
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] if the range is reversed, or ends beyond the map;
-    /// [`ErrorKind::Forked`]; for `WillNeed` as [`File::read_at`], of the first page that fails; for
-    /// `DontNeed` [`ErrorKind::Map`] if the system refuses.
+    /// [`ErrorKind::Forked`]; for `WillNeed` as [`File::read_at`], of the first page that fails;
+    /// for `DontNeed` [`ErrorKind::Map`] if the system refuses.
     pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
         let handle = self.target.file.handle();
         handle.core.check_owner()?;
@@ -219,8 +219,7 @@ impl Map {
                 }
                 let at = self.reservation.start.wrapping_add(start);
                 // SAFETY: pages of a shared mapping, which the mirror keeps.
-                let zapped =
-                    unsafe { rustix::mm::madvise(at.cast(), bytes, Advice::LinuxDontNeed) };
+                let zapped = unsafe { give_back(at, bytes) };
                 zapped.map_err(|cause| refused(&self.target.file, &self.range, cause.into()))?;
             }
         }
@@ -245,9 +244,10 @@ impl Map {
         Ok(())
     }
 
-    /// Maps another range of the same file instead: longer, shorter, or elsewhere. The map keeps its
-    /// address if the new range begins at the same byte and fits into the map's address space (whole
-    /// pieces of 2 MiB). Otherwise it gets a new address, so pointers and slices must be made anew.
+    /// Maps another range of the same file instead: longer, shorter, or elsewhere. The map keeps
+    /// its address if the new range begins at the same byte and fits into the map's address space
+    /// (whole pieces of 2 MiB). Otherwise it gets a new address, so pointers and slices must be
+    /// made anew.
     ///
     /// After an error the map is as before.
     ///
@@ -466,7 +466,7 @@ unsafe fn reserve_again(pages: &Range<usize>) -> io::Result<()> {
 pub(super) fn check_own(cache: &Cache, file: &File) -> Result<()> {
     let core = &file.handle().core;
     core.check_owner()?;
-    if !std::ptr::eq(&raw const **core, cache.core()) {
+    if !Arc::ptr_eq(core, cache.core()) {
         let path = file.handle().mapping.path.clone();
         return Err(ErrorKind::ForeignSpace { path }.into());
     }

@@ -1,6 +1,7 @@
 //! The fourth way in: files as memory, larger than the budget.
 //!
-//! A `Space` has the userfaultfd and what all of its maps share; a `Map` is a mapped range of a file. A page that is in the file's mirror (`mirror/`) is mapped by the kernel alone; this folder
+//! A `Space` has the userfaultfd and what all of its maps share; a `Map` is a mapped range of a
+//! file. A page that is in the file's mirror (`mirror/`) is mapped by the kernel alone; this folder
 //! is about the accesses to the others.
 //!
 //! | file | subject |
@@ -41,7 +42,9 @@ pub(crate) mod stats;
 pub(crate) mod vma;
 
 #[cfg(not(loom))]
-pub use anon_map::{AnonMap, Protection};
+pub use anon::{HeldRange, Protection};
+#[cfg(not(loom))]
+pub use anon_map::AnonMap;
 pub use fault::{FaultIo, FaultLock};
 #[cfg(not(loom))]
 pub use making::{Space, SpaceOptions};

@@ -1,7 +1,8 @@
 //! The record of one map, with its lock and its generation.
 //!
-//! Here: what a fault has to know of a map, who may change that, and the table of all records of the
-//! process. Not here: how a fault uses it (`fault.rs`), and how an address leads to it (`index.rs`).
+//! Here: what a fault has to know of a map, who may change that, and the table of all records of
+//! the process. Not here: how a fault uses it (`fault.rs`), and how an address leads to it
+//! (`index.rs`).
 //!
 //! # States
 //!

@@ -1,8 +1,8 @@
 //! What is known of each page of a mapping that is the program's own memory: where its bytes are.
 //!
 //! Here: the states of a page, and the steps of a *page-out* (writing a page to the swap so that it
-//! can leave memory) as far as they concern these. Not here: whether the page is in memory, which the
-//! mapping's index says, and the calls of the system (`space/anon/`).
+//! can leave memory) as far as they concern these. Not here: whether the page is in memory, which
+//! the mapping's index says, and the calls of the system (`space/anon/`).
 //!
 //! A value is part of what the mapping's `change` mutex guards; so each method is one step.
 //!
@@ -31,13 +31,13 @@
 //!
 //! A page leaves memory only if its bytes are elsewhere. `Writing` says that the page was protected
 //! before its bytes were read, and that no store came since: a store would be a fault, which makes
-//! the page `Stale` before the protection ends. So if the page is still `Writing` when the write has
-//! ended, the slot has its bytes. A fault that comes later waits for the mutex under which the page
-//! leaves.
+//! the page `Stale` before the protection ends. So if the page is still `Writing` when the write
+//! has ended, the slot has its bytes. A fault that comes later waits for the mutex under which the
+//! page leaves.
 //!
-//! The slot belongs to the page-out until [`Pages::end_write`]: until then a write to it may be under
-//! way. As long as it is, the page stays in memory, from which it is read, and no other page-out of it
-//! begins.
+//! The slot belongs to the page-out until [`Pages::end_write`]: until then a write to it may be
+//! under way. As long as it is, the page stays in memory, from which it is read, and no other
+//! page-out of it begins.
 
 use super::slots::Slot;
 use crate::mutant::{self, Mutant};

@@ -74,8 +74,8 @@ impl Slots {
         }
     }
 
-    /// A number that is no slot's, for a page that needs none if it is all zeros. `nth` tells it from
-    /// others.
+    /// A number that is no slot's, for a page that needs none if it is all zeros. `nth` tells it
+    /// from others.
     pub(crate) fn none(all: u32, nth: u32) -> Slot {
         Slot(all + nth % (SLOTS_MAX - all))
     }

@@ -2,19 +2,20 @@
 //!
 //! # A page gets in, step by step
 //!
-//! 1. under the `change` mutex, look: if the page is there, the access can be repeated, once a store
-//!    has ended the page's protection; if it is on its way, wait for that; if it is absent, see which
-//!    of its neighbours are, too, and could come with it;
+//! 1. under the `change` mutex, look: if the page is there, the access can be repeated, once a
+//!    store has ended the page's protection; if it is on its way, wait for that; if it is absent,
+//!    see which of its neighbours are, too, and could come with it;
 //! 2. allocate a lent folio for each: eviction helps for the wanted page alone;
 //! 3. a private view reads the pages of the file that were never stored to;
 //! 4. under the mutex again, put the folios into the index if the pages are still as in 1: their
 //!    versions are odd, so others wait for them;
 //! 5. read the swap, in one read;
-//! 6. under the mutex, unless they were forgotten meanwhile: put the bytes to their addresses, protected
-//!    against stores if they are elsewhere, too; make the versions even; tell the policy;
+//! 6. under the mutex, unless they were forgotten meanwhile: put the bytes to their addresses,
+//!    protected against stores if they are elsewhere, too; make the versions even; tell the policy;
 //! 7. wake those who wait.
 //!
-//! If a read fails, the folios leave the index, and whoever wants one of these pages reads it alone.
+//! If a read fails, the folios leave the index, and whoever wants one of these pages reads it
+//! alone.
 
 use std::sync::atomic::Ordering;
 
@@ -66,8 +67,8 @@ struct Coming {
 }
 
 impl Area {
-    /// Whether the access to `page` can be repeated. Pages of zeros come at once if there is memory;
-    /// nothing is read.
+    /// Whether the access to `page` can be repeated. Pages of zeros come at once if there is
+    /// memory; nothing is read.
     pub(crate) fn look(&self, handle: &Handle, page: u64, access: Access) -> Result<bool> {
         match self.find(handle, page, access)? {
             Look::There => Ok(true),
@@ -97,32 +98,6 @@ impl Area {
                     }
                 }
             }
-        }
-    }
-
-    /// Brings `page`, and keeps it as long as what is returned; a store to it is no fault meanwhile.
-    pub(in crate::space) fn hold<'a>(
-        &self,
-        handle: &'a Handle,
-        page: u64,
-        access: Access,
-    ) -> Result<Held<'a>> {
-        // Ends: each turn follows an eviction of a page that was just brought.
-        loop {
-            self.bring(handle, page, Access::Load)?;
-            let mut changing = handle.mapping.change();
-            let Some(head) = changing.head(page) else { continue };
-            if handle.core.frames.frame(head).is_changing() {
-                continue;
-            }
-            let Some(held) = handle.core.hold_under_change(head) else {
-                let path = handle.mapping.path.clone();
-                return Err(ErrorKind::TooManyReferences { path, page }.into());
-            };
-            if access == Access::Store {
-                self.store(&handle.core, &mut changing, page);
-            }
-            return Ok(held);
         }
     }
 
@@ -164,7 +139,7 @@ impl Area {
     }
 
     /// A store to a page that is there begins.
-    fn store(&self, core: &Core, changing: &mut Changing<'_>, page: u64) {
+    pub(super) fn store(&self, core: &Core, changing: &mut Changing<'_>, page: u64) {
         let pages = changing.own().expect("own memory has states");
         give(core, pages.store(page));
         // The state first: from here on the program may store.
@@ -215,8 +190,8 @@ impl Area {
         stream.store(end, Ordering::Relaxed);
     }
 
-    /// Steps 2 to 7 for `page`, the first of a run. False: another thread was faster; or there is no
-    /// memory at once, unless it is `needed`.
+    /// Steps 2 to 7 for `page`, the first of a run. False: another thread was faster; or there is
+    /// no memory at once, unless it is `needed`.
     fn fill(
         &self,
         handle: &Handle,

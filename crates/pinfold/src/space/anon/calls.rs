@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
+use crate::frame::give_back;
+
 /// The kernel's `struct uffdio_range`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -62,8 +64,8 @@ const REGISTER_PROTECTED: u64 = 1 << 1;
 const COPY_PROTECTED: u64 = 1 << 1;
 const PROTECT_ON: u64 = 1;
 
-/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while the
-/// layout of the address space changes.
+/// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
+/// the layout of the address space changes.
 const AGAIN_MAX: u32 = 10_000;
 
 fn extent(at: &Range<usize>) -> Extent {
@@ -190,6 +192,6 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
 pub(super) fn take_out(at: &Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.
-    let done = unsafe { madvise(start, at.len(), Advice::LinuxDontNeed) };
+    let done = unsafe { give_back(start, at.len()) };
     assert!(done.is_ok(), "own memory at {at:x?} could not be taken out: {done:?}");
 }

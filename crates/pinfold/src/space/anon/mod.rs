@@ -1,36 +1,45 @@
 //! Memory of the program's own that can be paged out: anonymous memory, and private views of files.
 //!
-//! An *area* is private memory of one map, registered with the space's userfaultfd for missing pages
-//! and for stores to protected ones. One map has it, so it needs no mirror: a page is put to the
-//! map's address when its bytes are complete (`UFFDIO_COPY`), and taken out when they are elsewhere.
-//! Each page in memory is a folio of the cache, with a frame of a lent run: so it is in the budget,
-//! and the one policy evicts it.
+//! An *area* is private memory of one map, registered with the space's userfaultfd for missing
+//! pages and for stores to protected ones. One map has it, so it needs no mirror: a page is put to
+//! the map's address when its bytes are complete (`UFFDIO_COPY`), and taken out when they are
+//! elsewhere. Each page in memory is a folio of the cache, with a frame of a lent run: so it is in
+//! the budget, and the one policy evicts it.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the area |
 //! | `bring.rs` | a fault: how a page gets in |
+//! | `hold.rs` | pages that are there for a while: for a copy, or held |
 //! | `out.rs` | a page-out, and forgetting pages |
+//! | `protect.rs` | what may be done with the memory |
 //! | `calls.rs` | the calls of the system |
 //!
-//! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in `swap/pages.rs`.
+//! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
+//! `swap/pages.rs`.
 //!
 //! # Locks
 //!
 //! A page gets in, is protected and unprotected, and leaves under its mapping's `change` mutex: in
-//! one step with its state, and with the index. The swap and files are read and written without any
-//! lock. A source of the swap must not use the memory that it writes.
+//! one step with its state, and with the index. So does what the program may do with the memory
+//! change: under the mutex a page that is there can be accessed without a fault. The swap and files
+//! are read and written without any lock. A source of the swap must not use the memory that it
+//! writes.
 
 mod bring;
 mod calls;
+mod hold;
 mod out;
+mod protect;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+pub use hold::HeldRange;
 pub(super) use out::pages_of;
+pub use protect::Protection;
 
 use super::reservation::Reservation;
 use crate::core::Core;
@@ -58,8 +67,8 @@ pub(super) enum Origin {
 ///
 /// # Invariants
 ///
-/// The addresses of `reservation` are this value's as long as it is there: so whoever has a share of
-/// it may put pages there, and no page of another map is ever there. `closed` is set under the
+/// The addresses of `reservation` are this value's as long as it is there: so whoever has a share
+/// of it may put pages there, and no page of another map is ever there. `closed` is set under the
 /// mapping's `change` mutex, after which no page gets in.
 #[derive(Debug)]
 pub(crate) struct Area {
@@ -71,8 +80,8 @@ pub(crate) struct Area {
     closed: AtomicBool,
     /// What [`Hint::Sequential`](crate::Hint::Sequential) and the like have said.
     pub(super) order: AtomicU8,
-    /// The program may not read the memory, and so neither can a page-out. As `closed`.
-    unreadable: AtomicBool,
+    /// What may be done with the memory (`protect.rs`). As `closed`.
+    protection: AtomicU8,
     /// Where threads that go through the memory in order are expected next.
     streams: [AtomicU64; STREAMS],
     /// Whose place the next one takes.
@@ -120,7 +129,7 @@ impl Area {
             origin,
             closed: AtomicBool::new(false),
             order: AtomicU8::new(Order::Unknown as u8),
-            unreadable: AtomicBool::new(false),
+            protection: AtomicU8::new(0), // nothing is allowed yet
             streams: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             next_stream: AtomicU32::new(0),
             without_slot: AtomicU32::new(0),

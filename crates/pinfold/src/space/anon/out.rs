@@ -1,12 +1,13 @@
-//! Page-outs: how bytes of own memory get to the swap, and pages leave memory; and forgetting pages.
+//! Page-outs: how bytes of own memory get to the swap, and pages leave memory; and forgetting
+//! pages.
 //!
 //! # A page-out, step by step
 //!
 //! 1. take slots, adjacent ones if there are;
-//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the states
-//!    say `Writing`, and they are protected against stores: one call for adjacent pages;
-//! 3. without it, write them, unless they are all zeros, which a page that was never stored to is, too:
-//!    adjacent slots by one write;
+//! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the
+//!    states say `Writing`, and they are protected against stores: one call for adjacent pages;
+//! 3. without it, write them, unless they are all zeros, which a page that was never stored to is,
+//!    too: adjacent slots by one write;
 //! 4. under the mutex: the pages that were not stored to meanwhile are clean (`swap/pages.rs`); the
 //!    slots of the others are free again.
 //!
@@ -16,15 +17,16 @@
 //! # Why the bytes can be read in step 3
 //!
 //! They are read by the kernel, or copied by a source. Pages that are `Writing`, or `Stale` after a
-//! store, stay in memory: they are not evicted, not forgotten, and not unmapped, before the write has
-//! ended. A store that ends the protection may change them meanwhile; then what was written is of no
-//! use, and nobody reads it.
+//! store, stay in memory: they are not evicted, not forgotten, and not unmapped, before the write
+//! has ended. A store that ends the protection may change them meanwhile; then what was written is
+//! of no use, and nobody reads it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bring::give;
+use super::protect::Protection;
 use super::{Area, Origin, calls};
 use crate::core::Core;
 use crate::error::Result;
@@ -32,6 +34,7 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze::Candidate;
 use crate::handle::Handle;
 use crate::mapping::{Mapping, OwnMemory};
+use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::Extent;
 use crate::swap::pages::{self, IsWriting, State, Unused, Written};
@@ -65,10 +68,10 @@ impl Area {
         let unused = |page: &u64| {
             let Some(head) = changing.head(*page) else { return false };
             let frame = core.frames.frame(head);
-            !frame.is_changing() && frame.count.word().refs() == 1
+            let is_used = frame.count.word().refs() > 1 && !mutant::on(Mutant::PageOutHeld);
+            !frame.is_changing() && !is_used
         };
-        // Relaxed: changes under the mutex.
-        let there: Vec<u64> = if self.is_closed() || self.unreadable.load(Ordering::Relaxed) {
+        let there: Vec<u64> = if self.is_closed() || !self.allows(Protection::Read) {
             Vec::new()
         } else {
             pages.iter().copied().filter(unused).collect()
@@ -161,9 +164,9 @@ impl Area {
             .chunk_by(|one, next| one.0 + 1 == next.0)
             .map(|run| {
                 let at = NonNull::new(self.address(run[0].0)).expect("no area is at 0");
-                // SAFETY: the pages are there as long as they are `Writing` or `Stale`, and stay mapped with the
-                // area. Only the program stores to them, which by then is a fault; what is read
-                // beside a store that comes all the same is not used.
+                // SAFETY: the pages are there as long as they are `Writing` or `Stale`, and stay
+                // mapped with the area. Only the program stores to them, which by then is a fault;
+                // what is read beside a store that comes all the same is not used.
                 unsafe { Extent::new(at, run.len() * PAGE_BYTES) }
             })
             .collect()
@@ -180,17 +183,12 @@ impl Area {
         })
     }
 
-    /// Whether the program may read the memory. If not, waits for the page-outs that are under way,
-    /// and there are no further ones.
-    pub(in crate::space) fn set_readable(&self, mapping: &Mapping, readable: bool) {
-        let changing = mapping.change();
-        self.unreadable.store(!readable, Ordering::Relaxed); // under the mutex
-        drop(changing);
-        if !readable {
-            let mut now = self.writes.lock();
-            while now.under_way > 0 {
-                now = self.one_ended.wait(now);
-            }
+    /// Waits until no page-out is under way.
+    pub(super) fn wait_for_writes(&self) {
+        let mut now = self.writes.lock();
+        // Ends: the caller has seen to it that there are no further ones.
+        while now.under_way > 0 {
+            now = self.one_ended.wait(now);
         }
     }
 

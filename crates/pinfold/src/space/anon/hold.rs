@@ -1,0 +1,155 @@
+//! Pages of own memory that are there: for a copy, or for as long as somebody holds them.
+
+use std::ops::Range;
+
+use super::protect::Protection;
+use super::{Area, pages_of};
+use crate::core::{Core, Held};
+use crate::error::{ErrorKind, Result};
+use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
+use crate::handle::Handle;
+use crate::mapping::Changing;
+use crate::source::Extent;
+use crate::space::vma::Access;
+
+/// At most this part of a budget is held.
+const HELD_SHARE: u32 = 4;
+
+/// A range of own memory whose pages stay in memory, at their address and accessible, as long as
+/// this is there: see [`AnonMap::hold`](crate::AnonMap::hold).
+#[must_use = "dropped at once, it holds nothing"]
+pub struct HeldRange<'a> {
+    core: &'a Core,
+    area: &'a Area,
+    range: Range<usize>,
+    pages: Vec<Held<'a>>,
+    /// How many pages it has claimed of those that may be held.
+    claimed: u32,
+}
+
+impl std::fmt::Debug for HeldRange<'_> {
+    /// One line: which bytes, and where.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = self.as_mut_ptr();
+        f.debug_struct("HeldRange").field("range", &self.range).field("at", &at).finish()
+    }
+}
+
+impl<'a> HeldRange<'a> {
+    /// Holds the pages of a range that is in the area.
+    pub(in crate::space) fn new(
+        area: &'a Area,
+        handle: &'a Handle,
+        range: Range<usize>,
+    ) -> Result<Self> {
+        let core = &*handle.core;
+        let pages = if range.is_empty() { 0..0 } else { pages_of(&range) };
+        let claimed = u32::try_from(pages.end - pages.start).unwrap_or(u32::MAX);
+        let most = core.frames.frames() / HELD_SHARE;
+        core.pressure.held.add(claimed, most).map_err(|held| {
+            let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
+            let (held_bytes, most_bytes) = (bytes(held), bytes(most));
+            let (start, end) = (range.start as u64, range.end as u64);
+            let name = handle.mapping.path.clone();
+            ErrorKind::HoldTooLarge { name, start, end, held_bytes, most_bytes }
+        })?;
+        // On an error, its drop gives back what it has.
+        let mut held = HeldRange { core, area, range, pages: Vec::new(), claimed };
+        for page in pages {
+            held.pages.push(area.hold(handle, page)?);
+        }
+        Ok(held)
+    }
+
+    /// The first byte; as [`AnonMap::as_mut_ptr`](crate::AnonMap::as_mut_ptr).
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.area.reservation.start.wrapping_add(self.range.start)
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether the range is empty.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The range, in bytes from the start of the map.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Drop for HeldRange<'_> {
+    fn drop(&mut self) {
+        self.pages.clear();
+        self.core.pressure.held.take_back(self.claimed);
+    }
+}
+
+impl Area {
+    /// Brings `page`, and calls `copy` with its memory. Meanwhile it stays there and accessible: so
+    /// `copy` meets no fault there, and must access no other memory that can be a map's.
+    ///
+    /// # Errors
+    /// As [`bring`](Self::bring); the map's protection forbids the access.
+    pub(in crate::space) fn with_page<R>(
+        &self,
+        handle: &Handle,
+        page: u64,
+        access: Access,
+        copy: impl FnOnce(Extent<'_>) -> R,
+    ) -> Result<R> {
+        let (changing, _) = self.there(handle, page, access)?;
+        let at = std::ptr::NonNull::new(self.address(page)).expect("no area is at 0");
+        // SAFETY: the page is there, and leaves, or becomes inaccessible, under the mutex alone.
+        // Other accesses of this crate are atomic.
+        let copied = copy(unsafe { Extent::new(at, PAGE_BYTES) });
+        drop(changing);
+        Ok(copied)
+    }
+
+    /// Brings `page`, and keeps it in memory as long as what is returned, unless it is forgotten. A
+    /// store to it is no fault meanwhile, and it is not written to the swap.
+    ///
+    /// # Errors
+    /// As [`with_page`](Self::with_page); the page is held too often.
+    fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
+        let (changing, head) = self.there(handle, page, Access::Store)?;
+        let held = handle.core.hold_under_change(head);
+        drop(changing);
+        let path = || handle.mapping.path.clone();
+        held.ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into())
+    }
+
+    /// Brings `page` for an access. Returns the `change` mutex, under which it is there.
+    fn there<'a>(
+        &self,
+        handle: &'a Handle,
+        page: u64,
+        access: Access,
+    ) -> Result<(Changing<'a>, FrameNumber)> {
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        // Ends: each turn but the last follows one in which the page left right after it came.
+        loop {
+            self.bring(handle, page, access)?;
+            let mut changing = mapping.change();
+            let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
+            let Some(head) = changing.head(page).filter(is_there) else { continue };
+            let least = match access {
+                Access::Load => Protection::Read,
+                Access::Store => Protection::ReadWrite,
+            };
+            if !self.allows(least) {
+                let why = std::io::Error::from_raw_os_error(libc::EACCES);
+                return Err(Area::refused(mapping, "access", &(page..page + 1), why));
+            }
+            if access == Access::Store {
+                self.store(core, &mut changing, page);
+            }
+            return Ok((changing, head));
+        }
+    }
+}

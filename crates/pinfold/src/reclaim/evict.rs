@@ -164,7 +164,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
         }
     }
     if if_dirty == IfDirty::Write {
-        let dirty = write_out(core, &batch, &mut stayed);
+        let dirty = write_out(&batch, &mut stayed);
         if !dirty.is_empty() {
             evict_batch(core, dirty, sweep, IfDirty::Stay);
         }
@@ -180,7 +180,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
 
 /// Writes the dirty folios of the program's own memory among these to the swap, and takes them out of
 /// `stayed`.
-fn write_out(core: &Core, batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>) -> Vec<Candidate> {
+fn write_out(batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>) -> Vec<Candidate> {
     let mut dirty = Vec::new();
     for mapping in batch.mappings() {
         let Some(memory) = mapping.own() else { continue };

@@ -100,7 +100,8 @@ With several processes; only by `--cases restore`
              uffd-copy       private memory and a userfaultfd in each, and a thread that copies pages
                              from a mapping of the file, one by one: Firecracker's way
              pinfold         `pinfold serve`, and `pinfold restore` in each
-             pinfold-replay  the same; the quarter was recorded, and is installed ahead
+             pinfold-replay  the same; the quarter is installed ahead, from a working set in the order
+                             of the touches: the best case
 
 Engines of the others
   pread-direct  O_DIRECT reads, nothing mapped or cached: of a page in `random` and `zipf`, else of
@@ -136,15 +137,15 @@ Metrics
                      bytes read from storage, and memory that all processes have together (Pss),
                      divided by the length of the snapshot
 
-A ratio is the median of the ratios of neighbouring samples. Every sample of a case with a cache is taken by a process
-of its own, in a memory control group whose limit is the budget, 16 MiB for the process and 128 KiB
-for each thread; page cache counts. Where no group can be made (that takes root, or a group that was
-delegated) kernel-mmap is not limited, and the rows say so. `install` and `pinfold` need
+A ratio is the median of the ratios of neighbouring samples. A process of its own takes every sample
+of a case with a cache. All but `warm` run in a memory control group whose limit is the budget,
+16 MiB for the process and 128 KiB for each thread; page cache counts. Where no group can be made
+(that takes root, or a group that was delegated) kernel-mmap is not limited, and the rows say so. `install` and `pinfold` need
 userfaultfd(2); without it they are left out, and the last line says why. What is read is checked
 (64 bytes of every page, or the number that it holds), except in `restore`. By default `install`,
-`evict` and `warm` have 1 and 2 threads, `random` and `zipf` have 1, 8 and 32, `thrash` 16, `startup` 8, `swap`
-5, and `fill` always 1. All cases but `restore` take about five minutes. Only the threads of
-`install`, `fill`, `evict`, `warm` and `random` are bound to processors.";
+`evict` and `warm` have 1 and 2 threads, `random` and `zipf` 1, 8 and 32, `thrash` 16, `startup` 8,
+`swap` 5, and `fill` always 1. All cases but `restore` take about five minutes. Only the threads of
+`install`, `fill`, `evict`, `warm`, `random` and `zipf` are bound to processors.";
 
 /// Options of `pinfold bench fault`.
 #[derive(Debug, Args)]

@@ -73,12 +73,12 @@ pub struct ServeArgs {
     socket: PathBuf,
 
     /// Memory for pages of the snapshot, of all clients together, such as 256M; at least 8M
-    /// [default: all of the snapshot, and a sixth, and 16M]
+    /// [default: 7/6 of the snapshot's length + 16M]
     #[arg(long, value_name = "SIZE")]
     budget: Option<Size>,
 
-    /// Write the pages that clients touch, in that order, to FILE, or go on with the FILE that is
-    /// there. Pages are then installed one by one
+    /// Append the pages that clients touch, in that order, to FILE, which is made if it is not there.
+    /// Recording is slow: pages are installed one by one
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 

@@ -6,9 +6,9 @@
 //!
 //! # Present means up to date
 //!
-//! A page is in the memfd exactly while it has the right bytes. It gets there by `UFFDIO_COPY` into
-//! the cache's own view: the kernel copies to a page that nobody sees, and adds it to the file with
-//! its bytes. So the kernel itself may map whatever it finds, and a fault on a page that is absent is
+//! In a mirror that this program alone has, a page is in the memfd exactly while it has the right
+//! bytes. It gets there by `UFFDIO_COPY`, through the map that wants it, or through the cache's own
+//! view: the kernel copies to a page that nobody sees, and adds it to the file with its bytes. So the kernel itself may map whatever it finds, and a fault on a page that is absent is
 //! the only one that the program has to serve. [docs/map.md](../../../docs/map.md) has what else was
 //! tried, and why write(2) does not promise this.
 //!

@@ -5,10 +5,11 @@
 //! that lie near them.
 //!
 //! Accesses through a map are not seen. When the policy offers a mapped folio, the pages of its
-//! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::pieces)),
-//! until so do enough others, or the policy offers another folio of it. Then what was mapped again
-//! meanwhile stays, as does what was used by other ways in; the rest is evicted. That is the second
-//! chance of Corbató's clock ("A paging experiment with the Multics system", 1968), for pieces.
+//! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::pieces)). The
+//! one that has waited longest has its turn when enough wait, or the policy offers a folio of one that
+//! waits. What was mapped again meanwhile stays, as does what was used by other ways in; the rest is
+//! evicted. That is the second chance of Corbató's clock ("A paging experiment with the Multics
+//! system", 1968), for pieces.
 //!
 //! Called by `evict.rs`.
 

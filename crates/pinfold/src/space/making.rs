@@ -139,9 +139,11 @@ impl Space {
     ///
     /// # Errors
     /// [`ErrorKind::SpaceBudget`] if the cache has less than 8 MiB: memory for maps is taken from
-    /// its budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system gives none, or an old
-    /// one: the message says what to do. [`ErrorKind::SignalHandler`]; with handler threads
-    /// [`ErrorKind::Thread`] and [`ErrorKind::Eventfd`]; [`ErrorKind::Forked`].
+    /// its budget 2 MiB at a time. [`ErrorKind::Userfaultfd`] if the system refuses one, or the
+    /// kernel is too old (handler threads need Linux 6.6): the message says what to do.
+    /// [`ErrorKind::SignalHandler`] if the handler of SIGBUS cannot be installed; with handler
+    /// threads [`ErrorKind::Thread`] or [`ErrorKind::Eventfd`] if they cannot be started.
+    /// [`ErrorKind::Forked`] in a forked child.
     pub fn new(cache: &Cache, options: SpaceOptions) -> Result<Self> {
         cache.core().check_owner()?;
         let mapper = Mapper::new(cache.core())?;
@@ -177,7 +179,8 @@ impl Space {
     /// refuses (`ENOMEM`: the process has as many VMAs as `vm.max_map_count` allows, or no more
     /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
     /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
-    /// ([`Clients`](crate::Clients)); [`ErrorKind::Forked`]; what making the file's mirror fails with.
+    /// ([`Clients`](crate::Clients)); [`ErrorKind::Mirror`] if the system gives no memory file for
+    /// it (`EFBIG`: `ulimit -f`); [`ErrorKind::Forked`] in a forked child.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
     }

@@ -24,9 +24,9 @@ pub struct SpaceStats {
     pub absent: u64,
     /// How often a fault dropped its lock for a read and took a lock again after it.
     pub retries: u64,
-    /// Retries that found the page evicted again (the seed's `RETRY_IO_MISS`).
+    /// Retries that found the page evicted again.
     pub retry_io_miss: u64,
-    /// Retries under the lock of the whole space (the seed's `RETRY_SPACE_LOCK`): all of them with
+    /// Retries under the lock of the whole space: all of them with
     /// [`FaultLock::Space`](super::FaultLock::Space), none otherwise.
     pub retry_space_lock: u64,
     /// Faults whose map was changed or unmapped while their page was read. The access is repeated.

@@ -533,3 +533,27 @@ fn system_calls_wait_for_pages_where_threads_serve() {
     assert_eq!(map.read_at(&mut bytes, 4 * PAGE).unwrap(), bytes.len());
     assert!(bytes == expected);
 }
+
+#[test]
+fn a_private_view_has_no_pages_past_the_end_of_a_file_that_became_shorter() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; 40 * PAGE]).unwrap();
+    let file = subject.cache.open(&path).unwrap();
+    let map = subject.space.map_private(&file, 0..file.len()).unwrap();
+    let shorter = (20 * PAGE + 100) as u64;
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(shorter).unwrap();
+    file.invalidate(0..i64::MAX as u64).unwrap();
+    let mut bytes = [1; PAGE];
+    for page in [3, 4, 20] {
+        map.read_at(&mut bytes, page * PAGE).unwrap();
+        let there = if page == 20 { 100 } else { PAGE };
+        assert!(bytes[..there].iter().all(|&byte| byte == 7));
+        assert!(bytes[there..].iter().all(|&byte| byte == 0));
+    }
+    for page in [21, 39] {
+        let error = map.read_at(&mut bytes, page * PAGE).unwrap_err();
+        assert_eq!(error.code(), "beyond-end", "{error}");
+    }
+}

@@ -217,14 +217,26 @@ impl Area {
             return Ok(false);
         }
         let mut buffer = AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES);
-        if let (State::Origin, Origin::File(file, from)) = (run.states[0], &self.origin)
-            && let Err(error) = file.read_at(&mut buffer, from + (page << PAGE_SHIFT))
-        {
-            give_back(core, frames);
-            if run.states.len() > 1 {
-                return self.fill(handle, page, Run::of(page, run.states[0]), access, needed);
+        if let (State::Origin, Origin::File(file, from)) = (run.states[0], &self.origin) {
+            let read = file.read_at(&mut buffer, from + (page << PAGE_SHIFT)).and_then(|bytes| {
+                // The file may have become shorter.
+                file.handle().check_page((from >> PAGE_SHIFT) + page)?;
+                Ok(bytes.div_ceil(PAGE_BYTES).max(1))
+            });
+            match read {
+                Ok(pages) => {
+                    run.states.truncate(pages);
+                    give_back(core, frames.drain(run.states.len()..));
+                }
+                Err(error) => {
+                    give_back(core, frames);
+                    if run.states.len() > 1 {
+                        let alone = Run::of(page, run.states[0]);
+                        return self.fill(handle, page, alone, access, needed);
+                    }
+                    return Err(error);
+                }
             }
-            return Err(error);
         }
         let coming = self.insert(handle, &run, frames, needed)?;
         if coming.is_empty() {
@@ -431,7 +443,7 @@ pub(super) fn give(core: &Core, unused: Unused) {
 }
 
 /// Gives back frames that were allocated in vain.
-fn give_back(core: &Core, frames: Vec<FrameNumber>) {
+fn give_back(core: &Core, frames: impl IntoIterator<Item = FrameNumber>) {
     for head in frames {
         core.give_back(head);
     }

@@ -574,6 +574,7 @@ fn bench_fault_gives_a_row_for_everything() {
         ("evict", &["ns_per_page"], &[None], &runs),
         ("warm", &["ns_per_page"], &orders, &[None]),
         ("random", &["ops_per_s", "p99_us"], &[None], &[None]),
+        ("zipf", &["ops_per_s", "p99_us"], &[None], &[None]),
         ("thrash", &["rounds_per_s", "slowest_over_mean"], &[None], &[None]),
         ("thrash-holes", &["rounds_per_s", "slowest_over_mean"], &[None], &[None]),
         ("startup", &["rounds_per_s"], &[None], &[None]),
@@ -589,7 +590,7 @@ fn bench_fault_gives_a_row_for_everything() {
             let all = [("vma", "drop"), ("vma", "hold"), ("space", "drop"), ("space", "hold")];
             let policies = match case {
                 _ if engine != "pinfold" => &[("-", "-")][..],
-                "warm" | "random" => &one,
+                "warm" | "random" | "zipf" => &one,
                 _ => &all,
             };
             for threads in if case == "fill" { vec![1] } else { vec![2, 3] } {

@@ -45,7 +45,7 @@ pub(crate) fn read(handle: &Handle, page: u64) {
     let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
     let start = (block.start..page).rev().take_while(is_absent).last().unwrap_or(page);
     let end = block.end.min(file_end);
-    if end - start > 1 {
+    if end > start + 1 {
         fill::range_now(handle, start, end);
     }
 }

@@ -36,55 +36,83 @@ impl Piece {
     }
 }
 
-/// The pieces that wait, and how many pages each had in memory when it came.
+/// The pieces that wait, and how many pages each had in memory when it came; and those whose turn it
+/// is.
 #[derive(Debug)]
-pub(crate) struct Pieces(Mutex<Waiting>);
+pub(crate) struct Pieces(Mutex<Known>);
 
 #[derive(Debug, Default)]
-struct Waiting {
-    queue: VecDeque<(Piece, u64)>,
+struct Known {
+    waiting: VecDeque<(Piece, u64)>,
+    /// Of all that wait.
     pages: u64,
+    in_turn: Vec<Piece>,
+}
+
+impl Known {
+    fn has(&self, piece: &Piece) -> bool {
+        let waits = self.waiting.iter().any(|(it, _)| it.is_of(piece));
+        waits || self.in_turn.iter().any(|it| it.is_of(piece))
+    }
+
+    fn take_first(&mut self) -> Option<Piece> {
+        let (piece, pages) = self.waiting.pop_front()?;
+        self.pages -= pages;
+        self.in_turn.push(piece.clone());
+        Some(piece)
+    }
+
+    fn end(&mut self, piece: &Piece) {
+        let whole = Piece::of(piece.mapping, piece.pages.start);
+        self.in_turn.retain(|it| !it.is_of(&whole));
+    }
 }
 
 impl Pieces {
     pub(crate) fn new() -> Self {
-        Pieces(Mutex::new(Waiting::default()))
+        Pieces(Mutex::new(Known::default()))
     }
 
-    /// Whether some of `piece` waits.
-    pub(crate) fn is_waiting(&self, piece: &Piece) -> bool {
-        self.0.lock().queue.iter().any(|(it, _)| it.is_of(piece))
+    /// Whether some of `piece` waits, or has its turn.
+    pub(crate) fn has(&self, piece: &Piece) -> bool {
+        self.0.lock().has(piece)
     }
 
-    /// `piece` begins to wait, behind all others. It has so many pages in memory.
-    pub(crate) fn add(&self, piece: Piece, pages: u64) {
-        let mut waiting = self.0.lock();
-        waiting.pages += pages;
-        waiting.queue.push_back((piece, pages));
-    }
-
-    /// What is left of a piece waits before all others.
-    pub(crate) fn put_back(&self, piece: Piece) {
-        self.0.lock().queue.push_front((piece, 0));
-    }
-
-    /// The piece that has waited longest, if all together have more than `most` pages.
-    pub(crate) fn next(&self, most: u64) -> Option<Piece> {
-        let mut waiting = self.0.lock();
-        if waiting.pages <= most && waiting.queue.len() <= PIECES_MAX {
-            return None;
+    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if it is here
+    /// already.
+    pub(crate) fn add(&self, piece: &Piece, pages: u64) -> bool {
+        let mut known = self.0.lock();
+        if known.has(piece) {
+            return false;
         }
-        let (piece, pages) = waiting.queue.pop_front()?;
-        waiting.pages -= pages;
-        Some(piece)
+        known.pages += pages;
+        known.waiting.push_back((piece.clone(), pages));
+        true
     }
 
-    /// The piece that has waited longest.
+    /// It is the turn of the piece that has waited longest, if all together have more than `most`
+    /// pages, and it is not the only one: the others make it wait.
+    pub(crate) fn next(&self, most: u64) -> Option<Piece> {
+        let mut known = self.0.lock();
+        let enough = known.pages > most && known.waiting.len() > 1;
+        (enough || known.waiting.len() > PIECES_MAX).then(|| known.take_first()).flatten()
+    }
+
+    /// It is the turn of the piece that has waited longest.
     pub(crate) fn first(&self) -> Option<Piece> {
-        let mut waiting = self.0.lock();
-        let (piece, pages) = waiting.queue.pop_front()?;
-        waiting.pages -= pages;
-        Some(piece)
+        self.0.lock().take_first()
+    }
+
+    /// The turn of a piece is over.
+    pub(crate) fn end(&self, piece: &Piece) {
+        self.0.lock().end(piece);
+    }
+
+    /// What is left of a piece waits again, before all others.
+    pub(crate) fn put_back(&self, piece: Piece) {
+        let mut known = self.0.lock();
+        known.end(&piece);
+        known.waiting.push_front((piece, 0));
     }
 }
 
@@ -97,17 +125,21 @@ mod tests {
         let pieces = Pieces::new();
         let [a, b, c] = [Piece::of(1, 511), Piece::of(1, 512), Piece::of(2, 0)];
         assert_eq!((a.pages.clone(), b.pages.clone()), (0..512, 512..1024));
-        pieces.add(a.clone(), 100);
-        assert!(pieces.is_waiting(&a) && !pieces.is_waiting(&b) && !pieces.is_waiting(&c));
-        assert_eq!(pieces.next(100), None);
-        pieces.add(b.clone(), 1);
+        assert!(pieces.add(&a, 100) && !pieces.add(&a, 100));
+        assert!(pieces.has(&a) && !pieces.has(&b) && !pieces.has(&c));
+        assert_eq!(pieces.next(99), None, "it is the only one");
+        assert!(pieces.add(&b, 1));
+        assert_eq!(pieces.next(101), None);
         assert_eq!(pieces.next(100), Some(a.clone()));
-        assert_eq!(pieces.next(100), None);
+        assert_eq!(pieces.next(0), None);
+        assert!(pieces.has(&a) && !pieces.add(&a, 1), "it is its turn");
         // What is left of it is still a part of it, and the next.
         let rest = Piece { mapping: 1, pages: 64..512 };
         pieces.put_back(rest.clone());
-        assert!(pieces.is_waiting(&a));
-        assert_eq!(pieces.first(), Some(rest));
+        assert!(pieces.has(&a));
+        assert_eq!(pieces.first(), Some(rest.clone()));
+        pieces.end(&rest);
+        assert!(!pieces.has(&a));
         assert_eq!(pieces.first(), Some(b));
         assert_eq!(pieces.first(), None);
     }
@@ -117,7 +149,7 @@ mod tests {
         let pieces = Pieces::new();
         for n in 0..=PIECES_MAX as u32 {
             assert_eq!(pieces.next(u64::MAX), None);
-            pieces.add(Piece::of(n, 0), 1);
+            assert!(pieces.add(&Piece::of(n, 0), 1));
         }
         assert_eq!(pieces.next(u64::MAX), Some(Piece::of(0, 0)));
     }

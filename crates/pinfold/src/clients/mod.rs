@@ -699,7 +699,8 @@ impl Clients {
     ) -> std::result::Result<(), ClientError> {
         let ahead = self.clients.get_mut(&id).and_then(|client| client.ahead.as_mut());
         if let Some(ahead) = ahead.filter(|ahead| Arc::ptr_eq(&ahead.plan, plan)) {
-            ahead.reads -= 1;
+            // The read may be of an earlier call with the same pages.
+            ahead.reads = ahead.reads.saturating_sub(1);
         }
         for piece in plan.pieces(pieces) {
             self.install_piece(id, piece)?;

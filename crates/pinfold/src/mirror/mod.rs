@@ -52,7 +52,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate, memfd_create};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
@@ -156,6 +156,8 @@ impl Mirror {
     pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> io::Result<Self> {
         let bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
         let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)?;
+        // Who is given a descriptor for reading could open it anew for writing.
+        fchmod(&fd, Mode::RUSR)?;
         set_len(fd.as_fd(), bytes)?;
         let view_bytes = (bytes + bytes.max(ROOM_BYTES)).next_multiple_of(ALIGN_BYTES as u64);
         let view_bytes = usize::try_from(view_bytes)
@@ -772,6 +774,12 @@ mod tests {
         drop(maps);
         assert!(mirror.give_out() && mirror.give_out());
         assert!(mirror.map().is_none());
+    }
+
+    #[test]
+    fn other_users_may_not_open_it() {
+        let stat = rustix::fs::fstat(mirror(1 << 20).fd()).unwrap();
+        assert_eq!(stat.st_mode & 0o7777, 0o400);
     }
 
     #[test]

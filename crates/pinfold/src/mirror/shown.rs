@@ -13,9 +13,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use rustix::mm::{Advice, madvise};
-
-use crate::frame::{Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{Order, PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::sync::Mutex;
 use crate::uffd::Uffd;
 
@@ -98,8 +96,8 @@ impl Showings {
         self.0.lock().iter().map(|it| (it.start, it.pages.clone())).collect()
     }
 
-    /// Takes `pages` out of the page tables of all maps. Best effort: what the system keeps, as of
-    /// memory that is locked, looks used.
+    /// Takes `pages` out of the page tables of all maps. Best effort: what the system keeps looks
+    /// used.
     ///
     /// Cost: for each map a system call, and an interrupt to each processor that runs the program.
     pub(crate) fn unmap(&self, pages: &Range<u64>) {
@@ -108,7 +106,7 @@ impl Showings {
                 let at = std::ptr::with_exposed_provenance_mut(part.start);
                 // SAFETY: a part of a shared mapping, whose pages the mirror keeps; it is there as
                 // long as the mutex is held.
-                let _ = unsafe { madvise(at, part.len(), Advice::LinuxDontNeed) };
+                let _ = unsafe { give_back(at, part.len()) };
             }
         }
     }
@@ -139,8 +137,12 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    pub(crate) fn has_any_of(&self, pages: Range<u64>) -> bool {
-        pages.map(|page| page - self.first).any(|n| self.bits[n as usize / 64] >> (n % 64) & 1 == 1)
+    /// Pages beyond those that were asked for are not in it.
+    pub(crate) fn has_any_of(&self, mut pages: Range<u64>) -> bool {
+        pages.any(|page| {
+            let n = page.wrapping_sub(self.first);
+            self.bits.get((n / 64) as usize).is_some_and(|word| word >> (n % 64) & 1 == 1)
+        })
     }
 
     /// Adds the pages from `first` on that are mapped at these addresses.
@@ -176,6 +178,15 @@ mod tests {
             showings.begin(&(*start..*start + bytes), pages.start);
         }
         showings
+    }
+
+    #[test]
+    fn a_set_has_no_page_that_was_not_asked_for() {
+        let mut mapped = Mapped { first: 1024, bits: [0; WORDS] };
+        mapped.bits[WORDS - 1] = 1 << 63;
+        let last = 1024 + PAGES_MAX as u64 - 1;
+        assert!(mapped.has_any_of(last..last + 32) && mapped.has_any_of(1000..last + 1));
+        assert!(!mapped.has_any_of(last + 1..last + 32) && !mapped.has_any_of(0..1024));
     }
 
     #[test]

@@ -18,8 +18,7 @@ use super::compact;
 use super::evict::{EFFORT_MAX, evict};
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
 
-/// Pages that a thread without lent memory evicts at a time. Each has to leave page tables, with an
-/// interrupt to all processors: so many take a tenth of a millisecond, in which an access waits.
+/// Pages that a thread without lent memory evicts at a time: an access waits for it.
 const PAGES_AT_ONCE: u32 = 16;
 
 /// A folio for a mirror, of order `wish` or smaller, counted as
@@ -88,12 +87,12 @@ fn lend(core: &Core) -> bool {
         && (core.frames.lend_run() || (compact::compact(core) && core.frames.lend_run()))
 }
 
-/// Frees lent frames up to the high watermark, if any are lent, or lends more. For the reclaiming
+/// Frees lent frames up to the high watermark, if any are in use, or lends more. For the reclaiming
 /// thread.
 pub(super) fn keep_some_free(core: &Core) {
     let wanted = || core.pressure.high_frames.saturating_sub(core.frames.free_lent());
     // Ends: each turn evicts something, lends a run, or is the last.
-    while core.frames.lent_runs().next().is_some() && wanted() > 0 {
+    while core.frames.lent_frames() > core.frames.free_lent() && wanted() > 0 {
         if !lend(core) && evict(core, wanted(), EFFORT_MAX).evicted == 0 {
             break;
         }

@@ -6,8 +6,7 @@
 //!
 //! Accesses through a map are not seen. When the policy offers a mapped folio, the pages of its
 //! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::pieces)). The
-//! one that has waited longest has its turn when enough wait, or the policy offers a folio of one that
-//! waits. What was mapped again meanwhile stays, as does what was used by other ways in; the rest is
+//! one that has waited longest has its turn when enough others wait. What was mapped again meanwhile stays, as does what was used by other ways in; the rest is
 //! evicted. That is the second chance of Corbató's clock ("A paging experiment with the Multics
 //! system", 1968), for pieces.
 //!
@@ -30,13 +29,19 @@ const WAITING_SHARE: u64 = 32;
 /// is too small.
 const USED_PIECES_MAX: u32 = 4;
 
+/// The most folios in a row that the policy offers in vain, as their pieces wait: then it is the turn
+/// of one of these. A piece has 512 pages, which may be neighbours in the policy's order, too.
+const OFFERS_MAX: u32 = 1024;
+
 /// The pieces that one eviction takes.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// What is left of the piece whose turn it is.
     now: Option<Piece>,
-    /// Pieces in a row of which nothing went.
+    /// Pieces in a row of which all was used.
     used: u32,
+    /// Folios in a row that were offered in vain.
+    offers: u32,
 }
 
 impl Turns {
@@ -53,32 +58,45 @@ impl Turns {
     pub(super) fn offer(&mut self, core: &Core, sweep: &mut Sweep, head: FrameNumber) {
         let identity = core.frames.frame(head).identity();
         let piece = Piece::of(identity.mapping, identity.index);
-        let waits = core.pieces.is_waiting(&piece);
-        if !waits && let Some(mapping) = core.mappings.get(piece.mapping) {
+        if !core.pieces.has(&piece)
+            && let Some(mapping) = core.mappings.get(piece.mapping)
+        {
             let folios = folios_of(core, &mapping, &piece);
             let pages = folios.iter().map(|it| u64::from(it.identity.order.frames())).sum();
-            if let Some(mirror) = mapping.mirror_if_made() {
+            if core.pieces.add(&piece, pages)
+                && let Some(mirror) = mapping.mirror_if_made()
+            {
                 mirror.shown.unmap(&piece.pages);
             }
-            core.pieces.add(piece, pages);
         }
         // It was not used enough to stay, says the policy.
         core.frames.frame(head).set_uses(0);
         core.residency.answer(&core.frames, sweep, head, Answer::Busy);
+        self.offers += 1;
         if self.now.is_none() {
-            let lent = u64::from(core.frames.lent_frames());
-            self.now =
-                if waits { core.pieces.first() } else { core.pieces.next(lent / WAITING_SHARE) };
+            let enough = u64::from(core.frames.lent_frames()) / WAITING_SHARE;
+            self.now = match core.pieces.next(enough) {
+                None if self.offers >= OFFERS_MAX => core.pieces.first(),
+                next => next,
+            };
         }
     }
 
     /// The next at most `most` folios of the piece whose turn it is. Empty: the turn is over.
     pub(super) fn next(&mut self, core: &Core, most: usize) -> Vec<Candidate> {
         let Some(piece) = self.now.take() else { return Vec::new() };
-        let Some(mapping) = core.mappings.get(piece.mapping) else { return Vec::new() };
-        let mapped = mapping.mirror_if_made().map(|it| it.shown.mapped(&piece.pages));
+        self.offers = 0;
+        // Its number may be another's by now.
+        let mapping = core.mappings.get(piece.mapping).filter(|it| it.own().is_none());
+        let folios = mapping.as_ref().map(|it| folios_of(core, it, &piece)).unwrap_or_default();
+        if folios.is_empty() {
+            core.pieces.end(&piece);
+            return Vec::new();
+        }
+        let mirror = mapping.as_ref().and_then(|it| it.mirror_if_made());
+        let mapped = mirror.map(|it| it.shown.mapped(&piece.pages));
         let mut going = Vec::with_capacity(most);
-        for folio in folios_of(core, &mapping, &piece) {
+        for folio in folios {
             let (frame, first) = (core.frames.frame(folio.head), folio.identity.index);
             if going.len() == most {
                 let pages = first..piece.pages.end;
@@ -95,6 +113,9 @@ impl Turns {
             }
         }
         self.used = if going.is_empty() { self.used + 1 } else { 0 };
+        if self.now.is_none() {
+            core.pieces.end(&piece);
+        }
         going
     }
 
@@ -191,7 +212,11 @@ mod tests {
         turns.offer(core, &mut sweep, head(&file, 9));
         assert!(!shown.mapped(&(0..PAGES)).has_any_of(0..PAGES), "nothing is mapped");
         assert!(shown.mapped(&(PAGES..2 * PAGES)).has_any_of(PAGES..PAGES + 1), "the next one is");
+        assert!(!turns.has_piece(), "it waits");
         touch(&map, 3..5);
+        turns.offer(core, &mut sweep, head(&file, 10));
+        assert!(!turns.has_piece(), "another of its folios is offered, and it waits");
+        turns.offer_no_more(core);
         let mut going = Vec::new();
         while turns.has_piece() {
             let folios = turns.next(core, 64);
@@ -214,6 +239,34 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_waits_while_another_has_its_turn() {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
+        map.advise(0..map.len(), Hint::Random).unwrap();
+        touch(&map, 0..2 * PAGES);
+        let core = &*file.handle().core;
+        core.let_go_of_recent(|_| true);
+        let (mut sweep, mut turns) = (Sweep::new(1000), Turns::default());
+        // As the policy offers what came in order.
+        for page in 0..PAGES {
+            turns.offer(core, &mut sweep, head(&file, page));
+            assert!(!turns.has_piece(), "page {page}");
+        }
+        turns.offer(core, &mut sweep, head(&file, PAGES));
+        let going = turns.next(core, 64);
+        assert!(going.iter().all(|it| it.identity.index < 64) && going.len() == 64);
+        // It is not unmapped anew, which would forget what was used.
+        touch(&map, 100..101);
+        turns.offer(core, &mut sweep, head(&file, 200));
+        let mut rest = Vec::new();
+        while turns.has_piece() {
+            rest.extend(turns.next(core, 64));
+        }
+        assert!(rest.iter().all(|it| it.identity.index != 100));
+        assert!(rest.iter().any(|it| it.identity.index == 200));
+    }
+
+    #[test]
     fn where_all_is_used_something_goes_all_the_same() {
         let (_cache, file, space) = file();
         let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
@@ -226,6 +279,7 @@ mod tests {
         loop {
             turns.offer(core, &mut sweep, head(&file, 0));
             touch(&map, 0..PAGES);
+            turns.offer_no_more(core);
             if !turns.next(core, 64).is_empty() {
                 break;
             }

@@ -238,12 +238,12 @@ impl AnonMap {
     /// # let space = Space::new(&cache, SpaceOptions::new())?;
     /// let memory = space.map_anon(1 << 20)?;
     /// let held = memory.hold(0..8192)?;
-    /// assert_eq!(memory.page_out(0..memory.len())?, 0);
+    /// assert_eq!(memory.page_out(0..8192)?, 0);
     /// // SAFETY: nobody else uses the memory.
     /// let buffer = unsafe { std::slice::from_raw_parts_mut(held.as_mut_ptr(), held.len()) };
     /// std::io::Read::read_exact(&mut std::io::repeat(7), buffer).unwrap();
     /// drop(held);
-    /// assert_eq!(memory.page_out(0..memory.len())?, 8192);
+    /// assert_eq!(memory.page_out(0..8192)?, 8192);
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///

@@ -45,7 +45,6 @@ pub(crate) use bytes::{copy_racing, copy_still};
 pub(crate) use copy::{copy_racing, copy_still};
 pub(crate) use count::CountWord;
 pub(crate) use entry::{Flags, Frame, Identity, MAPPING_NONE, Stamp};
-#[cfg(not(loom))]
 pub(crate) use give_back::give_back;
 pub(crate) use mobility::Mobility;
 pub(crate) use predict::predicted;

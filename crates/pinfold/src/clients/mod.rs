@@ -147,7 +147,7 @@ pub struct ClientsStats {
     pub installed: u64,
     /// Pages that were installed ahead of faults.
     pub installed_ahead: u64,
-    /// Faults that ended with SIGBUS, as their page could not be read.
+    /// Faults that ended with SIGBUS, as their page could not be read, or there was no memory for it.
     pub failed: u64,
     /// Bytes that the memory which clients share takes at the moment, as the system counts them.
     pub shared_bytes: u64,

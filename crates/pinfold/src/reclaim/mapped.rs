@@ -6,9 +6,9 @@
 //!
 //! Accesses through a map are not seen. When the policy offers a mapped folio, the pages of its
 //! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::pieces)). The
-//! one that has waited longest has its turn when enough others wait. What was mapped again meanwhile stays, as does what was used by other ways in; the rest is
-//! evicted. That is the second chance of Corbató's clock ("A paging experiment with the Multics
-//! system", 1968), for pieces.
+//! one that has waited longest has its turn when enough others wait. What was mapped again meanwhile
+//! stays, as does what was used by other ways in; the rest is evicted. That is the second chance of
+//! Corbató's clock ("A paging experiment with the Multics system", 1968), for pieces.
 //!
 //! Called by `evict.rs`.
 

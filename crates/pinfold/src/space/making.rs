@@ -110,8 +110,8 @@ impl SpaceOptions {
 /// The access gets SIGBUS, as with mmap(2); so does one past the end of a file that has become
 /// shorter. A program that has no handler of its own for it ends. Other threads go on. The next
 /// access tries again; but where handler threads serve, the page stays *poisoned* (each access gets
-/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`.
-/// [`Map::read_at`] returns an error instead.
+/// SIGBUS) until [`Map::advise`] with [`DontNeed`](crate::Hint::DontNeed), or `unmap`, or until the
+/// cache evicts pages near it. [`Map::read_at`] returns an error instead.
 ///
 /// # Forking
 ///

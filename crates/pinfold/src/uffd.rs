@@ -7,92 +7,23 @@
 //! asks only for what is not. How it asks is chosen for the whole descriptor: by SIGBUS in the
 //! thread that faults, or by a message.
 
+pub(crate) mod abi;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Setter, Updater, ioctl, opcode};
+use rustix::ioctl::{Setter, Updater, ioctl};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 use crate::error::{ErrorKind, Result};
-
-/// The kernel's `struct uffdio_api`.
-#[repr(C)]
-struct Api {
-    version: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-/// `struct uffdio_range`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Range {
-    start: u64,
-    bytes: u64,
-}
-
-/// `struct uffdio_register`.
-#[repr(C)]
-struct Register {
-    range: Range,
-    mode: u64,
-    ioctls: u64,
-}
-
-/// `struct uffdio_copy`.
-#[repr(C)]
-struct Copy {
-    to: u64,
-    from: u64,
-    bytes: u64,
-    mode: u64,
-    copied: i64,
-}
-
-/// `struct uffdio_poison`.
-#[repr(C)]
-struct Poison {
-    range: Range,
-    mode: u64,
-    updated: i64,
-}
-
-/// `struct uffd_msg`, of a page fault.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Message {
-    event: u8,
-    reserved: [u8; 7],
-    flags: u64,
-    address: u64,
-    thread: u64,
-}
-
-const API: u64 = 0xAA;
-const GROUP: u8 = 0xAA;
-const OP_API: u32 = opcode::read_write::<Api>(GROUP, 0x3F);
-const OP_REGISTER: u32 = opcode::read_write::<Register>(GROUP, 0x00);
-const OP_WAKE: u32 = opcode::read::<Range>(GROUP, 0x02);
-const OP_COPY: u32 = opcode::read_write::<Copy>(GROUP, 0x03);
-const OP_POISON: u32 = opcode::read_write::<Poison>(GROUP, 0x08);
-/// `USERFAULTFD_IOC_NEW`, of the device.
-const OP_NEW: u32 = opcode::none(GROUP, 0x00);
-
-const MODE_MISSING: u64 = 1;
-/// `UFFDIO_COPY_MODE_DONTWAKE`.
-const COPY_QUIETLY: u64 = 1;
-const EVENT_PAGEFAULT: u8 = 0x12;
-/// Of a message: the access is a store.
-const FLAG_WRITE: u64 = 1;
-/// `UFFD_USER_MODE_ONLY`: faults of system calls are not served, so no privilege is needed.
-const USER_MODE_ONLY: u32 = 1;
-
-const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
-const FEATURE_SIGBUS: u64 = 1 << 7;
-const FEATURE_POISON: u64 = 1 << 14;
+use abi::{
+    API, Api, COPY_QUIETLY, Copy, EVENT_PAGEFAULT, FAULT_WRITE, FEATURE_MISSING_SHMEM,
+    FEATURE_POISON, FEATURE_SIGBUS, Install, Message, OP_API, OP_COPY, OP_NEW, OP_POISON,
+    OP_REGISTER, OP_WAKE, REGISTER_MISSING, Register, Span, USER_MODE_ONLY,
+};
 
 const DEVICE: &str = "/dev/userfaultfd";
 
@@ -149,7 +80,7 @@ impl Uffd {
     /// # Safety
     /// The range is mapped from a memfd by the caller alone.
     pub(crate) unsafe fn register(&self, start: usize, bytes: usize) -> io::Result<()> {
-        let mut register = Register { range: range(start, bytes), mode: MODE_MISSING, ioctls: 0 };
+        let mut register = Register { span: span(start, bytes), mode: REGISTER_MISSING, ioctls: 0 };
         // SAFETY: the struct is the kernel's for this number.
         let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
         // SAFETY: it changes nothing but how faults of the range are served; the caller says whose
@@ -177,13 +108,13 @@ impl Uffd {
         let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
         // Ends: `EAGAIN` without a page says that another thread changes the address space.
         loop {
-            let mut copy = Copy { to, from, bytes: bytes as u64, mode: COPY_QUIETLY, copied: 0 };
+            let mut copy = Copy { to, from, bytes: bytes as u64, mode: COPY_QUIETLY, done: 0 };
             // SAFETY: the struct is the kernel's for this number.
             let asked = unsafe { Updater::<OP_COPY, _>::new(&mut copy) };
             // SAFETY: the caller's pages.
             match unsafe { ioctl(&self.fd, asked) } {
                 Ok(()) => return Ok(bytes),
-                Err(_) if copy.copied > 0 => return Ok(copy.copied.cast_unsigned() as usize),
+                Err(_) if copy.done > 0 => return Ok(copy.done.cast_unsigned() as usize),
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -193,7 +124,7 @@ impl Uffd {
     /// All threads that wait for pages of a range repeat their accesses.
     pub(crate) fn wake(&self, start: usize, bytes: usize) {
         // SAFETY: the struct is the kernel's for this number.
-        let wake = unsafe { Setter::<OP_WAKE, _>::new(range(start, bytes)) };
+        let wake = unsafe { Setter::<OP_WAKE, _>::new(span(start, bytes)) };
         // SAFETY: a thread that is woken in vain faults again.
         let done = unsafe { ioctl(&self.fd, wake) };
         debug_assert!(done.is_ok(), "woken: {done:?}");
@@ -205,7 +136,7 @@ impl Uffd {
     /// # Errors
     /// The page is there by now, or its map is not any more.
     pub(crate) fn poison(&self, start: usize, bytes: usize) -> io::Result<()> {
-        let mut poison = Poison { range: range(start, bytes), mode: 0, updated: 0 };
+        let mut poison = Install { span: span(start, bytes), mode: 0, done: 0 };
         // SAFETY: the struct is the kernel's for this number.
         let poison = unsafe { Updater::<OP_POISON, _>::new(&mut poison) };
         // SAFETY: it changes only pages that are registered with this descriptor, and absent.
@@ -228,8 +159,8 @@ impl Uffd {
             let message =
                 unsafe { std::mem::transmute::<[u8; size_of::<Message>()], Message>(bytes) };
             if message.event == EVENT_PAGEFAULT {
-                let stores = message.flags & FLAG_WRITE != 0;
-                return Ok(Some((message.address as usize, stores)));
+                let [flags, address, _thread] = message.words;
+                return Ok(Some((address as usize, flags & FAULT_WRITE != 0)));
             }
         }
     }
@@ -241,8 +172,8 @@ impl AsFd for Uffd {
     }
 }
 
-fn range(start: usize, bytes: usize) -> Range {
-    Range { start: start as u64, bytes: bytes as u64 }
+fn span(start: usize, bytes: usize) -> Span {
+    Span { start: start as u64, bytes: bytes as u64 }
 }
 
 /// A descriptor with the first of these flags that the system accepts.

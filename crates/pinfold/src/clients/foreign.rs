@@ -11,60 +11,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
-use rustix::ioctl::{IoctlOutput, Opcode, Setter, Updater, ioctl, opcode};
+use rustix::ioctl::{Opcode, Setter, Updater, ioctl};
 
 use super::error::ClientError;
-
-/// The kernel's `struct uffdio_range`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Span {
-    start: u64,
-    bytes: u64,
-}
-
-/// `struct uffdio_continue`, `uffdio_zeropage` and `uffdio_poison`, which are alike.
-#[repr(C)]
-struct Install {
-    span: Span,
-    mode: u64,
-    done: i64,
-}
-
-/// `struct uffdio_copy`.
-#[repr(C)]
-struct Copy {
-    to: u64,
-    from: u64,
-    bytes: u64,
-    mode: u64,
-    done: i64,
-}
-
-/// `struct uffd_msg`: an event, and three words whose meaning depends on it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Raw {
-    event: u8,
-    reserved: [u8; 7],
-    words: [u64; 3],
-}
-
-const GROUP: u8 = 0xAA;
-const OP_WAKE: Opcode = opcode::read::<Span>(GROUP, 0x02);
-const OP_COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
-const OP_ZEROPAGE: Opcode = opcode::read_write::<Install>(GROUP, 0x04);
-const OP_CONTINUE: Opcode = opcode::read_write::<Install>(GROUP, 0x07);
-const OP_POISON: Opcode = opcode::read_write::<Install>(GROUP, 0x08);
-
-const EVENT_PAGEFAULT: u8 = 0x12;
-const EVENT_FORK: u8 = 0x13;
-const EVENT_REMAP: u8 = 0x14;
-const EVENT_REMOVE: u8 = 0x15;
-const EVENT_UNMAP: u8 = 0x16;
-
-/// In a page fault's first word: the page is there, and must not be written to.
-const FAULT_WRITE_PROTECT: u64 = 1 << 1;
+use crate::uffd::abi::{
+    self, Copy, EVENT_FORK, EVENT_PAGEFAULT, EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP,
+    FAULT_WRITE_PROTECT, Install, OP_CONTINUE, OP_COPY, OP_POISON, OP_WAKE, OP_ZEROPAGE, Span,
+};
 
 /// What all userfaultfds are called.
 const NAME: &str = "anon_inode:[userfaultfd]";
@@ -121,7 +74,7 @@ impl Foreign {
     /// # Errors
     /// The system's.
     pub(super) fn read(&self, messages: &mut Vec<Message>) -> Result<(), Errno> {
-        let mut bytes = [0; MESSAGES_MAX * size_of::<Raw>()];
+        let mut bytes = [0; MESSAGES_MAX * size_of::<abi::Message>()];
         let got = loop {
             match self.read_now(&mut bytes) {
                 Ok(got) => break got,
@@ -130,10 +83,11 @@ impl Foreign {
                 Err(error) => return Err(error),
             }
         };
-        for raw in bytes[..got].chunks_exact(size_of::<Raw>()) {
-            let raw: &[u8; size_of::<Raw>()] = raw.try_into().expect("a chunk of that size");
+        for raw in bytes[..got].chunks_exact(size_of::<abi::Message>()) {
+            let raw: &[u8; size_of::<abi::Message>()] =
+                raw.try_into().expect("a chunk of that size");
             // SAFETY: any bytes are a message.
-            messages.push(message(unsafe { std::mem::transmute::<[u8; 32], Raw>(*raw) }));
+            messages.push(message(unsafe { std::mem::transmute::<[u8; 32], abi::Message>(*raw) }));
         }
         Ok(())
     }
@@ -234,7 +188,7 @@ fn outcome(called: Result<(), Errno>, done: i64) -> Result<u64, Errno> {
     }
 }
 
-fn message(raw: Raw) -> Message {
+fn message(raw: abi::Message) -> Message {
     let [first, second, third] = raw.words;
     match raw.event {
         EVENT_PAGEFAULT if first & FAULT_WRITE_PROTECT != 0 => Message::WriteProtected(second),
@@ -251,9 +205,6 @@ fn message(raw: Raw) -> Message {
     }
 }
 
-/// What `ioctl` gives for these calls.
-const _: () = assert!(size_of::<IoctlOutput>() == 4 && size_of::<Raw>() == 32);
-
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
@@ -266,7 +217,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_kernels_layout() {
-        let raw = |event, words| message(Raw { event, reserved: [0; 7], words });
+        let raw = |event, words| message(abi::Message { event, reserved: [0; 7], words });
         assert_eq!(raw(0x12, [0, 0x1000, 7]), Message::Fault(0x1000));
         assert_eq!(raw(0x12, [3, 0x1000, 7]), Message::WriteProtected(0x1000));
         assert_eq!(raw(0x12, [5, 0x1000, 7]), Message::Fault(0x1000));

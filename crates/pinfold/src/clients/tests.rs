@@ -5,35 +5,19 @@ use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::ioctl::{Updater, ioctl};
 use rustix::mm::{
     MapFlags, ProtFlags, UserfaultfdFlags, mmap, mmap_anonymous, munmap, userfaultfd,
 };
 
 use super::*;
 use crate::source::{Memory, Source};
+use crate::uffd::abi::{Api, OP_API, OP_REGISTER, Register, Span};
 use crate::{Cache, Options, Space, SpaceOptions};
 
 const MIB: usize = 1 << 20;
 const P: u64 = 4096;
 
-#[repr(C)]
-struct Api {
-    version: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct Register {
-    start: u64,
-    bytes: u64,
-    mode: u64,
-    ioctls: u64,
-}
-
-const OP_API: Opcode = opcode::read_write::<Api>(0xAA, 0x3F);
-const OP_REGISTER: Opcode = opcode::read_write::<Register>(0xAA, 0x00);
 const MISSING: u64 = 1;
 const MINOR: u64 = 4;
 /// Removed, remapped and unmapped ranges are told.
@@ -72,8 +56,11 @@ impl Guest {
         // SAFETY: the kernel's struct.
         unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }.unwrap();
         let mode = if memory == ClientMemory::Shared { MISSING | MINOR } else { MISSING };
-        let mut register =
-            Register { start: start.addr() as u64, bytes: bytes as u64, mode, ioctls: 0 };
+        let mut register = Register {
+            span: Span { start: start.addr() as u64, bytes: bytes as u64 },
+            mode,
+            ioctls: 0,
+        };
         // SAFETY: the kernel's struct, and the mapping above.
         unsafe { ioctl(&uffd, Updater::<OP_REGISTER, _>::new(&mut register)) }.unwrap();
         Guest { uffd: Some(uffd), start, bytes, memory }

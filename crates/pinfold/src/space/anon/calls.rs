@@ -7,69 +7,21 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::ioctl::{Updater, ioctl};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::frame::give_back;
-
-/// The kernel's `struct uffdio_range`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Extent {
-    start: u64,
-    bytes: u64,
-}
-
-/// `struct uffdio_register`.
-#[repr(C)]
-struct Register {
-    range: Extent,
-    mode: u64,
-    ioctls: u64,
-}
-
-/// `struct uffdio_copy`.
-#[repr(C)]
-struct Copy {
-    to: u64,
-    from: u64,
-    bytes: u64,
-    mode: u64,
-    done: i64,
-}
-
-/// `struct uffdio_zeropage`.
-#[repr(C)]
-struct Zero {
-    range: Extent,
-    mode: u64,
-    done: i64,
-}
-
-/// `struct uffdio_writeprotect`.
-#[repr(C)]
-struct Protect {
-    range: Extent,
-    mode: u64,
-}
-
-const GROUP: u8 = 0xAA;
-const OP_REGISTER: u32 = opcode::read_write::<Register>(GROUP, 0x00);
-const OP_COPY: u32 = opcode::read_write::<Copy>(GROUP, 0x03);
-const OP_ZERO: u32 = opcode::read_write::<Zero>(GROUP, 0x04);
-const OP_PROTECT: u32 = opcode::read_write::<Protect>(GROUP, 0x06);
-
-const REGISTER_MISSING: u64 = 1;
-const REGISTER_PROTECTED: u64 = 1 << 1;
-const COPY_PROTECTED: u64 = 1 << 1;
-const PROTECT_ON: u64 = 1;
+use crate::uffd::abi::{
+    COPY_PROTECTED, Copy, Install, OP_COPY, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE, PROTECT_ON,
+    Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span,
+};
 
 /// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
 /// the layout of the address space changes.
 const AGAIN_MAX: u32 = 10_000;
 
-fn extent(at: &Range<usize>) -> Extent {
-    Extent { start: at.start as u64, bytes: at.len() as u64 }
+fn span(at: &Range<usize>) -> Span {
+    Span { start: at.start as u64, bytes: at.len() as u64 }
 }
 
 /// Makes reserved addresses private memory without access, which no child inherits, and registers
@@ -92,7 +44,7 @@ pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Res
         }
     }
     let mode = REGISTER_MISSING | REGISTER_PROTECTED;
-    let mut register = Register { range: extent(at), mode, ioctls: 0 };
+    let mut register = Register { span: span(at), mode, ioctls: 0 };
     // SAFETY: the struct is the kernel's for this number.
     let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
     // SAFETY: it changes nothing but how faults of the caller's addresses are served.
@@ -129,9 +81,9 @@ pub(super) fn copy(
 /// As [`copy`].
 pub(super) fn zero(uffd: BorrowedFd<'_>, at: &Range<usize>) -> Result<(), (usize, io::Error)> {
     repeat(at, |left| {
-        let mut zero = Zero { range: extent(&left), mode: 0, done: 0 };
+        let mut zero = Install { span: span(&left), mode: 0, done: 0 };
         // SAFETY: the struct is the kernel's for this number.
-        let call = unsafe { Updater::<OP_ZERO, _>::new(&mut zero) };
+        let call = unsafe { Updater::<OP_ZEROPAGE, _>::new(&mut zero) };
         // SAFETY: as in `copy`.
         let result = unsafe { ioctl(uffd, call) };
         (result, zero.done)
@@ -170,7 +122,7 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
     let mut again = 0;
     // Ends: as in `repeat`.
     let done = loop {
-        let mut protect = Protect { range: extent(at), mode };
+        let mut protect = Protect { span: span(at), mode };
         // SAFETY: the struct is the kernel's for this number.
         let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
         // SAFETY: it changes which accesses to pages of an area are faults.

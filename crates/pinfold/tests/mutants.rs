@@ -216,7 +216,7 @@ fn stress(mutant: Option<&str>, schedule: usize, limit: Duration) -> (bool, Stri
     }
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    (output.status.success(), format!("{} ({})", String::from_utf8_lossy(&text), output.status))
 }
 
 #[test]

@@ -159,9 +159,8 @@ impl<'a> Mapper<'a> {
             _ => {
                 let start = mapped.map.range().start;
                 self.desk.begin(Doing::Protect, subject.number, start, 0);
-                mapped.map.protect(false).map_err(|error| self.unexpected(&error))?;
-                self.copy(mapped, subject, 0, 1000)?;
-                mapped.map.protect(true).map_err(|error| self.unexpected(&error))?;
+                let copied = mapped.while_unreadable(|| self.copy(mapped, subject, 0, 1000));
+                copied.map_err(|error| self.unexpected(&error))??;
                 shared.watch.count(Doing::Protect, 1);
             }
         }

@@ -24,6 +24,18 @@ pub(super) struct Mapped {
     pub(super) space: usize,
 }
 
+impl Mapped {
+    /// Runs `body` while no access to the map is allowed. Accesses are allowed again afterwards,
+    /// whatever came of `body`: a thread that made one after a failure would end the process, and
+    /// nobody would learn of the failure.
+    pub(super) fn while_unreadable<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
+        self.map.protect(false)?;
+        let done = body();
+        self.map.protect(true)?;
+        Ok(done)
+    }
+}
+
 /// All spaces and slots. Whoever accesses a map has its slot's lock for reading; whoever changes the
 /// map, or what may be done with it, has that for writing.
 #[derive(Debug, Default)]
@@ -58,5 +70,27 @@ impl Maps {
     pub(super) fn faults(&self) -> (u64, u64) {
         let stats = self.spaces.iter().map(Space::stats);
         stats.fold((0, 0), |(all, failed), stats| (all + stats.faults, failed + stats.failed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pinfold::Options;
+
+    use super::*;
+
+    #[test]
+    fn after_a_failure_a_map_is_readable() {
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let file = cache.open(std::env::current_exe().unwrap()).unwrap();
+        let map = space.map_file(&file, 0..4096).unwrap();
+        let mapped = Mapped { map, subject: 0, space: 0 };
+        let failed = mapped.while_unreadable(|| Err::<(), _>("no page"));
+        assert_eq!(failed.unwrap(), Err("no page"));
+        let lines = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let start = format!("{:x}-", mapped.map.as_ptr().addr());
+        let line = lines.lines().find(|line| line.starts_with(&start)).expect("it is mapped");
+        assert_eq!(line.split_whitespace().nth(1), Some("r--s"), "{line}");
     }
 }

@@ -267,6 +267,22 @@ mod tests {
     }
 
     #[test]
+    fn the_only_piece_has_its_turn_after_many_offers_in_vain() {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
+        touch(&map, 0..PAGES);
+        let core = &*file.handle().core;
+        core.let_go_of_recent(|_| true);
+        let (mut sweep, mut turns) = (Sweep::new(1 << 20), Turns::default());
+        for offer in 1..OFFERS_MAX {
+            turns.offer(core, &mut sweep, head(&file, u64::from(offer) % PAGES));
+            assert!(!turns.has_piece(), "offer {offer}");
+        }
+        turns.offer(core, &mut sweep, head(&file, 0));
+        assert!(turns.has_piece());
+    }
+
+    #[test]
     fn where_all_is_used_something_goes_all_the_same() {
         let (_cache, file, space) = file();
         let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();

@@ -13,6 +13,7 @@
 //!
 //! Called by `space` and `clients`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::around;
@@ -126,11 +127,12 @@ pub(crate) unsafe fn look<'a>(
             return Ok(Look::There(held));
         }
         let mirror = of(handle)?;
+        let place = place_of(&held);
         // SAFETY: the caller's promise.
         match unsafe { lend(handle, mirror, held, spare.take().flatten(), shown) }? {
             Lent::Done => {}
             Lent::NoMemory => break,
-            Lent::PlaceTaken => mirror.wait_for_claims(NAP),
+            Lent::PlaceTaken => mirror.wait_for_place(&place, NAP),
         }
     }
     Ok(Look::Absent)
@@ -156,7 +158,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
         }
         let mirror = of(handle)?;
         let identity = held.frame().identity();
-        let place = identity.index..identity.index + u64::from(identity.order.frames());
+        let place = place_of(&held);
         if mirror.is_taken(&place) {
             break;
         }
@@ -261,7 +263,7 @@ fn ready<'a>(
             return Ok(Some(Brought { read, spare: None }));
         }
         let mirror = of(handle)?;
-        let place = identity.index..identity.index + u64::from(identity.order.frames());
+        let place = place_of(&read);
         if !mirror.is_taken(&place) {
             let got = reclaim::allocate_lent(core, identity.order, true)
                 .map_err(|why| why.of(mapping, identity.index))?;
@@ -284,7 +286,7 @@ fn ready<'a>(
             let why = "an older version of the page is still in use there";
             return Err(mapping.mirror_error(std::io::Error::other(why)));
         }
-        mirror.wait_for_claims(NAP);
+        mirror.wait_for_place(&place, NAP);
     }
     Ok(None)
 }
@@ -304,6 +306,12 @@ pub(crate) fn put(handle: &Handle, page: u64) -> Result<Held<'_>> {
         }
         brought = Some(bring(handle, page)?);
     }
+}
+
+/// The pages of a folio, and so its place in the mirror.
+fn place_of(held: &Held<'_>) -> Range<u64> {
+    let identity = held.frame().identity();
+    identity.index..identity.index + u64::from(identity.order.frames())
 }
 
 /// What became of a folio that was to be lent.
@@ -496,9 +504,8 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
 /// the index needs: otherwise that is waited for.
 fn make_smaller(handle: &Handle, held: Held<'_>, order: Order, needed: bool) -> Result<()> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
-    let (head, identity) = (held.head(), held.frame().identity());
+    let (head, identity, pages) = (held.head(), held.frame().identity(), place_of(&held));
     drop(held);
-    let pages = identity.index..identity.index + u64::from(identity.order.frames());
     // Ends: each turn but the last makes index nodes.
     loop {
         let mut changing = mapping.change();

@@ -51,6 +51,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate, memfd_create};
 use rustix::mm::{
@@ -261,11 +262,17 @@ impl Mirror {
         self.owned.lock().has_any_of(pages)
     }
 
-    /// Sleeps until some place may have become free, at most for `nap`.
-    pub(crate) fn wait_for_claims(&self, nap: std::time::Duration) {
-        let owned = self.owned.lock();
-        if !owned.all.is_empty() {
-            drop(self.freed.wait_timeout(&self.owned, owned, nap));
+    /// Sleeps until the place of `pages` is free, at most for `nap`.
+    pub(crate) fn wait_for_place(&self, pages: &Range<u64>, nap: Duration) {
+        let since = Instant::now();
+        let mut owned = self.owned.lock();
+        // Ends: when the time is up; in a model, where none passes, at once.
+        while owned.has_any_of(pages) && since.elapsed() < nap {
+            let left = nap.saturating_sub(since.elapsed());
+            owned = self.freed.wait_timeout(&self.owned, owned, left);
+            if cfg!(any(loom, shuttle)) {
+                return;
+            }
         }
     }
 

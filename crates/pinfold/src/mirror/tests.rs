@@ -190,6 +190,28 @@ fn it_is_mapped_by_the_program_or_given_to_other_processes() {
 }
 
 #[test]
+fn who_waits_for_a_place_sleeps_until_that_one_is_free() {
+    let mirror = mirror(1 << 20);
+    let claim = mirror.claim(4..8).unwrap();
+    mirror.wait_for_place(&(7..9), Duration::ZERO);
+    let is_free = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            mirror.wait_for_place(&(7..9), Duration::from_secs(1000));
+            is_free.load(Ordering::Relaxed) // stored before the place's mutex was taken
+        });
+        // Each end of another claim wakes it.
+        for _ in 0..1000 {
+            drop(mirror.claim(0..1).unwrap());
+            std::thread::yield_now();
+        }
+        is_free.store(true, Ordering::Relaxed); // as above
+        drop(claim);
+        assert!(waiter.join().unwrap());
+    });
+}
+
+#[test]
 fn other_users_may_not_open_it() {
     let stat = rustix::fs::fstat(mirror(1 << 20).fd()).unwrap();
     assert_eq!(stat.st_mode & 0o7777, 0o400);

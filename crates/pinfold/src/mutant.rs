@@ -160,6 +160,8 @@ mutants! {
     PageOutUnprotected,
     /// A page-out does not ask whether its page was stored to while it was written.
     PageOutUnchecked,
+    /// A page whose write to the swap failed stays protected, which its state does not say.
+    FailedStaysProtected,
     /// Pages that are held are paged out.
     PageOutHeld,
     /// A store frees the slot to which its page is just being written.

@@ -80,6 +80,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("page-out-held", "nobody here has own memory; the tests of `space` see it"),
     ("page-out-unprotected", "nobody here has own memory; the models see it"),
     ("page-out-unchecked", "nobody here has own memory; the models see it"),
+    ("failed-stays-protected", "nobody here has own memory; the models see it"),
     ("slot-freed-early", "nobody here has own memory; the models see it"),
     ("drop-before-written", "nobody here has own memory; the models see it"),
     ("write-forgotten", "nobody here has own memory; the models see it"),

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::{SWAPPED, holds_and_catches};
 use crate::mutant::{self, Mutant};
-use crate::swap::pages::{self, Pages, State, Unused, Written};
+use crate::swap::pages::Written::{self, Failed, InSlot};
+use crate::swap::pages::{self, Pages, State, Unused};
 use crate::swap::slots::{Slot, Slots};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
@@ -30,7 +31,7 @@ impl Machine {
     fn new(memory: u32, slots: u32) -> Self {
         let mut states = Pages::new(memory as usize);
         for page in 0..memory {
-            assert_eq!(states.store(page.into()), Unused(None));
+            assert_eq!(states.store(page.into(), || {}), Unused(None));
         }
         Machine {
             memory: (0..memory).map(|page| AtomicU32::new(THERE | (page + 1))).collect(),
@@ -46,8 +47,12 @@ impl Machine {
         }
     }
 
+    fn allow(&self, page: u32) {
+        self.memory[page as usize].fetch_and(!PROTECTED, Ordering::SeqCst);
+    }
+
     /// As `Area::write_some`, and an eviction after it.
-    fn page_out(&self, page: u32) {
+    fn page_out(&self, page: u32, written: Written) {
         let Some(slot) = self.slots.take(1).into_iter().flatten().next().map(Slot) else { return };
         let memory = &self.memory[page as usize];
         let protect = |_| {
@@ -71,8 +76,11 @@ impl Machine {
         let read = memory.load(Ordering::SeqCst);
         let is_mutant = mutant::on(Mutant::DropBeforeWritten);
         assert!(is_mutant || read & THERE != 0, "page {page} is absent while it is written");
-        self.swap[slot.0 as usize].store(read & BYTES, Ordering::SeqCst);
-        let unused = self.pages.lock().end_write(page.into(), slot, Written::InSlot);
+        if written == Written::InSlot {
+            self.swap[slot.0 as usize].store(read & BYTES, Ordering::SeqCst);
+        }
+        let allow = || self.allow(page);
+        let unused = self.pages.lock().end_write(page.into(), slot, written, allow);
         self.give(unused);
         self.evict(page);
     }
@@ -99,8 +107,9 @@ impl Machine {
             }
             let mut states = self.pages.lock();
             self.bring(&mut states, page);
-            self.give(states.store(page.into()));
-            memory.fetch_and(!PROTECTED, Ordering::SeqCst);
+            self.give(states.store(page.into(), || self.allow(page)));
+            let is_protected = memory.load(Ordering::SeqCst) & PROTECTED != 0;
+            assert!(!is_protected, "page {page} stays protected");
         }
     }
 
@@ -142,7 +151,7 @@ fn race(
 /// A store while its page is paged out.
 fn stored() {
     let at_the_end = |machine: &Machine| assert_eq!(machine.load(0), 7, "the store was lost");
-    race((1, 2), |machine| machine.page_out(0), |machine| machine.store(0, 7), at_the_end);
+    race((1, 2), |machine| machine.page_out(0, InSlot), |machine| machine.store(0, 7), at_the_end);
 }
 
 #[test]
@@ -155,11 +164,26 @@ fn a_store_to_a_page_that_is_paged_out_is_not_lost() {
     holds_and_catches(stored, &mutants);
 }
 
+/// A store to a page whose write fails.
+fn failed() {
+    let at_the_end = |machine: &Machine| {
+        machine.store(0, machine.load(0) + 1);
+        assert_eq!(machine.load(0), 8, "the store was lost");
+        assert_eq!(machine.slots.free(), 2, "a slot was lost");
+    };
+    race((1, 2), |machine| machine.page_out(0, Failed), |machine| machine.store(0, 7), at_the_end);
+}
+
+#[test]
+fn a_page_whose_write_fails_can_be_stored_to() {
+    holds_and_catches(failed, &[(Mutant::FailedStaysProtected, "page 0 stays protected")]);
+}
+
 /// A store to a page that is being written, and a page-out of another page by the same thread.
 fn reused() {
     let other = |machine: &Machine| {
         machine.store(0, 7);
-        machine.page_out(1);
+        machine.page_out(1, InSlot);
     };
     let at_the_end = |machine: &Machine| {
         assert_eq!((machine.load(0), machine.load(1)), (7, 2), "a page has the bytes of another");
@@ -169,7 +193,7 @@ fn reused() {
         }
         assert_eq!(machine.slots.free(), 2, "a slot was lost");
     };
-    race((2, 2), |machine| machine.page_out(0), other, at_the_end);
+    race((2, 2), |machine| machine.page_out(0, InSlot), other, at_the_end);
 }
 
 #[test]
@@ -181,7 +205,7 @@ fn a_slot_is_not_given_to_another_page_while_it_is_written() {
 fn twice() {
     let other = |machine: &Machine| {
         machine.store(0, 7);
-        machine.page_out(0);
+        machine.page_out(0, InSlot);
     };
     let at_the_end = |machine: &Machine| {
         assert_eq!(machine.load(0), 7, "the store was lost");
@@ -189,7 +213,7 @@ fn twice() {
         machine.give(states.forget(0).expect("no write is under way"));
         assert_eq!(machine.slots.free(), 2, "a slot was lost");
     };
-    race((1, 2), |machine| machine.page_out(0), other, at_the_end);
+    race((1, 2), |machine| machine.page_out(0, InSlot), other, at_the_end);
 }
 
 #[test]

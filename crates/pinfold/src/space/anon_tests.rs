@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::mutant::{self, Mutant};
 use crate::source::Memory;
 use crate::swap::pages::State;
-use crate::{AnonMap, Cache, ErrorKind, Hint, Options, Space, SpaceOptions};
+use crate::{AnonMap, Cache, ErrorKind, Hint, Options, Protection, Space, SpaceOptions};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -89,6 +89,22 @@ fn what_is_all_zeros_is_not_written() {
     assert!(stats.zeros >= 256, "{stats:?}");
     map.advise(0..MIB, Hint::WillNeed).unwrap();
     assert_eq!(load(&map, 0), 0);
+}
+
+#[test]
+fn a_store_that_is_refused_makes_no_page_dirty() {
+    let (_cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    store(&map, 5 * PAGE, 55);
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    map.protect(Protection::Read).unwrap();
+    for round in 0..2 {
+        assert!(matches!(map.write_at(&[1], 5 * PAGE).unwrap_err().kind(), ErrorKind::Own { .. }));
+        assert!(matches!(state(&map, 5), State::Swapped(_)), "round {round}");
+        assert_eq!(load(&map, 5 * PAGE), 55); // it is in memory in the second round
+    }
+    map.protect(Protection::ReadWrite).unwrap();
+    assert_eq!(map.write_at(&[56], 5 * PAGE).unwrap(), 1);
+    assert_eq!((load(&map, 5 * PAGE), state(&map, 5)), (56, State::Dirty));
 }
 
 /// What leaves memory by a page-out of three pages that are held, and the state of the second,

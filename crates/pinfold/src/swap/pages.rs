@@ -12,17 +12,18 @@
 //! |---|---|---|---|
 //! | `Origin` | zeros, or the file's of a private view | or not | yes |
 //! | `Swapped(slot)` | in the slot | or not; then the same | yes |
-//! | `Dirty` | in memory alone | yes | perhaps |
+//! | `Dirty` | in memory alone | yes | no |
 //! | `Writing(slot)` | in memory; on their way to the slot | yes | yes |
 //! | `Stale(slot)` | in memory alone; older ones are on their way to the slot | yes | no |
 //!
 //! | from | to | step | by |
 //! |---|---|---|---|
-//! | `Origin`, `Swapped` | `Dirty` | [`Pages::store`], then the protection ends | a store to a protected page, which is a fault; a page that is brought for a store |
+//! | `Origin`, `Swapped` | `Dirty` | [`Pages::store`], which then ends the protection | a store to a protected page, which is a fault; a page that is brought for a store |
 //! | `Writing` | `Stale` | the same | the same |
 //! | `Dirty` | `Writing` | [`begin`], which then protects the page | a page-out |
 //! | `Writing` | `Swapped`, or `Origin` if it is zeros | [`Pages::end_write`] with that slot | the same page-out, when the write has ended |
-//! | `Writing`, `Stale` | `Dirty` | the same, if the write failed, or the page is `Stale` | |
+//! | `Writing` | `Dirty` | the same, if the write failed; then the protection ends | |
+//! | `Stale` | `Dirty` | the same | |
 //! | `Swapped`, `Dirty` | `Origin` | [`Pages::forget`] | the program, which does not want the bytes any more |
 //!
 //! Pages that are `Origin` or `Swapped` may leave memory ([`Pages::may_leave`]).
@@ -115,9 +116,11 @@ impl Pages {
         };
     }
 
-    /// A store to the page begins once the caller has ended its protection.
-    pub(crate) fn store(&mut self, page: u64) -> Unused {
-        let (state, unused) = match self.get(page) {
+    /// A store to the page begins when this returns. If the page is protected, `allow` ends that:
+    /// after the change of the state, as from then on the program may store.
+    pub(crate) fn store(&mut self, page: u64, allow: impl FnOnce()) -> Unused {
+        let before = self.get(page);
+        let (state, unused) = match before {
             State::Swapped(slot) => (State::Dirty, Some(slot)),
             State::Writing(slot) if mutant::on(Mutant::SlotFreedEarly) => {
                 (State::Dirty, Some(slot))
@@ -128,6 +131,9 @@ impl Pages {
             State::Origin | State::Dirty => (State::Dirty, None),
         };
         self.set(page, state);
+        if !matches!(before, State::Dirty | State::Stale(_)) {
+            allow();
+        }
         Unused(unused)
     }
 
@@ -141,8 +147,15 @@ impl Pages {
         }
     }
 
-    /// The write of the page to `slot` has ended. Returns the slot unless it has the page's bytes.
-    pub(crate) fn end_write(&mut self, page: u64, slot: Slot, written: Written) -> Unused {
+    /// The write of the page to `slot` has ended. If it failed, `allow` ends the page's protection.
+    /// Returns the slot unless it has the page's bytes.
+    pub(crate) fn end_write(
+        &mut self,
+        page: u64,
+        slot: Slot,
+        written: Written,
+        allow: impl FnOnce(),
+    ) -> Unused {
         let undisturbed = self.get(page) == State::Writing(slot);
         if !undisturbed && !mutant::on(Mutant::PageOutUnchecked) {
             if self.get(page) == State::Stale(slot) {
@@ -157,7 +170,12 @@ impl Pages {
                 return Unused(None);
             }
             Written::AsOrigin => self.set(page, State::Origin),
-            Written::Failed => self.set(page, State::Dirty),
+            Written::Failed => {
+                self.set(page, State::Dirty);
+                if !mutant::on(Mutant::FailedStaysProtected) {
+                    allow();
+                }
+            }
         }
         Unused(Some(slot))
     }
@@ -221,7 +239,7 @@ mod tests {
     fn a_page_out_writes_what_is_dirty_and_protects_it_in_runs() {
         let mut pages = Pages::new(10);
         for page in [1, 2, 4, 6] {
-            assert_eq!(pages.store(page), Unused(None));
+            assert_eq!(pages.store(page, || {}), Unused(None));
         }
         let mut protected = Vec::new();
         let wanted = (0..7).map(|page| (page, Slot(page as u32 + 20)));
@@ -231,15 +249,15 @@ mod tests {
         assert!(!pages.may_leave(1) && pages.may_leave(0));
         assert_eq!(pages.forget(1), Err(IsWriting));
         // One was stored to, one is as its origin, one failed.
-        assert_eq!(pages.store(2), Unused(None), "the slot is being written");
-        assert_eq!(pages.end_write(1, Slot(21), Written::InSlot), Unused(None));
-        assert_eq!(pages.end_write(2, Slot(22), Written::InSlot), Unused(Some(Slot(22))));
-        assert_eq!(pages.end_write(4, Slot(24), Written::AsOrigin), Unused(Some(Slot(24))));
-        assert_eq!(pages.end_write(6, Slot(26), Written::Failed), Unused(Some(Slot(26))));
+        assert_eq!(pages.store(2, || {}), Unused(None), "the slot is being written");
+        assert_eq!(pages.end_write(1, Slot(21), Written::InSlot, || {}), Unused(None));
+        assert_eq!(pages.end_write(2, Slot(22), Written::InSlot, || {}), Unused(Some(Slot(22))));
+        assert_eq!(pages.end_write(4, Slot(24), Written::AsOrigin, || {}), Unused(Some(Slot(24))));
+        assert_eq!(pages.end_write(6, Slot(26), Written::Failed, || {}), Unused(Some(Slot(26))));
         let states: Vec<_> = [1, 2, 4, 6].map(|page| pages.get(page)).into();
         let swapped = State::Swapped(Slot(21));
         assert_eq!(states, [swapped, State::Dirty, State::Origin, State::Dirty]);
-        assert_eq!(pages.store(1), Unused(Some(Slot(21))));
+        assert_eq!(pages.store(1, || {}), Unused(Some(Slot(21))));
         assert_eq!(pages.forget(1), Ok(Unused(None)));
         assert_eq!(pages.get(1), State::Origin);
     }
@@ -248,12 +266,12 @@ mod tests {
     /// being written.
     fn stored_to_while_written() -> (bool, bool) {
         let mut pages = Pages::new(1);
-        let _ = pages.store(0);
+        let _ = pages.store(0, || {});
         let begin = |pages: &mut Pages, slot| {
             super::begin(pages, [(0, slot)].into_iter(), |_| {}).len() == 1
         };
         assert!(begin(&mut pages, Slot(1)));
-        assert_eq!(pages.store(0), Unused(None));
+        assert_eq!(pages.store(0, || {}), Unused(None));
         assert!(!pages.may_leave(0));
         (begin(&mut pages, Slot(2)), pages.forget(0).is_ok())
     }

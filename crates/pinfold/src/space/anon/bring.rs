@@ -141,9 +141,8 @@ impl Area {
     /// A store to a page that is there begins.
     pub(super) fn store(&self, core: &Core, changing: &mut Changing<'_>, page: u64) {
         let pages = changing.own().expect("own memory has states");
-        give(core, pages.store(page));
-        // The state first: from here on the program may store.
-        calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+        let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+        give(core, pages.store(page, allow));
     }
 
     /// Which absent pages can come together with `page`.
@@ -395,7 +394,7 @@ impl Area {
                 landed[it] = true;
                 if stores || zeros {
                     let states = changing.own().expect("own memory has states");
-                    give(core, states.store(coming[it].page));
+                    give(core, states.store(coming[it].page, || {})); // it came unprotected
                 }
                 let frame = core.frames.frame(coming[it].head);
                 frame.change_end();

@@ -132,20 +132,25 @@ impl Area {
         access: Access,
     ) -> Result<(Changing<'a>, FrameNumber)> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
-        // Ends: each turn but the last follows one in which the page left right after it came.
+        core.check_owner()?; // before the mutex, which a forked child may find locked
+        let least = match access {
+            Access::Load => Protection::Read,
+            Access::Store => Protection::ReadWrite,
+        };
+        // Ends: each turn but the last brings the page; it seldom leaves right after it came.
         loop {
-            self.bring(handle, page, access)?;
             let mut changing = mapping.change();
-            let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
-            let Some(head) = changing.head(page).filter(is_there) else { continue };
-            let least = match access {
-                Access::Load => Protection::Read,
-                Access::Store => Protection::ReadWrite,
-            };
+            // First: what is refused makes no page dirty.
             if !self.allows(least) {
                 let why = std::io::Error::from_raw_os_error(libc::EACCES);
                 return Err(Area::refused(mapping, "access", &(page..page + 1), why));
             }
+            let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
+            let Some(head) = changing.head(page).filter(is_there) else {
+                drop(changing);
+                self.bring(handle, page, access)?;
+                continue;
+            };
             if access == Access::Store {
                 self.store(core, &mut changing, page);
             }

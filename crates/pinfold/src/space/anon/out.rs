@@ -101,7 +101,8 @@ impl Area {
         let mut changing = mapping.change();
         let states = changing.own().expect("own memory has states");
         for (&(page, slot), &written) in begun.iter().zip(&written) {
-            let unused = states.end_write(page, slot, written);
+            let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+            let unused = states.end_write(page, slot, written, allow);
             match (&unused, written, swap) {
                 (Unused(Some(_)), Written::InSlot, Some(swap)) => {
                     add(&swap.counters.stored_meanwhile, 1);

@@ -26,7 +26,7 @@ use crate::handle::Handle;
 use crate::index::FolioAt;
 use crate::mirror::{Claim, Mirror, Shown};
 use crate::mutant::{self, Mutant};
-use crate::reclaim::{self, Patience};
+use crate::reclaim::{self, Patience, Shortage};
 use crate::wait;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
@@ -39,7 +39,8 @@ const NAP: std::time::Duration = std::time::Duration::from_millis(1);
 /// arena has some left when three are lent.
 const BUDGET_MIN_BYTES: u64 = 8 << 20;
 
-/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent, once one is.
+/// Somebody who maps pages of mirrors: as long as there is one, a run stays lent. It is lent at once
+/// if one can be made free, and otherwise for the first access.
 #[derive(Debug)]
 pub(crate) struct Mapper(Arc<Core>);
 
@@ -53,6 +54,12 @@ impl Mapper {
             return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes }.into());
         }
         core.frames.lent_user_begins();
+        if core.frames.lent_frames() == 0 {
+            // Now, as guards may come to lie in all runs.
+            let got = reclaim::allocate_lent(core, Order::MAX, false).ok().flatten();
+            let got = got.or_else(|| reclaim::evict_for_lent(core, Order::MAX));
+            got.into_iter().for_each(|(head, _)| core.give_back(head));
+        }
         Ok(Mapper(core.clone()))
     }
 }
@@ -228,8 +235,9 @@ struct Spare<'a> {
 /// for too long.
 pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
     let (mut again, mut patience) = (false, None);
-    // Ends: each turn follows a drop of the folio that the one before has read, or made it smaller.
-    // Its own drop is the first alone: no lent memory is too much in pieces for a folio of one page.
+    // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
+    // it smaller. It makes it smaller once: no lent memory is too much in pieces for a folio of one
+    // page. It drops it to wait for lent memory, which patience bounds. Otherwise others drop it.
     loop {
         handle.check_page(page)?;
         if !again {
@@ -247,8 +255,8 @@ pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
     }
 }
 
-/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index,
-/// or was made smaller.
+/// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index, or
+/// was made smaller; or too many threads wait with folios, and this one has waited without.
 fn ready<'a>(
     handle: &'a Handle,
     read: Held<'a>,
@@ -265,8 +273,17 @@ fn ready<'a>(
         let mirror = of(handle)?;
         let place = place_of(&read);
         if !mirror.is_taken(&place) {
-            let got = reclaim::allocate_lent(core, identity.order, true)
-                .map_err(|why| why.of(mapping, identity.index))?;
+            let shortage = |why: Shortage| why.of(mapping, identity.index);
+            let mut got = reclaim::allocate_lent(core, identity.order, false).map_err(shortage)?;
+            if got.is_none() {
+                let Some(_waits) = core.pressure.may_wait_with(identity.order.frames()) else {
+                    drop(read);
+                    let patience = patience.get_or_insert_with(|| Patience::new(core));
+                    reclaim::wait_for_lent(core, identity.order, patience).map_err(shortage)?;
+                    return Ok(None);
+                };
+                got = reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?;
+            }
             let Some((new, order)) = got else { return Ok(None) };
             let spare = Spare { core, head: new, order };
             if order == identity.order {

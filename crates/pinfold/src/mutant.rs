@@ -155,6 +155,9 @@ mutants! {
     /// A record is given back before its granules are cleared.
     UnmapReleasesFirst,
 
+    /// Any number of threads wait for lent memory with folios that nothing can evict meanwhile.
+    AllWaitWithFolios,
+
     // ---- of page-outs ----
     /// A page-out does not protect its pages against stores.
     PageOutUnprotected,

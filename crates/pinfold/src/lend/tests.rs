@@ -209,20 +209,25 @@ fn a_large_folio_waits_for_no_guard_of_another_of_its_pages() {
 #[test]
 fn the_arena_and_mirrors_take_memory_from_each_other() {
     let (cache, file) = file(16 * MIB, 64 * MIB);
+    let lent_runs = || file.handle().core.frames.lent_runs().count();
     let mut buf = vec![0; MIB];
     for round in 0..3 {
         // More than once, as what is read once does not displace what was used before.
-        for at in (0..12).cycle().take(100) {
+        let mut reads = (0..12).cycle().take(2000);
+        while lent_runs() > 2
+            && let Some(at) = reads.next()
+        {
             assert_eq!(file.read_at(&mut buf, at * MIB as u64).unwrap(), MIB);
         }
-        let runs = file.handle().core.frames.lent_runs().count();
-        assert!(runs <= 2, "round {round}: {runs} runs are still lent");
-        for page in (16 * MIB..28 * MIB).step_by(4096).cycle().take(30_000) {
+        assert!(lent_runs() <= 2, "round {round}: {} runs are still lent", lent_runs());
+        let mut pages = (16 * MIB..28 * MIB).step_by(4096).cycle().take(300_000);
+        while lent_runs() < 5
+            && let Some(page) = pages.next()
+        {
             let page = (page / 4096) as u64;
             assert_eq!(access(&file, page), bytes_of(page));
         }
-        let runs = file.handle().core.frames.lent_runs().count();
-        assert!(runs >= 5, "round {round}: {runs} runs are lent");
+        assert!(lent_runs() >= 5, "round {round}: {} runs are lent", lent_runs());
     }
     assert_eq!(cache.stats().dirty_bytes, 0);
 }
@@ -444,9 +449,8 @@ fn a_run_stays_lent_while_there_are_maps() {
     let file = cache.attach("file", Arc::new(Memory::new(content))).unwrap();
     file.advise(0..1, Hint::Random).unwrap();
     let mapper = Mapper::new(cache.core()).unwrap();
-    assert_eq!(access(&file, 0), bytes_of(0));
-    cache.core().let_go_of_recent(|_| true);
-    // Reads want all memory, and guards lie wherever the arena has any.
+    // Before the first access through a map, reads want all memory, and guards lie wherever the
+    // arena has any.
     for page in (0..16 * MIB as u64 / 4096).cycle().take(20_000) {
         file.read_at(&mut [0], page * 4096).unwrap();
     }
@@ -469,6 +473,31 @@ fn a_page_gets_into_lent_memory_that_has_no_large_block() {
     let caught = mutant::with(Some(Mutant::BringLargeAgain), access_in_pieces);
     let error = caught.expect_err("the mutant does nothing");
     assert!(error.to_string().contains("read too often"), "{error}");
+}
+
+/// What becomes of a thread that has read a folio and finds no lent memory for it, where others
+/// wait with as much as may be.
+fn ready_where_many_wait() -> Result<bool> {
+    let mut options = Options::new(16 * MIB as u64);
+    options.patience = std::time::Duration::from_millis(100);
+    let cache = Cache::new(options).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; MIB]))).unwrap();
+    let (handle, core) = (file.handle(), &*file.handle().core);
+    while let Ok(Some(_used)) = reclaim::allocate_lent(core, Order::MAX, false) {}
+    let others: Vec<_> = (0..99).map_while(|_| core.pressure.may_wait_with(16)).collect();
+    let read = fill::get(handle, 0, PAGE_BYTES)?;
+    let is_ready = ready(handle, read, &mut None)?.is_some();
+    let at_most = if mutant::on(Mutant::AllWaitWithFolios) { 99 } else { 4096 / 16 / 16 };
+    assert_eq!(others.len(), at_most);
+    Ok(is_ready)
+}
+
+#[test]
+fn who_waits_for_lent_memory_leaves_others_some() {
+    assert!(!ready_where_many_wait().unwrap(), "it comes again");
+    let caught = mutant::with(Some(Mutant::AllWaitWithFolios), ready_where_many_wait);
+    let error = caught.expect_err("the mutant does nothing");
+    assert!(matches!(error.kind(), ErrorKind::NoMemory { .. }), "{error}");
 }
 
 /// What a loop finds that looks for a page whose folio is too large for what is lent, where the

@@ -40,7 +40,7 @@ const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 #[derive(Debug, Default)]
 pub(crate) struct OnItsWay(AtomicU32);
 
-/// Pages of own memory that the program holds.
+/// Pages that somebody holds for long: how many there may be has a limit.
 #[derive(Debug, Default)]
 pub(crate) struct HeldPages(AtomicU32);
 
@@ -54,6 +54,20 @@ impl HeldPages {
 
     pub(crate) fn take_back(&self, pages: u32) {
         self.0.fetch_sub(pages, Ordering::Relaxed);
+    }
+}
+
+/// A thread that waits with a folio.
+#[derive(Debug)]
+#[must_use = "dropped at once, it may not wait"]
+pub(crate) struct WaitsWith<'a> {
+    all: &'a HeldPages,
+    pages: u32,
+}
+
+impl Drop for WaitsWith<'_> {
+    fn drop(&mut self) {
+        self.all.take_back(self.pages);
     }
 }
 
@@ -89,7 +103,10 @@ pub(crate) struct Pressure {
     /// The number of the run at which the next such thread begins.
     pub(crate) block_hand: AtomicU32,
     pub(crate) evictors: Evictors,
+    /// Of own memory, by the program.
     pub(crate) held: HeldPages,
+    /// By threads that wait for lent memory.
+    waiting_with: HeldPages,
     /// How many folios were lent so far: where that goes on, lent memory is not lacking.
     pub(crate) lent: std::sync::atomic::AtomicU64,
 }
@@ -141,6 +158,7 @@ impl Pressure {
             block_hand: AtomicU32::new(0),
             evictors: Evictors::default(),
             held: HeldPages::default(),
+            waiting_with: HeldPages::default(),
             lent: std::sync::atomic::AtomicU64::new(0),
         }
     }
@@ -304,6 +322,16 @@ impl Pressure {
         let (waker, next) = self.progress.lock().remove(file, turn, gives_on);
         drop(waker);
         wake(next);
+    }
+
+    /// Whether a thread may wait for lent memory with a folio of so many pages, until what this
+    /// returns is dropped. Nothing evicts the folio meanwhile. So all of them together may have a
+    /// 16th of the cache, or one folio: otherwise they could have all of it, and wait for each other.
+    pub(crate) fn may_wait_with(&self, pages: u32) -> Option<WaitsWith<'_>> {
+        let most = (self.on_its_way_max / 8).max(pages);
+        let most = if mutant::on(Mutant::AllWaitWithFolios) { u32::MAX } else { most };
+        self.waiting_with.add(pages, most).ok()?;
+        Some(WaitsWith { all: &self.waiting_with, pages })
     }
 
     /// Sleeps until there is progress beyond `seen`, at most for `nap`.

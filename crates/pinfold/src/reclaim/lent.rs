@@ -56,7 +56,26 @@ pub(crate) fn allocate_lent(
     }
 }
 
-/// The same after one turn of eviction: for who may not sleep.
+/// A turn of eviction and a short sleep, for a thread that has no folio, and then tries again.
+///
+/// # Errors
+/// Its patience is at an end.
+pub(crate) fn wait_for_lent(
+    core: &Core,
+    wish: Order,
+    patience: &mut Patience,
+) -> Result<(), Shortage> {
+    if patience.is_over_for_lent(core) {
+        return Err(shortage(core, wish.bytes() as u64));
+    }
+    let seen = core.pressure.progress_seen();
+    if evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX).evicted == 0 {
+        core.pressure.wait_for_progress(seen, NAP_MAX);
+    }
+    Ok(())
+}
+
+/// [`allocate_lent`] after one turn of eviction: for who may not sleep.
 pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
     evict(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
     at_once(core, wish)

@@ -84,8 +84,7 @@ impl SpaceOptions {
 /// of both kinds of memory; [`AnonMap`] has what else is to be known of own memory.
 ///
 /// A clone is a handle to the same space. A [`Map`] or an [`AnonMap`] stays when the space's last
-/// handle is dropped. As long as there is one of these, 2 MiB of the budget that maps have used
-/// once are left to them.
+/// handle is dropped. As long as there is one of these, 2 MiB of the budget are left to maps.
 ///
 /// # Who serves a fault
 ///
@@ -103,7 +102,8 @@ impl SpaceOptions {
 ///   kernel. It costs two switches of threads for each fault, and at most as many faults wait for
 ///   reads at once as there are threads. Nothing of the above concerns such a space: system calls
 ///   wait for their pages, too, if the process may have a userfaultfd that serves them
-///   ([`serves_system_calls`](Self::serves_system_calls)).
+///   ([`serves_system_calls`](Self::serves_system_calls)). But a [`Source`](crate::Source) must not
+///   access maps of such a space: where all its threads wait for sources, nobody serves them.
 ///
 /// # A page that cannot be read
 ///

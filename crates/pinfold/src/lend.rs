@@ -54,12 +54,7 @@ impl Mapper {
             return Err(ErrorKind::SpaceBudget { budget_bytes, least_bytes }.into());
         }
         core.frames.lent_user_begins();
-        if core.frames.lent_frames() == 0 {
-            // Now, as guards may come to lie in all runs.
-            let got = reclaim::allocate_lent(core, Order::MAX, false).ok().flatten();
-            let got = got.or_else(|| reclaim::evict_for_lent(core, Order::MAX));
-            got.into_iter().for_each(|(head, _)| core.give_back(head));
-        }
+        reclaim::lend_first(core); // now, as guards may come to lie in all runs
         Ok(Mapper(core.clone()))
     }
 }

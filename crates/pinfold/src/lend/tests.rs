@@ -449,8 +449,9 @@ fn a_run_stays_lent_while_there_are_maps() {
     let file = cache.attach("file", Arc::new(Memory::new(content))).unwrap();
     file.advise(0..1, Hint::Random).unwrap();
     let mapper = Mapper::new(cache.core()).unwrap();
-    // Before the first access through a map, reads want all memory, and guards lie wherever the
-    // arena has any.
+    assert_eq!(access(&file, 0), bytes_of(0));
+    cache.core().let_go_of_recent(|_| true);
+    // Reads want all memory, and guards lie wherever the arena has any.
     for page in (0..16 * MIB as u64 / 4096).cycle().take(20_000) {
         file.read_at(&mut [0], page * 4096).unwrap();
     }
@@ -465,6 +466,22 @@ fn a_run_stays_lent_while_there_are_maps() {
     drop(mapper);
     assert!(soon(|| lent() == 0));
     assert_eq!(cache.core().frames.free_lent(), 0);
+}
+
+#[test]
+fn guards_that_were_there_before_the_first_access_do_not_keep_it_from_memory() {
+    let mut options = Options::new(8 * MIB as u64);
+    options.patience = std::time::Duration::from_millis(300);
+    let cache = Cache::new(options).unwrap();
+    let content: Vec<u8> = (0..16 * MIB).map(|at| bytes_of((at / PAGE_BYTES) as u64)).collect();
+    let file = cache.attach("file", Arc::new(Memory::new(content))).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let all = || (0..16 * MIB as u64 / 4096).step_by(2);
+    all().for_each(|page| drop(file.get(page).unwrap()));
+    let _mapper = Mapper::new(cache.core()).unwrap();
+    let guards: Vec<_> = all().map(|page| file.get(page).unwrap()).step_by(50).collect();
+    assert_eq!(access(&file, 1), bytes_of(1));
+    drop(guards);
 }
 
 #[test]

@@ -18,6 +18,9 @@ use super::compact;
 use super::evict::{EFFORT_MAX, evict};
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
 
+/// How often room for the first run is made: other threads take what is free.
+const FIRST_TRIES: u32 = 4;
+
 /// Pages that a thread without lent memory evicts at a time: an access waits for it.
 const PAGES_AT_ONCE: u32 = 16;
 
@@ -91,6 +94,17 @@ fn at_once(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
         core.give_back(smaller);
     }
     core.frames.alloc_lent(wish)
+}
+
+/// Lends a run if none is lent, for which it evicts what is in it. Best effort: users of folios may
+/// lie in all runs.
+pub(crate) fn lend_first(core: &Core) {
+    for _ in 0..FIRST_TRIES {
+        if core.frames.lent_frames() > 0 || lend(core) {
+            break;
+        }
+        evict(core, Order::MAX.frames() + core.pressure.high_frames, EFFORT_MAX);
+    }
 }
 
 /// Notes that a folio was lent.

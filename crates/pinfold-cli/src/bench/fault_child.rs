@@ -31,8 +31,9 @@ use super::times::Times;
 use super::workers::{self, Work};
 use super::{fault_ground, fault_swap};
 
-/// The length of the direct reads that show what the device can do.
-const DIRECT_BYTES: u64 = 1 << 20;
+/// The most bytes of a direct read that shows what the device can do. All threads' buffers together
+/// are no more than the budget, too.
+const DIRECT_BYTES_MAX: u64 = 1 << 20;
 
 /// The exponent of `zipf`.
 const SKEW: f64 = 0.99;
@@ -86,17 +87,23 @@ impl Job {
         Ok(Outcome { figures, cache: mapper.cache().map(CacheFigures::of) })
     }
 
+    fn direct_bytes(&self) -> u64 {
+        let share = self.budget_bytes / self.threads as u64;
+        DIRECT_BYTES_MAX.min(share.next_multiple_of(PAGE_BYTES as u64))
+    }
+
     /// What the device can do with the same amount, without any mapping.
     fn device(&self) -> Result<Vec<Figure>> {
+        let at_once = self.direct_bytes();
         match self.task {
             Task::Random | Task::Zipf => self.random(&Reads::Direct),
             Task::Thrash { .. } => {
                 let ran = race(self.threads, self.length(), |worker, race| {
-                    let mut direct = Direct::new(&self.paths[worker])?;
+                    let mut direct = Direct::new(&self.paths[worker], at_once)?;
                     let (mut at, mut pages) = (0, 0);
                     while !race.over() {
                         pages += direct.read(at, self.file_bytes)? / PAGE_BYTES as u64;
-                        at = (at + DIRECT_BYTES) % self.file_bytes.next_multiple_of(DIRECT_BYTES);
+                        at = (at + at_once) % self.file_bytes.next_multiple_of(at_once);
                     }
                     Ok(pages)
                 })?;
@@ -104,11 +111,11 @@ impl Job {
             }
             Task::Startup => {
                 let ran = race(self.threads, Duration::MAX, |worker, race| {
-                    let mut direct = Direct::new(&self.paths[0])?;
-                    let mut at = worker as u64 * DIRECT_BYTES;
+                    let mut direct = Direct::new(&self.paths[0], at_once)?;
+                    let mut at = worker as u64 * at_once;
                     while at < self.file_bytes && !race.over() {
                         direct.read(at, self.file_bytes)?;
-                        at += self.threads as u64 * DIRECT_BYTES;
+                        at += self.threads as u64 * at_once;
                     }
                     Ok(Instant::now())
                 })?;
@@ -261,14 +268,15 @@ struct Direct {
 }
 
 impl Direct {
-    fn new(path: &Path) -> Result<Self> {
-        let memory = Aligned::zeroed(DIRECT_BYTES as usize);
+    /// For reads of so many bytes at most.
+    fn new(path: &Path, bytes: u64) -> Result<Self> {
+        let memory = Aligned::zeroed(bytes as usize);
         Ok(Direct { file: open_direct(path)?, memory })
     }
 
     /// Reads from there, up to the end; returns the number of bytes.
     fn read(&mut self, at: u64, file_bytes: u64) -> Result<u64> {
-        let bytes = DIRECT_BYTES.min(file_bytes - at);
+        let bytes = (self.memory.bytes_mut().len() as u64).min(file_bytes - at);
         self.exactly(bytes as usize, at)?;
         Ok(bytes)
     }
@@ -353,7 +361,7 @@ impl Work for Walk<'_> {
         match self.reads {
             Reads::Mapped(map) => timed(&mut |at| expects.fits(at, &map.cell(at as usize)))?,
             Reads::Direct => {
-                let mut direct = Direct::new(&self.job.paths[0])?;
+                let mut direct = Direct::new(&self.job.paths[0], PAGE_BYTES as u64)?;
                 timed(&mut |at| {
                     let page = at - at % PAGE_BYTES as u64;
                     let bytes = direct.exactly(PAGE_BYTES, page)?;

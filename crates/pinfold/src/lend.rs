@@ -26,11 +26,17 @@ use crate::handle::Handle;
 use crate::index::FolioAt;
 use crate::mirror::{Claim, Mirror, Shown};
 use crate::mutant::{self, Mutant};
+use crate::pressure::Bringing;
 use crate::reclaim::{self, Patience, Shortage};
+use crate::source;
 use crate::wait;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
 const PAGES_MAX: u32 = 64;
+
+/// The pages that an access brings, if nothing says that they are used at random: about what is read
+/// with the wanted one.
+const WINDOW_PAGES: u32 = 32;
 
 /// How long a thread sleeps at a time while others own the place.
 const NAP: std::time::Duration = std::time::Duration::from_millis(1);
@@ -114,7 +120,11 @@ pub(crate) unsafe fn look<'a>(
     brought: Option<Brought<'a>>,
 ) -> Result<Look<'a>> {
     handle.core.check_owner()?;
-    let (read, mut spare) = brought.map(|it| (it.read, it.spare)).unzip();
+    // Until this returns, it counts as being brought.
+    let (read, mut spare, _bringing) = match brought {
+        Some(it) => (Some(it.read), it.spare, it.bringing),
+        None => (None, None, None),
+    };
     // Ends: each turn but the last lends the folio, or waits for another thread, a few times.
     for _ in 0..NAPS_MAX {
         // Frozen: as if it were absent, where it is waited for.
@@ -131,7 +141,7 @@ pub(crate) unsafe fn look<'a>(
         let mirror = of(handle)?;
         let place = place_of(&held);
         // SAFETY: the caller's promise.
-        match unsafe { lend(handle, mirror, held, spare.take().flatten(), shown) }? {
+        match unsafe { lend(handle, mirror, held, spare.take(), shown) }? {
             Lent::Done => {}
             Lent::NoMemory => break,
             Lent::PlaceTaken => mirror.wait_for_place(&place, NAP),
@@ -212,6 +222,8 @@ const NAPS_MAX: u32 = 6;
 pub(crate) struct Brought<'a> {
     read: Held<'a>,
     spare: Option<Spare<'a>>,
+    /// It counts as being brought until this is dropped.
+    bringing: Option<Bringing<'a>>,
 }
 
 /// A lent folio that is not used yet, given back when it is dropped.
@@ -230,6 +242,8 @@ struct Spare<'a> {
 /// for too long.
 pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
     let (mut again, mut patience) = (false, None);
+    let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
+    let bringing = bringing(&handle.core, pages);
     // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
     // it smaller. It makes it smaller once: no lent memory is too much in pieces for a folio of one
     // page. It drops it to wait for lent memory, which patience bounds. Otherwise others drop it.
@@ -244,10 +258,16 @@ pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
             fill::get(handle, page, PAGE_BYTES)?
         };
         again = true;
-        if let Some(brought) = ready(handle, read, &mut patience)? {
-            return Ok(brought);
+        if let Some((read, spare)) = ready(handle, read, &mut patience)? {
+            return Ok(Brought { read, spare, bringing });
         }
     }
+}
+
+/// Waits until so many pages may be brought. A thread in a source's call does not: others may wait
+/// for what it reads.
+pub(crate) fn bringing(core: &Core, pages: u32) -> Option<Bringing<'_>> {
+    (!source::in_a_source()).then(|| core.pressure.bring(pages))
 }
 
 /// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index, or
@@ -256,14 +276,14 @@ fn ready<'a>(
     handle: &'a Handle,
     read: Held<'a>,
     patience: &mut Option<Patience>,
-) -> Result<Option<Brought<'a>>> {
+) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let identity = read.frame().identity();
     let mut naps = 0;
     // Ends: patience bounds it.
     while !read.frame().is_changing() {
         if read.frame().is_mirrored() {
-            return Ok(Some(Brought { read, spare: None }));
+            return Ok(Some((read, None)));
         }
         let mirror = of(handle)?;
         let place = place_of(&read);
@@ -282,7 +302,7 @@ fn ready<'a>(
             let Some((new, order)) = got else { return Ok(None) };
             let spare = Spare { core, head: new, order };
             if order == identity.order {
-                return Ok(Some(Brought { read, spare: Some(spare) }));
+                return Ok(Some((read, Some(spare))));
             }
             drop(spare);
             make_smaller(handle, read, order, true)?;

@@ -155,6 +155,8 @@ mutants! {
     /// A record is given back before its granules are cleared.
     UnmapReleasesFirst,
 
+    /// Any number of threads bring pages for mapped accesses at a time.
+    AllBringAtOnce,
     /// Any number of threads wait for lent memory with folios that nothing can evict meanwhile.
     AllWaitWithFolios,
 

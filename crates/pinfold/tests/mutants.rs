@@ -79,6 +79,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("lend-wakes-early", "no waker here wants a place; the tests of `lend` see it"),
     ("page-out-held", "nobody here has own memory; the tests of `space` see it"),
     ("page-out-unprotected", "nobody here has own memory; the models see it"),
+    ("all-bring-at-once", "to be slow is no error; the tests of `pressure` see it"),
     ("all-wait-with-folios", "there are too few threads; the tests of `lend` see it"),
     ("page-out-unchecked", "nobody here has own memory; the models see it"),
     ("failed-stays-protected", "nobody here has own memory; the models see it"),

@@ -9,10 +9,12 @@
 //! | `mod.rs` | the levels, and waiting until one changes |
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
 //! | `bell.rs` | waking and ending the reclaiming thread |
+//! | `load.rs` | how many pages threads bring at a time for mapped accesses |
 //!
 //! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
 mod bell;
+mod load;
 mod queue;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -30,6 +32,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::wait;
 use bell::Bell;
 pub(crate) use bell::Listener;
+pub(crate) use load::Bringing;
+use load::Load;
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Turn};
 
@@ -107,6 +111,7 @@ pub(crate) struct Pressure {
     pub(crate) held: HeldPages,
     /// By threads that wait for lent memory.
     waiting_with: HeldPages,
+    load: Load,
     /// How many folios were lent so far: where that goes on, lent memory is not lacking.
     pub(crate) lent: std::sync::atomic::AtomicU64,
 }
@@ -159,6 +164,7 @@ impl Pressure {
             evictors: Evictors::default(),
             held: HeldPages::default(),
             waiting_with: HeldPages::default(),
+            load: Load::new(frames),
             lent: std::sync::atomic::AtomicU64::new(0),
         }
     }
@@ -322,6 +328,11 @@ impl Pressure {
         let (waker, next) = self.progress.lock().remove(file, turn, gives_on);
         drop(waker);
         wake(next);
+    }
+
+    /// Waits until so many pages may be brought for a mapped access.
+    pub(crate) fn bring(&self, pages: u32) -> Bringing<'_> {
+        self.load.begin(pages)
     }
 
     /// Whether a thread may wait for lent memory with a folio of so many pages, until what this

@@ -28,6 +28,7 @@ use crate::error::{ErrorKind, Result};
 use crate::frame::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
+use crate::lend;
 use crate::mapping::Changing;
 use crate::reclaim;
 use crate::source::AlignedBuffer;
@@ -93,6 +94,7 @@ impl Area {
                     core.waiters.wait(held.head().0, || !is_on_its_way());
                 }
                 Look::Absent(run) => {
+                    let _bringing = lend::bringing(core, run.states.len() as u32);
                     if self.fill(handle, page, run, access, true)? {
                         return Ok(());
                     }

@@ -1,0 +1,225 @@
+//! Load control: how many pages threads bring at a time for their mapped accesses.
+//!
+//! Where many threads bring pages into little memory, each evicts what the others have just brought
+//! and not yet used, and nearly all work is in vain: Denning's thrashing ("Thrashing: its causes and
+//! prevention", 1968). His remedy is that fewer go on at a time. So what is being brought is at most
+//! a 16th of the cache ([`SHARE`]); further threads wait, and begin in the order in which they came.
+//! Where memory is plenty or threads are few nobody ever waits.
+//!
+//! A thread that goes on where it was is about to use what it has brought, so it had better not wait
+//! now. Those that come may pass those that wait, as long as none has waited for [`PATIENT`].
+//!
+//! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep others
+//! from theirs. It is no guarantee, then: `may_wait_with` has the bound on which progress rests.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::mutant::{self, Mutant};
+use crate::sync::{Condvar, Mutex};
+
+/// At most one in this many of the cache's pages is being brought. Half as many make the slowest
+/// threads slower, twice as many all.
+const SHARE: u32 = 16;
+
+/// A device that is not overloaded takes less for a read.
+const LONG: Duration = Duration::from_millis(50);
+
+/// How long others may pass a thread that waits.
+const PATIENT: Duration = Duration::from_millis(20);
+
+/// Threads sleep on several condition variables: to wake one wakes few others.
+const BEDS: usize = 64;
+
+/// The threads that bring pages.
+#[derive(Debug)]
+pub(super) struct Load {
+    pages_max: u32,
+    patient: Duration,
+    long: Duration,
+    /// Held under no other lock, and no other is taken under it.
+    state: Mutex<State>,
+    /// The thread with number n sleeps on the one with number n modulo their number.
+    turn: [Condvar; BEDS],
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of those in `under_way`.
+    pages: u32,
+    /// What was begun and has neither ended nor taken long, by number: the oldest first.
+    under_way: BTreeMap<u64, Begun>,
+    /// Who waits, by number, and since when.
+    waiting: VecDeque<(u64, Instant)>,
+    /// The number of the next one.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Begun {
+    pages: u32,
+    since: Instant,
+}
+
+/// Pages that a thread brings, until it is dropped.
+#[derive(Debug)]
+#[must_use = "dropped at once, nothing is brought"]
+pub(crate) struct Bringing<'a> {
+    load: &'a Load,
+    number: u64,
+}
+
+impl Load {
+    /// For a cache of `frames` frames.
+    pub(super) fn new(frames: u32) -> Self {
+        Load::with(frames / SHARE, PATIENT, LONG)
+    }
+
+    fn with(pages_max: u32, patient: Duration, long: Duration) -> Self {
+        let turn = std::array::from_fn(|_| Condvar::new());
+        Load { pages_max, patient, long, state: Mutex::new(State::default()), turn }
+    }
+
+    /// Waits until so many pages may be brought, too; alone, any number may.
+    pub(super) fn begin(&self, pages: u32) -> Bringing<'_> {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        let may_pass = |&(_, since): &(u64, Instant)| now.duration_since(since) < self.patient;
+        if state.has_room(pages, self.pages_max) && state.waiting.front().is_none_or(may_pass) {
+            return self.begun(&mut state, pages);
+        }
+        let waiter = state.next;
+        state.next += 1;
+        state.waiting.push_back((waiter, now));
+        // Ends: each of those before this one begins, and each that is under way ends or takes long.
+        while state.waiting.front() != Some(&(waiter, now))
+            || !state.has_room(pages, self.pages_max)
+        {
+            let Some(left) = state.let_long_go(self.long) else { continue };
+            let bed = &self.turn[waiter as usize % BEDS];
+            state = bed.wait_timeout(&self.state, state, left);
+        }
+        state.waiting.pop_front();
+        self.wake(&state);
+        self.begun(&mut state, pages)
+    }
+
+    fn begun(&self, state: &mut State, pages: u32) -> Bringing<'_> {
+        let number = state.next;
+        state.next += 1;
+        state.pages += pages;
+        state.under_way.insert(number, Begun { pages, since: Instant::now() });
+        Bringing { load: self, number }
+    }
+
+    /// Wakes the thread that has waited longest.
+    fn wake(&self, state: &State) {
+        if let Some((first, _)) = state.waiting.front() {
+            self.turn[*first as usize % BEDS].notify_all();
+        }
+    }
+}
+
+impl State {
+    fn has_room(&self, pages: u32, pages_max: u32) -> bool {
+        let fits = self.pages == 0 || self.pages + pages <= pages_max;
+        fits || mutant::on(Mutant::AllBringAtOnce)
+    }
+
+    /// What has taken long is not counted any more. If nothing has, returns how long the oldest has
+    /// left.
+    fn let_long_go(&mut self, long: Duration) -> Option<Duration> {
+        let Some(oldest) = self.under_way.first_entry() else { return Some(long) };
+        let Begun { pages, since } = *oldest.get();
+        let left = long.saturating_sub(since.elapsed());
+        if left > Duration::ZERO {
+            return Some(left);
+        }
+        oldest.remove();
+        self.pages -= pages;
+        None
+    }
+}
+
+impl Drop for Bringing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.load.state.lock();
+        if let Some(begun) = state.under_way.remove(&self.number) {
+            state.pages -= begun.pages;
+            self.load.wake(&state);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
+    fn load(patient: Duration, long: Duration) -> Load {
+        Load::with(10, patient, long)
+    }
+
+    /// Who begins, in which order: where 6 of 10 pages are being brought, threads with 5, 5 and 1
+    /// come one after the other; then 4 of the 6 have ended.
+    fn order(patient: Duration) -> Vec<usize> {
+        let load = load(patient, FOR_EVER);
+        let (first, other) = (load.begin(4), load.begin(2));
+        let (sender, begun) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            for (n, pages) in [5, 5, 1].into_iter().enumerate() {
+                let before = load.state.lock().next;
+                let (sender, load) = (sender.clone(), &load);
+                scope.spawn(move || {
+                    let bringing = load.begin(pages);
+                    sender.send(n).unwrap();
+                    drop(bringing);
+                });
+                while load.state.lock().next == before {
+                    std::thread::yield_now();
+                }
+            }
+            // One that passes the others has begun before anything has ended.
+            let early: Vec<_> =
+                (patient > Duration::ZERO).then(|| begun.recv().unwrap()).into_iter().collect();
+            assert!(begun.try_recv().is_err(), "it waits");
+            drop(first);
+            let rest: Vec<_> = (early.len()..3).map(|_| begun.recv().unwrap()).collect();
+            drop(other);
+            [early, rest].concat()
+        })
+    }
+
+    #[test]
+    fn what_is_too_much_waits_and_is_passed_for_a_while() {
+        assert_eq!(order(Duration::ZERO), [0, 1, 2]);
+        assert_eq!(order(FOR_EVER), [2, 0, 1]);
+    }
+
+    #[test]
+    fn more_than_the_bound_is_brought_alone() {
+        let load = load(FOR_EVER, FOR_EVER);
+        drop(load.begin(100));
+        let one = load.begin(1);
+        assert_eq!(load.state.lock().pages, 1);
+        assert!(!load.state.lock().has_room(10, 10) && load.state.lock().has_room(9, 10));
+        let broken = || load.state.lock().has_room(10, 10);
+        assert!(mutant::with(Some(Mutant::AllBringAtOnce), broken));
+        drop(one);
+        let _all = load.begin(11);
+        assert_eq!(load.state.lock().pages, 11);
+    }
+
+    #[test]
+    fn what_takes_long_is_not_counted() {
+        let load = load(FOR_EVER, Duration::from_millis(1));
+        let hangs = load.begin(10);
+        let other = load.begin(7);
+        assert_eq!(load.state.lock().pages, 7);
+        drop(hangs);
+        assert_eq!(load.state.lock().pages, 7);
+        drop(other);
+        assert_eq!(load.state.lock().pages, 0);
+    }
+}

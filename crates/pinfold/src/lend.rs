@@ -343,7 +343,7 @@ pub(crate) fn put(handle: &Handle, page: u64) -> Result<Held<'_>> {
 /// The pages of a folio, and so its place in the mirror.
 fn place_of(held: &Held<'_>) -> Range<u64> {
     let identity = held.frame().identity();
-    identity.index..identity.index + u64::from(identity.order.frames())
+    identity.pages()
 }
 
 /// What became of a folio that was to be lent.

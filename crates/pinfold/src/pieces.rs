@@ -1,5 +1,5 @@
-//! Pieces of mirrors that wait to be evicted: 2 MiB of a file each, aligned, whose pages were taken
-//! out of the page tables and may be used again before they go.
+//! Pieces of mirrors that wait to be evicted: each 2 MiB of a file or more, whose pages were taken out
+//! of the page tables and may be used again before they go.
 //!
 //! Here: the queue. Not here: which pieces get into it, and what becomes of them
 //! (`reclaim/mapped.rs`).
@@ -10,13 +10,16 @@ use std::ops::Range;
 use crate::frame::Order;
 use crate::sync::Mutex;
 
-/// The length of a piece in pages: what one page table has.
-const PIECE_PAGES: u64 = Order::MAX.frames() as u64;
+/// The length of the shortest piece in pages: what one page table has.
+const PIECE_PAGES_MIN: u64 = Order::MAX.frames() as u64;
+
+/// The length of the longest: its page tables are walked, and most are empty.
+const PIECE_PAGES_MAX: u64 = PIECE_PAGES_MIN << 6;
 
 /// The most pieces that wait.
 const PIECES_MAX: usize = 1024;
 
-/// A piece of a file, or what is left of it.
+/// A piece of a file, which begins at a multiple of its length, or what is left of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// The number of the file's mapping.
@@ -25,14 +28,26 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// The piece in which `page` lies.
+    /// The shortest piece in which `page` lies.
     pub(crate) fn of(mapping: u32, page: u64) -> Self {
-        let first = page / PIECE_PAGES * PIECE_PAGES;
-        Piece { mapping, pages: first..first + PIECE_PAGES }
+        Self::with(mapping, page, PIECE_PAGES_MIN)
     }
 
-    fn is_of(&self, whole: &Piece) -> bool {
-        self.mapping == whole.mapping && whole.pages.contains(&self.pages.start)
+    /// The piece of twice its length in which it lies.
+    pub(crate) fn doubled(&self) -> Option<Self> {
+        let pages = (self.pages.end - self.pages.start) * 2;
+        (pages <= PIECE_PAGES_MAX).then(|| Self::with(self.mapping, self.pages.start, pages))
+    }
+
+    fn with(mapping: u32, page: u64, pages: u64) -> Self {
+        let first = page / pages * pages;
+        Piece { mapping, pages: first..first + pages }
+    }
+
+    fn overlaps(&self, other: &Piece) -> bool {
+        let (start, end) =
+            (self.pages.start.max(other.pages.start), self.pages.end.min(other.pages.end));
+        self.mapping == other.mapping && start < end
     }
 }
 
@@ -51,8 +66,8 @@ struct Known {
 
 impl Known {
     fn has(&self, piece: &Piece) -> bool {
-        let waits = self.waiting.iter().any(|(it, _)| it.is_of(piece));
-        waits || self.in_turn.iter().any(|it| it.is_of(piece))
+        let waits = self.waiting.iter().any(|(it, _)| it.overlaps(piece));
+        waits || self.in_turn.iter().any(|it| it.overlaps(piece))
     }
 
     fn take_first(&mut self) -> Option<Piece> {
@@ -63,8 +78,7 @@ impl Known {
     }
 
     fn end(&mut self, piece: &Piece) {
-        let whole = Piece::of(piece.mapping, piece.pages.start);
-        self.in_turn.retain(|it| !it.is_of(&whole));
+        self.in_turn.retain(|it| !it.overlaps(piece));
     }
 }
 
@@ -78,8 +92,8 @@ impl Pieces {
         self.0.lock().has(piece)
     }
 
-    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if it is here
-    /// already.
+    /// `piece` begins to wait, behind all others. It has so many pages in memory. False if some of it is
+    /// here already.
     pub(crate) fn add(&self, piece: &Piece, pages: u64) -> bool {
         let mut known = self.0.lock();
         if known.has(piece) {
@@ -142,6 +156,24 @@ mod tests {
         assert!(!pieces.has(&a));
         assert_eq!(pieces.first(), Some(b));
         assert_eq!(pieces.first(), None);
+    }
+
+    #[test]
+    fn longer_pieces_begin_at_multiples_of_their_length() {
+        let mut piece = Piece::of(1, 3 * 512 + 7);
+        let mut lengths = Vec::new();
+        while let Some(longer) = piece.doubled() {
+            let Range { start, end } = longer.pages;
+            assert!(start <= piece.pages.start && piece.pages.end <= end);
+            assert_eq!(start % (end - start), 0);
+            lengths.push((end - start) / 512);
+            piece = longer;
+        }
+        assert_eq!(lengths, [2, 4, 8, 16, 32, 64]);
+        let pieces = Pieces::new();
+        assert!(pieces.add(&Piece::of(1, 600), 1));
+        assert!(pieces.has(&piece) && !pieces.add(&piece, 1), "a part of it waits");
+        assert!(!pieces.has(&Piece::of(2, 600)));
     }
 
     #[test]

@@ -80,6 +80,7 @@ Cases without a cache, and what their engines do; they are why the cache maps fi
 Cases with one
   warm     map a cached file (--memory-bytes) anew and touch all of it, in order and at random
   random   read 64 bytes at random of a file (--file-bytes) that is 8 times the memory for it
+           (--ratio)
   zipf     the same, where the page of rank n is read with a probability proportional to 1/n^0.99, and
            the ranks are scattered: what is read often should stay
   thrash   each thread maps a file of its own (--thread-bytes), touches every page, unmaps it, and
@@ -169,9 +170,13 @@ pub struct FaultArgs {
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     memory_bytes: Size,
 
-    /// Length of the file of `random` and `zipf`, 8 times the memory for it
+    /// Length of the file of `random` and `zipf`
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     file_bytes: Size,
+
+    /// How many times as long as the memory for it that file is
+    #[arg(long, value_name = "N", default_value_t = SHARE)]
+    ratio: u64,
 
     /// Length of each thread's file in `thrash`; a multiple of 4 KiB. All files together have at
     /// least 64 MiB: pinfold needs 8 MiB of memory to map
@@ -246,7 +251,8 @@ impl FaultArgs {
         let page = PAGE_BYTES as u64;
         let longest_run = *RUNS.last().expect("there are runs") as u64 * page;
         whole("--memory-bytes", self.memory_bytes, longest_run)?;
-        whole("--file-bytes", self.file_bytes, page * SHARE)?;
+        ensure!((1..=4096).contains(&self.ratio), "--ratio {}: must be from 1 to 4096", self.ratio);
+        whole("--file-bytes", self.file_bytes, page * self.ratio)?;
         whole("--thread-bytes", self.thread_bytes, page)?;
         whole("--swap-bytes", self.swap_bytes, 1 << 20)?;
         ensure!((1..=16384).contains(&self.maps), "--maps {}: must be from 1 to 16384", self.maps);
@@ -307,7 +313,7 @@ impl FaultArgs {
     /// Bytes of all files that a cell reads, and memory for them.
     fn sizes(&self, cell: &Cell) -> (u64, u64) {
         match cell.case {
-            "random" | "zipf" => (self.file_bytes.0, self.file_bytes.0 / SHARE),
+            "random" | "zipf" => (self.file_bytes.0, self.file_bytes.0 / self.ratio),
             "thrash" | "thrash-holes" => {
                 let all = self.thread_bytes.0 * cell.threads as u64;
                 (all, all / SHARE)
@@ -412,6 +418,7 @@ pub fn run(args: &FaultArgs) -> Result<()> {
         "warm_up_seconds": args.warm_up,
         "memory_bytes": args.memory_bytes.0,
         "file_bytes": args.file_bytes.0,
+        "ratio": args.ratio,
         "thread_bytes": args.thread_bytes.0,
         "maps": args.maps,
         "swap_bytes": args.swap_bytes.0,

@@ -280,7 +280,7 @@ impl Client {
             return Ok(Served::Absent(page));
         };
         let identity = held.frame().identity();
-        let folio = identity.index..identity.index + u64::from(identity.order.frames());
+        let folio = identity.pages();
         let mut bounds = bounds(region, page, COPY_RUN_PAGES, within);
         bounds = bounds.start.max(folio.start)..bounds.end.min(folio.end);
         let stops = |at: &u64| self.installed.has(*at) || self.is_zero(snapshot, region, *at);

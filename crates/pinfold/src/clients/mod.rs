@@ -684,7 +684,7 @@ impl Clients {
             let is_new = page >= folio_end;
             if is_new && let Some(held) = handle.core.hold(&handle.mapping, page) {
                 let identity = held.frame().identity();
-                folio_end = identity.index + u64::from(identity.order.frames());
+                folio_end = identity.pages().end;
             }
             is_new
         });

@@ -138,7 +138,7 @@ impl Snapshot {
         }
         let has_it = |held: &Held<'_>| {
             let identity = held.frame().identity();
-            (identity.index..identity.index + u64::from(identity.order.frames())).contains(&page)
+            identity.pages().contains(&page)
         };
         if !folio.as_ref().is_some_and(has_it) {
             // What the memory file has there is of no account: a client can put a page of zeros

@@ -28,7 +28,7 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
         return;
     }
     let identity = held.frame().identity();
-    let page = identity.index + u64::from(identity.order.frames());
+    let page = identity.pages().end;
     let plan = reader.stream.on_mark(page, reader.mapping.len_bytes());
     start_ahead(reader, page, plan);
 }

@@ -111,6 +111,13 @@ pub(crate) struct Identity {
     pub(crate) order: Order,
 }
 
+impl Identity {
+    /// Its pages of the file.
+    pub(crate) fn pages(&self) -> std::ops::Range<u64> {
+        self.index..self.index + u64::from(self.order.frames())
+    }
+}
+
 /// An even version, as seen by [`Frame::read_begin`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);

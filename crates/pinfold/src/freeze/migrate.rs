@@ -65,7 +65,7 @@ pub(crate) fn move_frozen(
     }
     if old.is_mirrored() && !new.is_mirrored() && !mutant::on(Mutant::MoveKeepsPages) {
         // Before the new folio can be found: whoever finds it may want to lend it.
-        let pages = identity.index..identity.index + u64::from(identity.order.frames());
+        let pages = identity.pages();
         changing.mapping().mirror_of_folios().punch(pages);
     }
     assert!(old.is_mirrored() || !new.is_mirrored(), "folios are lent by `lend`");

@@ -6,7 +6,7 @@
 use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
 use super::memory::NodeMemory;
-use super::types::Slot;
+use super::types::{PAGES_END, Slot};
 use crate::sync::{AtomicU64, Ordering};
 
 /// One file's index, for readers. 72 bytes; look-ups load from it and never store.
@@ -93,6 +93,23 @@ impl<const BITS: u32> Index<BITS> {
             (None, Some(payload)) => Slot::Shadow(payload),
             (None, None) => Slot::Empty,
         }
+    }
+
+    /// The next page behind `page`, which has no folio, that may have one: behind the tree's empty slot
+    /// over it. A hint as well.
+    pub(crate) fn next_hint(&self, page: u64) -> u64 {
+        // Acquire, both: as in `walk`.
+        let root = Root::unpack(self.root.load(Ordering::Acquire));
+        if !root.covers(page) {
+            return PAGES_END;
+        }
+        let (mut entry, mut shift) = (root.entry, root.bits);
+        // Ends: the shift falls with every step.
+        while self.memory.is_node(entry) && shift >= BITS {
+            shift -= BITS;
+            entry = Entry(self.memory.slot(entry, page >> shift).load(Ordering::Acquire));
+        }
+        ((page >> shift) + 1) << shift
     }
 
     #[inline]

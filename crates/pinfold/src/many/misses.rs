@@ -255,7 +255,7 @@ type Borrowed<'a> = Batch<&'a Core, &'a Mapping>;
 fn there_up_to(handle: &Handle, page: u64) -> Option<u64> {
     let (frame, _) = handle.window.try_both(handle.hint(page))?;
     let identity = frame.identity();
-    let end = identity.index + u64::from(identity.order.frames());
+    let end = identity.pages().end;
     let there = identity.mapping == handle.id && (identity.index..end).contains(&page);
     there.then_some(end)
 }

@@ -111,62 +111,59 @@ impl Showings {
         }
     }
 
-    /// Which of `pages`, at most those of the largest folio, some map has in its page table. None
-    /// where the system does not tell. An address that is unmapped meanwhile says what is there then.
+    /// Which of these folios some map has in its page table, in their order, which is that of the
+    /// file. None where the system does not tell. An address that is unmapped meanwhile says what is
+    /// there then.
     ///
-    /// Cost: two system calls, and one for each map that shows some of them.
-    pub(crate) fn mapped(&self, pages: &Range<u64>) -> Mapped {
-        let mut mapped = Mapped { first: pages.start, bits: [0; WORDS] };
-        let parts: Vec<_> = self.0.lock().iter().filter_map(|it| it.part(pages)).collect();
-        if parts.is_empty() {
+    /// Cost: two system calls, and for each map that shows some of them one for those that lie within
+    /// 2 MiB.
+    pub(crate) fn mapped(&self, folios: &[Range<u64>]) -> Vec<bool> {
+        let mut mapped = vec![false; folios.len()];
+        let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return mapped };
+        let shows_some = |it: &&Showing| it.part(&(first.start..last.end)).is_some();
+        let showings: Vec<_> = self.0.lock().iter().filter(shows_some).cloned().collect();
+        if showings.is_empty() {
             return mapped;
         }
         // Opened anew each time, as a forked child would find its parent's.
-        if let Ok(pagemap) = File::open("/proc/self/pagemap") {
-            for (addresses, first) in parts {
-                mapped.note(&pagemap, &addresses, first);
+        let Ok(pagemap) = File::open("/proc/self/pagemap") else { return mapped };
+        let mut rest = 0..folios.len();
+        // Ends: no folio is longer than what is looked at together.
+        while !rest.is_empty() {
+            let end = folios[rest.start].start + PAGES_MAX as u64;
+            let n = folios[rest.clone()].iter().take_while(|it| it.end <= end).count();
+            let together = rest.start..rest.start + n;
+            for showing in &showings {
+                note(&pagemap, showing, &folios[together.clone()], &mut mapped[together.clone()]);
             }
+            rest.start += n;
         }
         mapped
     }
 }
 
 const PAGES_MAX: usize = Order::MAX.frames() as usize;
-const WORDS: usize = PAGES_MAX.div_ceil(64);
 
-/// A set of pages.
-#[derive(Debug)]
-pub(crate) struct Mapped {
-    first: u64,
-    bits: [u64; WORDS],
-}
-
-impl Mapped {
-    /// Pages beyond those that were asked for are not in it.
-    pub(crate) fn has_any_of(&self, mut pages: Range<u64>) -> bool {
-        pages.any(|page| {
-            let n = page.wrapping_sub(self.first);
-            self.bits.get((n / 64) as usize).is_some_and(|word| word >> (n % 64) & 1 == 1)
-        })
+/// Says which of these folios, all within `PAGES_MAX` pages, are mapped there.
+fn note(pagemap: &File, showing: &Showing, folios: &[Range<u64>], mapped: &mut [bool]) {
+    /// Of an entry of the file, which has one for each page (proc(5)).
+    const PRESENT: u64 = 1 << 63;
+    const ENTRY_BYTES: usize = 8;
+    let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return };
+    let Some((addresses, first)) = showing.part(&(first.start..last.end)) else { return };
+    let mut entries = [0; PAGES_MAX * ENTRY_BYTES];
+    let entries = &mut entries[..addresses.len() / PAGE_BYTES * ENTRY_BYTES];
+    let at = (addresses.start / PAGE_BYTES * ENTRY_BYTES) as u64;
+    if pagemap.read_exact_at(entries, at).is_err() {
+        return;
     }
-
-    /// Adds the pages from `first` on that are mapped at these addresses.
-    fn note(&mut self, pagemap: &File, addresses: &Range<usize>, first: u64) {
-        /// Of an entry of the file, which has one for each page (proc(5)).
-        const PRESENT: u64 = 1 << 63;
-        const ENTRY_BYTES: usize = 8;
-        let mut entries = [0; PAGES_MAX * ENTRY_BYTES];
-        let entries = &mut entries[..addresses.len() / PAGE_BYTES * ENTRY_BYTES];
-        let at = (addresses.start / PAGE_BYTES * ENTRY_BYTES) as u64;
-        if pagemap.read_exact_at(entries, at).is_err() {
-            return;
-        }
-        for (entry, page) in entries.as_chunks::<ENTRY_BYTES>().0.iter().zip(first..) {
-            if u64::from_ne_bytes(*entry) & PRESENT != 0 {
-                let n = page - self.first;
-                self.bits[n as usize / 64] |= 1 << (n % 64);
-            }
-        }
+    let entries = entries.as_chunks::<ENTRY_BYTES>().0;
+    let is_present = |page: u64| {
+        let entry = page.checked_sub(first).and_then(|n| entries.get(n as usize));
+        entry.is_some_and(|entry| u64::from_ne_bytes(*entry) & PRESENT != 0)
+    };
+    for (folio, mapped) in folios.iter().zip(mapped) {
+        *mapped |= folio.clone().any(is_present);
     }
 }
 
@@ -181,15 +178,6 @@ mod tests {
             showings.begin(&(*start..*start + bytes), pages.start);
         }
         showings
-    }
-
-    #[test]
-    fn a_set_has_no_page_that_was_not_asked_for() {
-        let mut mapped = Mapped { first: 1024, bits: [0; WORDS] };
-        mapped.bits[WORDS - 1] = 1 << 63;
-        let last = 1024 + PAGES_MAX as u64 - 1;
-        assert!(mapped.has_any_of(last..last + 32) && mapped.has_any_of(1000..last + 1));
-        assert!(!mapped.has_any_of(last + 1..last + 32) && !mapped.has_any_of(0..1024));
     }
 
     #[test]

@@ -227,10 +227,7 @@ fn leave<'a>(
         let mirrored = evicted.iter().filter(|folio| {
             folio.identity.mapping == mapping.id && core.frames.frame(folio.head).is_mirrored()
         });
-        let mut pages: Vec<Range<u64>> = mirrored
-            .map(|folio| folio.identity)
-            .map(|it| it.index..it.index + u64::from(it.order.frames()))
-            .collect();
+        let mut pages: Vec<Range<u64>> = mirrored.map(|folio| folio.identity.pages()).collect();
         if pages.is_empty() {
             continue;
         }

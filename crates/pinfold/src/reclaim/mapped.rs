@@ -1,8 +1,8 @@
-//! Which mapped folios are evicted: whole pieces of 2 MiB of a file, in two steps.
+//! Which mapped folios are evicted: whole pieces of a file, in two steps.
 //!
 //! To take pages out of page tables costs an interrupt to every processor that runs the program, for
 //! one page as for all of a range: a few microseconds. So mapped folios leave together with those
-//! that lie near them.
+//! that lie near them: those of 2 MiB, or of up to 128 MiB where few are in memory.
 //!
 //! Accesses through a map are not seen. When the policy offers a mapped folio, the pages of its
 //! piece are taken out of the page tables alone, and the piece waits ([`Pieces`](crate::pieces)). The
@@ -24,6 +24,9 @@ use crate::pieces::Piece;
 /// The part of the lent memory whose pieces wait. What comes to a piece meanwhile stays, and pages
 /// that stay divide the others, which then leave by an interrupt each: so it is small.
 const WAITING_SHARE: u64 = 32;
+
+/// A piece with fewer pages in memory is made longer.
+const PAGES_ENOUGH: u64 = 32;
 
 /// After so many pieces of which all was used, pages go though they are used: it is the memory that
 /// is too small.
@@ -57,12 +60,12 @@ impl Turns {
     /// goes later, with its piece.
     pub(super) fn offer(&mut self, core: &Core, sweep: &mut Sweep, head: FrameNumber) {
         let identity = core.frames.frame(head).identity();
+        let enough = u64::from(core.frames.lent_frames()) / WAITING_SHARE;
         let piece = Piece::of(identity.mapping, identity.index);
         if !core.pieces.has(&piece)
             && let Some(mapping) = core.mappings.get(piece.mapping)
         {
-            let folios = folios_of(core, &mapping, &piece);
-            let pages = folios.iter().map(|it| u64::from(it.identity.order.frames())).sum();
+            let (piece, pages) = with_enough(core, &mapping, piece, enough.min(PAGES_ENOUGH));
             if core.pieces.add(&piece, pages)
                 && let Some(mirror) = mapping.mirror_if_made()
             {
@@ -74,7 +77,6 @@ impl Turns {
         core.residency.answer(&core.frames, sweep, head, Answer::Busy);
         self.offers += 1;
         if self.now.is_none() {
-            let enough = u64::from(core.frames.lent_frames()) / WAITING_SHARE;
             self.now = match core.pieces.next(enough) {
                 None if self.offers >= OFFERS_MAX => core.pieces.first(),
                 next => next,
@@ -94,17 +96,17 @@ impl Turns {
             return Vec::new();
         }
         let mirror = mapping.as_ref().and_then(|it| it.mirror_if_made());
-        let mapped = mirror.map(|it| it.shown.mapped(&piece.pages));
+        let pages: Vec<_> = folios.iter().map(|it| it.identity.pages()).collect();
+        let mapped = mirror.map(|it| it.shown.mapped(&pages));
         let mut going = Vec::with_capacity(most);
-        for folio in folios {
+        for (n, folio) in folios.into_iter().enumerate() {
             let (frame, first) = (core.frames.frame(folio.head), folio.identity.index);
             if going.len() == most {
                 let pages = first..piece.pages.end;
                 self.now = Some(Piece { mapping: piece.mapping, pages });
                 break;
             }
-            let pages = first..first + u64::from(folio.identity.order.frames());
-            let again = mapped.as_ref().is_some_and(|mapped| mapped.has_any_of(pages));
+            let again = mapped.as_ref().is_some_and(|mapped| mapped[n]);
             let uses = frame.uses();
             frame.set_uses(uses.saturating_sub(1));
             let is_used = uses > 0 || (again && !mutant::on(Mutant::MappedAgainForgotten));
@@ -137,6 +139,25 @@ impl Turns {
     }
 }
 
+/// The piece, made longer until `enough` of its pages are in memory, or others wait in what it would
+/// get; and how many are.
+fn with_enough(core: &Core, mapping: &Mapping, mut piece: Piece, enough: u64) -> (Piece, u64) {
+    let pages_of = |piece: &Piece| -> u64 {
+        let folios = folios_of(core, mapping, piece);
+        folios.iter().map(|it| u64::from(it.identity.order.frames())).sum()
+    };
+    let mut pages = pages_of(&piece);
+    // Ends: there is a longest piece.
+    while pages < enough
+        && let Some(longer) = piece.doubled()
+        && !core.pieces.has(&longer)
+    {
+        pages = pages_of(&longer);
+        piece = longer;
+    }
+    (piece, pages)
+}
+
 /// The mirrored folios that begin in `piece`, in the order of the file. No lock is held: they are
 /// checked when they are frozen.
 fn folios_of(core: &Core, mapping: &Mapping, piece: &Piece) -> Vec<Candidate> {
@@ -145,14 +166,14 @@ fn folios_of(core: &Core, mapping: &Mapping, piece: &Piece) -> Vec<Candidate> {
     while page < piece.pages.end {
         let head = mapping.index.lookup_hint(page);
         let folio = core.frames.try_frame(head).map(|frame| (frame, frame.identity()));
-        page += 1;
-        if let Some((frame, identity)) = folio
-            && (identity.mapping, identity.index) == (mapping.id, page - 1)
-        {
-            page = identity.index + u64::from(identity.order.frames());
-            if frame.is_mirrored() {
-                found.push(Candidate { head, identity });
+        match folio {
+            Some((frame, identity)) if (identity.mapping, identity.index) == (mapping.id, page) => {
+                page = identity.pages().end;
+                if frame.is_mirrored() {
+                    found.push(Candidate { head, identity });
+                }
             }
+            _ => page = mapping.index.next_hint(page),
         }
     }
     found
@@ -206,12 +227,13 @@ mod tests {
         let core = &*file.handle().core;
         core.let_go_of_recent(|_| true);
         let shown = &file.handle().mapping.mirror_of_folios().shown;
-        assert!(shown.mapped(&(0..PAGES)).has_any_of(9..10), "it was touched");
+        let is_mapped = |pages: Range<u64>| shown.mapped(&[pages]) == [true];
+        assert!(is_mapped(9..10), "it was touched");
         core.frames.frame(head(&file, 300)).set_uses(1);
         let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
         turns.offer(core, &mut sweep, head(&file, 9));
-        assert!(!shown.mapped(&(0..PAGES)).has_any_of(0..PAGES), "nothing is mapped");
-        assert!(shown.mapped(&(PAGES..2 * PAGES)).has_any_of(PAGES..PAGES + 1), "the next one is");
+        assert!(!is_mapped(0..PAGES), "nothing is mapped");
+        assert!(is_mapped(PAGES..PAGES + 1), "the next one is");
         assert!(!turns.has_piece(), "it waits");
         touch(&map, 3..5);
         turns.offer(core, &mut sweep, head(&file, 10));
@@ -236,6 +258,29 @@ mod tests {
         assert!(pages.is_sorted() && pages.iter().all(|&page| page < PAGES));
         let forgotten = mutant::with(Some(Mutant::MappedAgainForgotten), going);
         assert!(forgotten.contains(&3) && !forgotten.contains(&300));
+    }
+
+    #[test]
+    fn where_few_pages_are_in_memory_a_piece_is_longer() {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
+        map.advise(0..map.len(), Hint::Random).unwrap();
+        for n in 0..4 {
+            touch(&map, n * PAGES + 7..n * PAGES + 8);
+        }
+        let core = &*file.handle().core;
+        core.let_go_of_recent(|_| true);
+        let shown = &file.handle().mapping.mirror_of_folios().shown;
+        let pages: Vec<_> = (0..4).map(|n| n * PAGES + 7..n * PAGES + 8).collect();
+        assert_eq!(shown.mapped(&pages), [true; 4]);
+        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        turns.offer(core, &mut sweep, head(&file, PAGES + 7));
+        assert_eq!(shown.mapped(&pages), [false; 4]);
+        touch(&map, pages[2].clone());
+        assert_eq!(shown.mapped(&pages), [false, false, true, false]);
+        turns.offer_no_more(core);
+        let going: Vec<_> = turns.next(core, 64).iter().map(|it| it.identity.index).collect();
+        assert_eq!(going, [7, PAGES + 7, 3 * PAGES + 7]);
     }
 
     #[test]

@@ -288,6 +288,10 @@ fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, early: &Lookup<BITS>, model
     for page in around.saturating_sub(70)..(around + 600).min(PAGES_END) {
         let slot = model.slot(page);
         assert_eq!(writer.get(page), slot, "page {page}");
+        let next = writer.index.next_hint(page);
+        let skipped = model.folios.range(page + 1..next.max(page + 1)).next();
+        let is_exact = matches!(slot, Slot::Folio(_)) || (next > page && skipped.is_none());
+        assert!(is_exact, "from {page} to {next}, past {skipped:?}");
         if let Slot::Folio(frame) = slot {
             // Nothing changes meanwhile, so the hint is exact.
             assert_eq!(writer.index.lookup_hint(page), frame, "hint for page {page}");

@@ -75,6 +75,9 @@ const STRAYS_MAX: u32 = 16;
 /// How much further than the file the view reaches, at least: for files that grow.
 const ROOM_BYTES: u64 = 1 << 30;
 
+/// On how many condition variables threads sleep that wait for places.
+const BEDS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
+
 /// The mirror of one file.
 ///
 /// # Invariants
@@ -91,7 +94,9 @@ pub(crate) struct Mirror {
     bytes: Mutex<u64>,
     /// Places that are not the index's.
     owned: Mutex<Places>,
-    freed: Condvar,
+    /// The owned place with number n becomes free: the one with number n modulo their number is
+    /// notified. So few threads are woken that wait for another one.
+    freed: [Condvar; BEDS],
     punching: Mutex<()>,
     /// Where maps have it; not the view.
     pub(crate) shown: Showings,
@@ -166,7 +171,8 @@ impl Mirror {
             .and_then(|view| view.checked_add(ALIGN_BYTES).map(|_| view))
             .ok_or(rustix::io::Errno::NOMEM)?;
         let view = map_view(fd.as_fd(), view_bytes, uffd)?;
-        let (owned, freed) = (Mutex::new(Places::default()), Condvar::new());
+        let owned = Mutex::new(Places::default());
+        let freed = std::array::from_fn(|_| Condvar::new());
         let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
         let (punching, shown) = (Mutex::new(()), Showings::new());
         let seen_by = Arc::default();
@@ -252,8 +258,10 @@ impl Mirror {
         let later = owned.count;
         let waits_for = |it: &Owned| it.by == By::Step && it.number < later && it.overlaps(pages);
         // Ends: each of these threads is done soon, and then notifies.
-        while owned.all.iter().any(waits_for) && !mutant::on(Mutant::SettlesAtOnce) {
-            owned = self.freed.wait(owned);
+        while let Some(it) = owned.all.iter().find(|it| waits_for(it))
+            && !mutant::on(Mutant::SettlesAtOnce)
+        {
+            owned = self.freed[it.bed()].wait(owned);
         }
     }
 
@@ -267,9 +275,11 @@ impl Mirror {
         let since = Instant::now();
         let mut owned = self.owned.lock();
         // Ends: when the time is up; in a model, where none passes, at once.
-        while owned.has_any_of(pages) && since.elapsed() < nap {
-            let left = nap.saturating_sub(since.elapsed());
-            owned = self.freed.wait_timeout(&self.owned, owned, left);
+        while let Some(it) = owned.all.iter().find(|it| it.overlaps(pages))
+            && let left = nap.saturating_sub(since.elapsed())
+            && !left.is_zero()
+        {
+            owned = self.freed[it.bed()].wait_timeout(&self.owned, owned, left);
             if cfg!(any(loom, shuttle)) {
                 return;
             }
@@ -322,13 +332,19 @@ impl Mirror {
 
     fn disown(&self, places: &[Range<u64>], by: By) {
         let mut owned = self.owned.lock();
+        let mut beds = 0_u32;
         for pages in places {
             let is_it = |other: &Owned| other.by == by && other.pages == *pages;
             let at = owned.all.iter().position(is_it).expect("it was owned");
-            owned.all.swap_remove(at);
+            let it = owned.all.swap_remove(at);
+            beds |= 1 << it.bed();
         }
         drop(owned);
-        self.freed.notify_all();
+        for (n, freed) in self.freed.iter().enumerate() {
+            if beds >> n & 1 == 1 {
+                freed.notify_all();
+            }
+        }
     }
 }
 
@@ -470,6 +486,10 @@ impl Places {
 }
 
 impl Owned {
+    fn bed(&self) -> usize {
+        self.number as usize % BEDS
+    }
+
     fn overlaps(&self, pages: &Range<u64>) -> bool {
         self.pages.start < pages.end && pages.start < self.pages.end
     }

@@ -114,7 +114,8 @@ impl Cache {
     /// [`BUDGET_MAX_BYTES`]; [`ErrorKind::FolioSize`] if [`Options::folio_max_bytes`] is no size of
     /// a folio; [`ErrorKind::Reserve`] if the system refuses the memory; [`ErrorKind::Thread`] if
     /// it refuses the thread that evicts (`RLIMIT_NPROC`, or the limit of the control group);
-    /// [`ErrorKind::ForkHandler`] if it has no memory to remember what to call in a forked child.
+    /// [`ErrorKind::ForkHandler`] if it has no memory to remember what to call in a forked child;
+    /// [`ErrorKind::SwapFile`] if there is to be a swap ([`Options::swap`]) and it cannot be made.
     pub fn new(options: Options) -> Result<Self> {
         let asked_bytes = options.budget_bytes;
         if !(BUDGET_MIN_BYTES..=BUDGET_MAX_BYTES).contains(&asked_bytes) {
@@ -146,7 +147,10 @@ impl Cache {
         let mut core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
         if let Some((place, bytes)) = &core.options.swap {
             let swap = Swap::new(place, *bytes);
-            let refused = |cause| ErrorKind::SwapFile { bytes: *bytes, cause: Arc::new(cause) };
+            let refused = |cause| {
+                let dir = place.dir().map(PathBuf::from);
+                ErrorKind::SwapFile { dir, bytes: *bytes, cause: Arc::new(cause) }
+            };
             core.swap = Some(swap.map_err(refused)?);
         }
         let core = Arc::new(core);

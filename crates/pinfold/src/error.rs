@@ -419,8 +419,10 @@ pub enum ErrorKind {
         cause: Arc<io::Error>,
     },
     /// The swap of a cache could not be made.
-    #[error("cannot make a swap of {bytes} bytes: {cause}")]
+    #[error("cannot make a swap of {bytes} bytes{}: {cause}", in_directory(dir.as_deref()))]
     SwapFile {
+        /// The directory of its file. `None` if it is a source of the program's own.
+        dir: Option<PathBuf>,
         /// Its size.
         bytes: u64,
         /// The system's error.
@@ -656,6 +658,11 @@ fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
 /// The name of a pinned range's file.
 fn named(path: Option<&Path>) -> impl fmt::Display {
     path.map_or_else(|| "a file that is no longer known".into(), Path::to_string_lossy)
+}
+
+/// Where a swap's file was to be.
+fn in_directory(dir: Option<&Path>) -> String {
+    dir.map_or_else(String::new, |dir| format!(" in {}", dir.display()))
 }
 
 /// One pin per line.

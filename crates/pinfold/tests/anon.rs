@@ -226,6 +226,18 @@ fn a_failed_write_to_the_swap_keeps_the_page() {
 }
 
 #[test]
+fn a_swap_that_cannot_be_made_is_named() {
+    let make = |dir: &str, bytes| Cache::new(Options::new(8 << 20).swap(dir, bytes)).unwrap_err();
+    let error = make("/no/such/directory", 1 << 20).to_string();
+    let text = "cannot make a swap of 1048576 bytes in /no/such/directory: No such file";
+    assert!(error.starts_with(text), "{error}");
+    let error = make("/tmp", 4095);
+    assert_eq!(error.code(), "swap-file");
+    let text = "cannot make a swap of 4095 bytes in /tmp: a page has 4096 bytes";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
 fn where_nothing_can_be_paged_out_the_error_says_why() {
     let full = Subject::new(8 * MIB, MIB, SpaceOptions::new());
     let none = Cache::new(Options::new(8 << 20)).unwrap();

@@ -155,7 +155,7 @@ errors! {
     ErrorKind::Map { .. } =
         ErrorKind::Map { path: path(), start: PLACE, end: 2, cause: cause() } => "map", Place;
     ErrorKind::SwapFile { .. } =
-        ErrorKind::SwapFile { bytes: 1, cause: cause() } => "swap-file", Cache;
+        ErrorKind::SwapFile { dir: None, bytes: 1, cause: cause() } => "swap-file", Cache;
     ErrorKind::SwapRead { .. } =
         ErrorKind::SwapRead { name: path(), offset: PLACE, cause: cause() }
         => "swap-read", Place;

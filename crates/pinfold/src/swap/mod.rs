@@ -35,6 +35,16 @@ pub(crate) enum SwapPlace {
     Source(Arc<dyn Source>),
 }
 
+impl SwapPlace {
+    /// The directory, if it is one.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        match self {
+            SwapPlace::Dir(dir) => Some(dir),
+            SwapPlace::Source(_) => None,
+        }
+    }
+}
+
 /// What has happened to a cache's swap, and what is in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -97,9 +107,12 @@ impl Swap {
     /// A swap of `bytes` bytes, rounded down to whole pages.
     ///
     /// # Errors
-    /// The file cannot be made, or its file system has no room.
+    /// It is less than a page; the file cannot be made, or its file system has no room.
     pub(crate) fn new(place: &SwapPlace, bytes: u64) -> io::Result<Self> {
         let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(SLOTS_MAX / 2);
+        if slots == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
+        }
         let source = match place {
             SwapPlace::Source(source) => source.clone(),
             SwapPlace::Dir(dir) => make(dir, u64::from(slots) * PAGE_BYTES as u64)?,
@@ -208,7 +221,6 @@ fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
     let opened = open_file(&path, Access::ReadWrite, Preference::Auto);
     rustix::fs::unlink(&path)?;
     let allocated = match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
-        _ if bytes == 0 => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             rustix::fs::ftruncate(&fd, bytes)
         }
@@ -264,6 +276,19 @@ mod tests {
         assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
         assert_eq!(swap.stats().read_errors, 1);
         assert_eq!(swap.stats().last_error.as_deref(), Some("the swap gave 0 bytes of 4096"));
+    }
+
+    #[test]
+    fn a_swap_without_room_for_a_page_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = SwapPlace::Source(Arc::new(Memory::new(Vec::new())));
+        for place in [SwapPlace::Dir(dir.path().to_owned()), source] {
+            for bytes in [0, 1, 4095] {
+                let error = Swap::new(&place, bytes).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bytes}: {error}");
+            }
+            assert_eq!(Swap::new(&place, 8191).unwrap().stats().total_bytes, 4096);
+        }
     }
 
     #[test]

@@ -294,6 +294,7 @@ mod index;
 mod kept;
 #[cfg(not(loom))]
 mod lend;
+mod limits;
 mod many;
 mod mapping;
 mod mirror;

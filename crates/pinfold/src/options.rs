@@ -163,7 +163,13 @@ impl Options {
     /// [own memory](crate::Space::map_anon) goes when its pages leave the budget. It is a file
     /// without a name in `dir`, whose blocks are allocated by [`Cache::new`](crate::Cache::new)
     /// where the file system can do that; it is read and written by direct I/O where the file system
-    /// can do that. It ends with the cache.
+    /// can do that. It ends with the cache. An empty path is the current directory.
+    ///
+    /// [`Cache::new`](crate::Cache::new) fails with
+    /// [`ErrorKind::SwapFile`](crate::ErrorKind::SwapFile) if the file cannot be made, or if `bytes`
+    /// is less than a page, 4096, or above the process's limit for files (`ulimit -f`). If that
+    /// limit is set later, writes beyond it fail, and are counted
+    /// ([`SwapStats::write_errors`](crate::SwapStats::write_errors)).
     ///
     /// None by default: then own memory stays in the budget.
     #[must_use]

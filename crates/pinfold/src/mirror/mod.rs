@@ -57,9 +57,9 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate,
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
-use rustix::process::{Resource, getrlimit};
 
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::limits::check_file_end;
 use crate::mutant::{self, Mutant};
 use crate::sync::{Condvar, Mutex, between_steps};
 use crate::uffd::Uffd;
@@ -510,12 +510,9 @@ fn is_there(cause: &io::Error) -> bool {
     cause.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error())
 }
 
-/// Makes a memfd `bytes` long. Beyond the process's limit for files the kernel would answer by
-/// SIGXFSZ.
+/// Makes a memfd `bytes` long.
 fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
-    if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
-        return Err(rustix::io::Errno::FBIG.into());
-    }
+    check_file_end(bytes)?;
     Ok(ftruncate(fd, bytes)?)
 }
 

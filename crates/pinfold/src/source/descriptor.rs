@@ -13,6 +13,7 @@ use rustix::fs::{Advice, SeekFrom};
 
 use super::extent::{self, Extent};
 use super::request::{Direction, Request};
+use crate::limits::check_file_end;
 
 /// Extents that one system call takes at most (`IOV_MAX`).
 const IOVECS_MAX: usize = 1024;
@@ -76,8 +77,7 @@ impl Descriptor {
 
     /// `Source::write_extents_at`: all of it or an error.
     pub(super) fn write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
-        self.check_writable()?;
-        self.check(offset, extents)?;
+        self.check_write(offset, extents)?;
         let done = self.transfer(Direction::Write, offset, extents)?;
         if done < extent::total_bytes(extents) {
             return Err(super::request::underlong(done, extent::total_bytes(extents)));
@@ -97,10 +97,10 @@ impl Descriptor {
 
     /// Returns the error that the request would meet later.
     pub(super) fn check_request(&self, request: &Request) -> io::Result<()> {
-        if request.direction() == Direction::Write {
-            self.check_writable()?;
+        match request.direction() {
+            Direction::Read => self.check(request.offset(), request.extents()),
+            Direction::Write => self.check_write(request.offset(), request.extents()),
         }
-        self.check(request.offset(), request.extents())
     }
 
     fn transfer(
@@ -178,6 +178,15 @@ impl Descriptor {
         Ok(())
     }
 
+    fn check_write(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<()> {
+        self.check_writable()?;
+        self.check(offset, extents)?;
+        if self.block_device {
+            return Ok(()); // has no such limit
+        }
+        check_file_end(offset + extent::total_bytes(extents) as u64)
+    }
+
     fn check_writable(&self) -> io::Result<()> {
         if self.writable {
             return Ok(());
@@ -196,6 +205,9 @@ impl Descriptor {
 
     pub(super) fn set_len(&self, bytes: u64) -> io::Result<()> {
         self.check_writable()?;
+        if bytes > self.len_bytes()? {
+            check_file_end(bytes)?;
+        }
         Ok(rustix::fs::ftruncate(&self.fd, bytes)?)
     }
 

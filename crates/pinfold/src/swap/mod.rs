@@ -22,6 +22,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 use crate::frame::PAGE_BYTES;
 use crate::guarded::guarded;
+use crate::limits::check_file_end;
 use crate::source::{Access, Extent, Preference, Source, open_file};
 use pages::Unused;
 use slots::{SLOTS_MAX, Slot, Slots};
@@ -220,6 +221,7 @@ fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
     };
     let opened = open_file(&path, Access::ReadWrite, Preference::Auto);
     rustix::fs::unlink(&path)?;
+    check_file_end(bytes)?;
     let allocated = match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             rustix::fs::ftruncate(&fd, bytes)

@@ -479,6 +479,35 @@ fn what_is_held_can_be_read_into_by_direct_io() {
     assert!(subject.cache.swap_stats().unwrap().pages_written > 100);
 }
 
+/// Each step would take hours if it looked at each page.
+#[test]
+fn memory_beyond_all_bounds_takes_nothing_before_it_is_touched() {
+    for handlers in [0, 1] {
+        let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new().handlers(handlers));
+        // As many addresses as the system gives.
+        let made = (36..45).rev().find_map(|bits| match subject.space.map_anon(1 << bits) {
+            Ok(map) => Some(map),
+            Err(error) => {
+                assert_eq!(error.code(), "own", "{error}");
+                None
+            }
+        });
+        let map = made.expect("64 GiB of addresses");
+        let pages = [0, map.len() / PAGE / 2 + 1, map.len() / PAGE - 1];
+        for page in pages {
+            write_page(&map, page, 1);
+        }
+        // With the first page those come that follow it.
+        assert!(map.page_out(0..map.len()).unwrap() >= 3 * PAGE);
+        for page in pages {
+            check_page(&map, page, 1);
+        }
+        map.discard(PAGE..map.len()).unwrap();
+        check_page(&map, pages[0], 1);
+        check_page(&map, pages[2], 0);
+    }
+}
+
 #[test]
 fn bad_ranges_are_refused() {
     let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new());

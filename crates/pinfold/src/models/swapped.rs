@@ -29,7 +29,7 @@ struct Machine {
 impl Machine {
     /// Pages of which each has its number, plus one, as its bytes.
     fn new(memory: u32, slots: u32) -> Self {
-        let mut states = Pages::new(memory as usize);
+        let mut states = Pages::new(memory.into()).expect("a few pages");
         for page in 0..memory {
             assert_eq!(states.store(page.into(), || {}), Unused(None));
         }

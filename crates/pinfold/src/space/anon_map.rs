@@ -119,7 +119,8 @@ impl AnonMap {
         let area = Area::new(&space.uffd, weak, origin, len).map_err(|why| refused("map", why))?;
         let area = Arc::new(area);
         let memory: Arc<dyn OwnMemory> = area.clone();
-        file.handle().mapping.make_own(Pages::new(whole >> PAGE_SHIFT), memory);
+        let states = Pages::new(area.pages()).map_err(|_| too_large())?;
+        file.handle().mapping.make_own(states, memory);
         let target = Target { file, own: Some(area.clone()), space: space.clone() };
         let target = Arc::new(target);
         let (number, vma) = RECORDS.claim().ok_or_else(too_large)?;

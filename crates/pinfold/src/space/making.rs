@@ -203,12 +203,15 @@ impl Space {
     /// # Ok::<(), pinfold::Error>(())
     /// ```
     ///
-    /// Cost: some eight system calls, and 4 bytes for each page, outside of the budget. It takes a
-    /// VMA of the kernel's, two at most, and whole pieces of 2 MiB of address space.
+    /// Cost: some eight system calls; outside of the budget, 4 bytes for each 2 MiB of addresses
+    /// (which stay for other maps), 16 for each 64 MiB, and 4 for each page of those 64 MiB in
+    /// which something was stored. It takes a VMA of the kernel's, two at most, and whole pieces of
+    /// 2 MiB of address space.
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`:
-    /// it has no write protection by userfaultfd, which `x86_64` has since Linux 5.7);
+    /// it has no write protection by userfaultfd, which `x86_64` has since Linux 5.7; `ENOMEM`: it
+    /// does not have so many addresses, or so much memory for what is kept of each page);
     /// [`ErrorKind::TooManyFiles`]; [`ErrorKind::Forked`].
     pub fn map_anon(&self, len: usize) -> Result<AnonMap> {
         AnonMap::anonymous(&self.core, len)

@@ -40,6 +40,9 @@
 //! under way. As long as it is, the page stays in memory, from which it is read, and no other
 //! page-out of it begins.
 
+use std::collections::TryReserveError;
+use std::ops::Range;
+
 use super::slots::Slot;
 use crate::mutant::{self, Mutant};
 
@@ -81,21 +84,50 @@ pub(crate) struct IsWriting;
 /// The states of all pages of a mapping.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    /// The state in the lowest three bits, the slot above.
-    words: Vec<u32>,
+    n: u64,
+    /// For each [`CHUNK`] pages a word for each page: the state in the lowest three bits, the slot
+    /// above. An empty chunk is all `Origin`: so memory that is not stored to takes none here.
+    chunks: Vec<Box<[u32]>>,
 }
 
 const TAG_BITS: u32 = 3;
 
+/// Pages of a chunk: 64 MiB.
+const CHUNK: u64 = 1 << 14;
+
 impl Pages {
-    /// `n` pages, none of which was ever stored to. Takes 4 bytes a page.
-    pub(crate) fn new(n: usize) -> Self {
-        Pages { words: vec![0; n] }
+    /// `n` pages, none of which was ever stored to. Takes 16 bytes for each [`CHUNK`] pages, and 4
+    /// for each page of those in which one was stored to.
+    ///
+    /// # Errors
+    /// There is no memory for so many.
+    pub(crate) fn new(n: u64) -> Result<Self, TryReserveError> {
+        let mut chunks = Vec::new();
+        let wanted = n.div_ceil(CHUNK) as usize;
+        chunks.try_reserve_exact(wanted)?;
+        chunks.resize_with(wanted, Box::default);
+        Ok(Pages { n, chunks })
+    }
+
+    fn place(&self, page: u64) -> (usize, usize) {
+        debug_assert!(page < self.n, "page {page} of {}", self.n);
+        ((page / CHUNK) as usize, (page % CHUNK) as usize)
+    }
+
+    /// The first page of the range that may be other than `Origin`.
+    pub(crate) fn next_stored_to(&self, pages: Range<u64>) -> Option<u64> {
+        let mut page = pages.start;
+        // Ends: each turn gets on by a chunk.
+        while page < pages.end && self.chunks[self.place(page).0].is_empty() {
+            page = (page / CHUNK + 1) * CHUNK;
+        }
+        (page < pages.end).then_some(page)
     }
 
     /// The state of a page.
     pub(crate) fn get(&self, page: u64) -> State {
-        let word = self.words[page as usize];
+        let (chunk, at) = self.place(page);
+        let word = self.chunks[chunk].get(at).copied().unwrap_or(0);
         let slot = Slot(word >> TAG_BITS);
         match word & ((1 << TAG_BITS) - 1) {
             0 => State::Origin,
@@ -107,13 +139,23 @@ impl Pages {
     }
 
     fn set(&mut self, page: u64, state: State) {
-        self.words[page as usize] = match state {
+        let word = match state {
             State::Origin => 0,
             State::Swapped(Slot(slot)) => slot << TAG_BITS | 1,
             State::Dirty => 2,
             State::Writing(Slot(slot)) => slot << TAG_BITS | 3,
             State::Stale(Slot(slot)) => slot << TAG_BITS | 4,
         };
+        let (chunk, at) = self.place(page);
+        let left = self.n - chunk as u64 * CHUNK;
+        let words = &mut self.chunks[chunk];
+        if words.is_empty() {
+            if word == 0 {
+                return;
+            }
+            *words = vec![0; left.min(CHUNK) as usize].into();
+        }
+        words[at] = word;
     }
 
     /// A store to the page begins when this returns. If the page is protected, `allow` ends that:
@@ -225,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_word_has_its_state_and_slot() {
-        let mut pages = Pages::new(3);
+        let mut pages = Pages::new(3).unwrap();
         let slot = Slot(super::super::slots::SLOTS_MAX - 1);
         let with_slot = [State::Swapped(slot), State::Writing(slot), State::Stale(slot)];
         for state in with_slot.into_iter().chain([State::Dirty, State::Origin]) {
@@ -236,8 +278,29 @@ mod tests {
     }
 
     #[test]
+    fn what_was_never_stored_to_takes_no_memory_and_is_passed_over() {
+        let n = (1 << 34) + 5;
+        let mut pages = Pages::new(n).unwrap();
+        let all = |pages: &Pages| pages.chunks.iter().filter(|it| !it.is_empty()).count();
+        assert_eq!(pages.get(n - 1), State::Origin);
+        assert_eq!(pages.forget(n / 2), Ok(Unused(None)));
+        assert_eq!((all(&pages), pages.next_stored_to(0..n)), (0, None));
+        for page in [n - 1, 3 * CHUNK + 7] {
+            assert_eq!(pages.store(page, || {}), Unused(None));
+            assert_eq!(pages.get(page), State::Dirty);
+        }
+        assert_eq!(all(&pages), 2);
+        assert_eq!(pages.chunks.last().map(|it| it.len()), Some(5));
+        assert_eq!(pages.next_stored_to(0..n), Some(3 * CHUNK));
+        assert_eq!(pages.next_stored_to(3 * CHUNK + 9..n), Some(3 * CHUNK + 9));
+        assert_eq!(pages.next_stored_to(4 * CHUNK..n), Some(1 << 34));
+        assert_eq!(pages.next_stored_to(4 * CHUNK..n - 5), None);
+        assert!(Pages::new(u64::MAX).is_err());
+    }
+
+    #[test]
     fn a_page_out_writes_what_is_dirty_and_protects_it_in_runs() {
-        let mut pages = Pages::new(10);
+        let mut pages = Pages::new(10).unwrap();
         for page in [1, 2, 4, 6] {
             assert_eq!(pages.store(page, || {}), Unused(None));
         }
@@ -265,7 +328,7 @@ mod tests {
     /// Whether a page can leave, be forgotten or be written again while an older version of it is
     /// being written.
     fn stored_to_while_written() -> (bool, bool) {
-        let mut pages = Pages::new(1);
+        let mut pages = Pages::new(1).unwrap();
         let _ = pages.store(0, || {});
         let begin = |pages: &mut Pages, slot| {
             super::begin(pages, [(0, slot)].into_iter(), |_| {}).len() == 1

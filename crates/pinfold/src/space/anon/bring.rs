@@ -105,9 +105,16 @@ impl Area {
 
     /// Ends the poison of absent pages.
     pub(in crate::space) fn unpoison(&self, handle: &Handle, pages: std::ops::Range<u64>) {
-        let changing = handle.mapping.change();
-        for page in pages.filter(|&page| changing.head(page).is_none()) {
-            calls::take_out(&self.addresses(&(page..page + 1)));
+        let mut changing = handle.mapping.change();
+        let mut from = pages.start;
+        // Ends: each turn begins after the last one's folio.
+        while from < pages.end {
+            let next = changing.writer(&handle.core.nodes).next_present(from..pages.end);
+            let (absent_to, next) = next.map_or((pages.end, pages.end), |it| (it.page, it.end()));
+            if from < absent_to {
+                calls::take_out(&self.addresses(&(from..absent_to)));
+            }
+            from = next;
         }
     }
 

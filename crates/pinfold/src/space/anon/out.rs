@@ -30,10 +30,10 @@ use super::protect::Protection;
 use super::{Area, Origin, calls};
 use crate::core::Core;
 use crate::error::Result;
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::freeze::Candidate;
 use crate::handle::Handle;
-use crate::mapping::{Mapping, OwnMemory};
+use crate::mapping::{Changing, Mapping, OwnMemory};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::Extent;
@@ -197,12 +197,9 @@ impl Area {
     pub(in crate::space) fn page_out(handle: &Handle, pages: Range<u64>) -> Result<u64> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         core.check_owner()?;
-        let mut gone = 0;
+        let (mut gone, mut from) = (0, pages.start);
         // Ends: each turn begins after the last one.
-        let mut from = pages.start;
-        while from < pages.end {
-            let end = pages.end.min(from + AT_ONCE);
-            let there = in_memory(mapping, from..end);
+        while let Some((there, end)) = in_memory(core, mapping, from..pages.end) {
             core.let_go_of_recent(|head| there.contains(&head));
             let folios = there.into_iter().map(|head| Candidate::of(core, head));
             let of_this = |folio: &Candidate| folio.identity.mapping == mapping.id;
@@ -227,10 +224,14 @@ impl Area {
         // Ends: each turn gets on, or follows one that waited for a write.
         while from < pages.end {
             let ended = self.writes.lock().ended;
-            let end = pages.end.min(from + AT_ONCE);
             let mut changing = mapping.change();
+            // Between these there is nothing to forget, however large the map is.
+            let there = next_present(core, &mut changing, from..pages.end);
             let states = changing.own().expect("own memory has states");
-            let mut at = from;
+            let stored_to = states.next_stored_to(from..pages.end);
+            let Some(first) = there.into_iter().chain(stored_to).min() else { break };
+            let end = pages.end.min(first + AT_ONCE);
+            let mut at = first;
             let mut forgotten = Vec::new();
             while at < end {
                 match states.forget(at) {
@@ -240,7 +241,7 @@ impl Area {
                 }
                 at += 1;
             }
-            let gone = crate::freeze::drop_own(core, &mut changing, from..at);
+            let gone = crate::freeze::drop_own(core, &mut changing, first..at);
             drop(changing);
             crate::freeze::let_go(core, &gone);
             for unused in forgotten {
@@ -258,10 +259,17 @@ impl Area {
     }
 }
 
-/// The folios of these pages.
-fn in_memory(mapping: &Mapping, pages: Range<u64>) -> Vec<crate::frame::FrameNumber> {
-    let changing = mapping.change();
-    pages.filter_map(|page| changing.head(page)).collect()
+/// The first of these pages that is in memory.
+fn next_present(core: &Core, changing: &mut Changing<'_>, pages: Range<u64>) -> Option<u64> {
+    changing.writer(&core.nodes).next_present(pages).map(|folio| folio.page)
+}
+
+/// The first folios of these pages, and where to look for further ones.
+fn in_memory(core: &Core, mapping: &Mapping, pages: Range<u64>) -> Option<(Vec<FrameNumber>, u64)> {
+    let mut changing = mapping.change();
+    let first = next_present(core, &mut changing, pages.clone())?;
+    let end = pages.end.min(first + AT_ONCE);
+    Some(((first..end).filter_map(|page| changing.head(page)).collect(), end))
 }
 
 /// The pages of a range of bytes that is in an area.

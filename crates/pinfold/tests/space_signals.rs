@@ -323,6 +323,88 @@ fn the_handler_that_was_there_before_gets_what_is_not_a_maps() {
 }
 
 #[test]
+fn a_signal_that_a_process_sent_takes_no_map_its_handler() {
+    let name = "a_signal_that_a_process_sent_takes_no_map_its_handler";
+    let signal = alone(name, || {
+        // Rust's own handler is there, which goes back to the default action.
+        let subject = Subject::new();
+        let map = subject.map(0);
+        // SAFETY: a signal to this thread.
+        unsafe { libc::raise(libc::SIGBUS) };
+        (0..10).for_each(|page| subject.check(&map, page));
+        let again = subject.map(0);
+        (20..30).for_each(|page| subject.check(&again, page));
+    });
+    assert_eq!(signal, None);
+}
+
+#[test]
+fn a_second_signal_that_a_process_sent_ends_it_as_without_maps() {
+    let signal = alone("a_second_signal_that_a_process_sent_ends_it_as_without_maps", || {
+        let subject = Subject::new();
+        let _map = subject.map(0);
+        for _ in 0..2 {
+            // SAFETY: a signal to this thread.
+            unsafe { libc::raise(libc::SIGBUS) };
+        }
+    });
+    assert_eq!(signal, Some(libc::SIGBUS));
+}
+
+#[test]
+fn a_space_installs_the_handler_that_is_gone() {
+    let signal = alone("a_space_installs_the_handler_that_is_gone", || {
+        let with_info = (with_info as *const ()).expose_provenance();
+        handle_by(with_info, libc::SA_SIGINFO);
+        let subject = Subject::new();
+        subject.check(&subject.map(0), 1);
+        handle_by(with_info, libc::SA_SIGINFO);
+        subject.check(&subject.map(0), 100);
+        assert_eq!(calls(), 0);
+        assert_eq!(touch_at(foreign_page()), 0);
+        assert_eq!(calls(), 1);
+        handle_by(libc::SIG_DFL, 0);
+        subject.check(&subject.map(0), 200);
+        touch_at(foreign_page());
+    });
+    assert_eq!(signal, Some(libc::SIGBUS));
+}
+
+/// What was there when `passes_on` was installed.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// A later handler of the program's, which passes everything on.
+extern "C" fn passes_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+    let next: *const () = ptr::with_exposed_provenance(NEXT.load(Ordering::Relaxed));
+    // SAFETY: the handler that was there, which has information.
+    let next = unsafe { std::mem::transmute::<*const (), Handler>(next) };
+    next(signal, info, context);
+}
+
+#[test]
+fn a_later_handler_that_passes_on_stays_before_that_of_maps() {
+    let signal = alone("a_later_handler_that_passes_on_stays_before_that_of_maps", || {
+        handle_by((with_info as *const ()).expose_provenance(), libc::SA_SIGINFO);
+        let subject = Subject::new();
+        let map = subject.map(0);
+        // SAFETY: all zeros are an action.
+        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: it only asks.
+        unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut ours) };
+        NEXT.store(ours.sa_sigaction, Ordering::Relaxed);
+        let later = (passes_on as *const ()).expose_provenance();
+        handle_by(later, libc::SA_SIGINFO | libc::SA_NODEFER);
+        let again = subject.map(0);
+        subject.check(&map, 1);
+        subject.check(&again, 100);
+        assert_eq!(touch_at(foreign_page()), 0);
+        assert_eq!(calls(), 1, "once, and not for ever");
+    });
+    assert_eq!(signal, None);
+}
+
+#[test]
 fn a_handler_without_information_gets_its_signals() {
     let signal = alone("a_handler_without_information_gets_its_signals", || {
         handle_by((without_info as *const ()).expose_provenance(), libc::SA_NODEFER);

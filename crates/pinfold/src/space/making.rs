@@ -92,7 +92,9 @@ impl SpaceOptions {
 ///   page as if the access were a call of the cache; then the access is repeated. A miss costs what
 ///   a miss of `read_at` costs, and a few microseconds. The first space of the process installs the
 ///   handler; what is not a fault of a map goes to the handler that was there before. A program
-///   that installs a handler for SIGBUS later has to pass signals on in the same way.
+///   that installs a handler for SIGBUS later has to pass signals on in the same way. If it goes
+///   back to the default action, or to the handler that was there before, no map can be accessed
+///   until the next space is made, which installs the handler again.
 ///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process.
 ///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: for
 ///     `write` from a map, use handler threads, or [`Map::read_at`].

@@ -23,11 +23,19 @@
 //! Where there was no handler, the process ends by the signal, as it would without this one.
 //!
 //! A handler that the program installs later is before this one, and has to pass on what is not its
-//! own in the same way.
+//! own in the same way. So where a new space finds such a handler, it installs nothing: if this one
+//! were before that, each would pass on to the other for ever. Where it finds the default action,
+//! or what was there at first, this handler is installed again.
+//!
+//! A handler that gets a signal that is not its own may go back to the default action and return,
+//! as that of Rust's standard library does, so that the access that is repeated ends the process.
+//! If a process sent the signal, there is no such access, and this handler is installed again: the
+//! next signal that is sent ends the process, and accesses to maps go on. But one that another
+//! thread makes in between, while there is no handler, ends the process.
 
 use std::ffi::{c_int, c_void};
 // Not from `crate::sync`: no model has signals.
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{io, mem, ptr};
 
 use super::core;
@@ -40,37 +48,67 @@ const NO_ADDRESS: c_int = 2;
 /// What was there before. Null: this handler was never installed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether this handler was installed.
-static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// The actions without a handler. Statics, as a signal handler must not allocate.
+static DEFAULT: libc::sigaction = action(libc::SIG_DFL, 0);
+static IGNORE: libc::sigaction = action(libc::SIG_IGN, 0);
 
-/// Installs the handler, once for the process.
+const fn action(handler: libc::sighandler_t, flags: c_int) -> libc::sigaction {
+    // SAFETY: all zeros are a `sigaction`: no handler, no flags, no signal blocked.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = handler;
+    action.sa_flags = flags;
+    action
+}
+
+/// Sees to it that signals get to this handler.
 ///
 /// There is no lock: a child that was forked in the middle of one would wait for ever. Threads that
-/// come at once all install it; one of them stores what was there before.
+/// come at once all install it; the first of them stores what was there before.
 pub(super) fn install() -> io::Result<()> {
-    // Acquire: pairs with the release below, so that a fault of this thread finds the handler.
-    if INSTALLED.load(Ordering::Acquire) {
+    let now = change(None)?;
+    if now.sa_sigaction == address_of_handler() || put_back(&now) {
         return Ok(());
     }
-    let before = change(None)?;
-    if before.sa_sigaction != address_of_handler() {
-        let before = Box::into_raw(Box::new(before));
-        // Release: pairs with the acquire in `pass_on`. It is there before the handler is.
-        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
-        if BEFORE.compare_exchange(ptr::null_mut(), before, success, failure).is_err() {
-            // SAFETY: nobody else has seen it.
-            drop(unsafe { Box::from_raw(before) });
+    // Acquire: pairs with the release below.
+    let before = BEFORE.load(Ordering::Acquire);
+    // SAFETY: null, or never freed.
+    match unsafe { before.as_ref() } {
+        None => {
+            let now = Box::into_raw(Box::new(now));
+            // Release: pairs with the acquire in `pass_on`. It is there before the handler is.
+            let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+            if BEFORE.compare_exchange(ptr::null_mut(), now, success, failure).is_err() {
+                // SAFETY: nobody else has seen it.
+                drop(unsafe { Box::from_raw(now) });
+            }
         }
-        // SAFETY: all zeros are a `sigaction`: no handler, no flags, no signal blocked.
-        let mut ours: libc::sigaction = unsafe { mem::zeroed() };
-        ours.sa_sigaction = address_of_handler();
-        // Not on the alternate stack, which may be too small for a miss. The signal is not blocked
-        // meanwhile: a source may read another map.
-        ours.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
-        change(Some(&ours))?;
+        Some(before) if before.sa_sigaction == now.sa_sigaction => {}
+        Some(_) => return Ok(()), // the program's own, which passes on to this one
     }
-    INSTALLED.store(true, Ordering::Release);
-    Ok(())
+    install_over()
+}
+
+fn install_over() -> io::Result<()> {
+    // Not on the alternate stack, which may be too small for a miss. The signal is not blocked
+    // meanwhile: a source may read another map.
+    let flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
+    change(Some(&action(address_of_handler(), flags))).map(drop)
+}
+
+/// If this handler was there, and `now` there is none, installs it again, and says so. Nothing is
+/// allocated, and there is no lock: called by the handler, too.
+fn put_back(now: &libc::sigaction) -> bool {
+    let plain = match now.sa_sigaction {
+        libc::SIG_DFL => &DEFAULT,
+        libc::SIG_IGN => &IGNORE,
+        _ => return false,
+    };
+    if BEFORE.load(Ordering::Relaxed).is_null() {
+        return false; // it was never installed
+    }
+    // Release: pairs with the acquire in `pass_on`. Who has the old one uses that.
+    BEFORE.store(ptr::from_ref(plain).cast_mut(), Ordering::Release);
+    install_over().is_ok()
 }
 
 fn address_of_handler() -> libc::sighandler_t {
@@ -79,8 +117,7 @@ fn address_of_handler() -> libc::sighandler_t {
 
 /// Installs an action, if one is given, and returns the one before.
 fn change(to: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
-    // SAFETY: as in `install`.
-    let mut before: libc::sigaction = unsafe { mem::zeroed() };
+    let mut before = DEFAULT;
     let to = to.map_or(ptr::null(), ptr::from_ref);
     // SAFETY: both point to such structs, or nowhere; what is installed is this file's handler, or
     // what the process started with.
@@ -151,9 +188,7 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
         // The kernel heeds neither a handler that returns nor an ignored signal when an access
         // cannot be made: without the handler, the repeated access ends the process.
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: all zeros are the default action.
-            let default: libc::sigaction = unsafe { mem::zeroed() };
-            let _ = change(Some(&default)); // cannot fail: the signal has a number that exists
+            let _ = change(Some(&DEFAULT)); // cannot fail: the signal has a number that exists
             if was_sent {
                 // SAFETY: ends the process.
                 unsafe { libc::raise(signal) };
@@ -162,6 +197,9 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
         handler => {
             // SAFETY: the mask that the handler wants, and the thread's own again afterwards.
             unsafe { with_mask(before, signal, || call(before, handler, signal, info, context)) };
+            if was_sent && let Ok(now) = change(None) {
+                put_back(&now);
+            }
         }
     }
 }

@@ -238,16 +238,16 @@ pub enum ErrorKind {
     /// The budget is full of memory that cannot be evicted, and nothing changed that: no read of
     /// the cache ended for two seconds, or for thirty while reads were under way.
     #[error(
-        "cannot read {} at {offset}: no memory for {wanted_bytes} bytes in a budget of \
-         {budget_bytes}: {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \
+        "no memory for {wanted_bytes} bytes of {} at {offset} in a budget of {budget_bytes}: \
+         {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \
          being read, {dirty_bytes} dirty, {reclaimable_bytes} reclaimable, {metadata_bytes} \
          metadata",
         path.display()
     )]
     NoMemory {
-        /// The file that was to be read.
+        /// The file that was to be read, or the own memory of which a page was wanted.
         path: PathBuf,
-        /// Where in the file.
+        /// Where in it.
         offset: u64,
         /// The bytes needed.
         wanted_bytes: u64,
@@ -259,7 +259,7 @@ pub enum ErrorKind {
         held_bytes: u64,
         /// Folios that are being read from a source.
         filling_bytes: u64,
-        /// Folios newer than the source.
+        /// Folios newer than the source, and own memory that was stored to and is not in the swap.
         dirty_bytes: u64,
         /// Folios that have become evictable since.
         reclaimable_bytes: u64,

@@ -802,7 +802,7 @@ fn a_budget_full_of_what_cannot_be_evicted_is_an_error_and_no_hang() {
     assert!(held_bytes > BUDGET_MIN_BYTES / 2, "{error}");
     let text = error.to_string();
     let begin = format!(
-        "cannot read slow at {offset}: no memory for 4096 bytes in a budget of 1048576: 0 are pinned"
+        "no memory for 4096 bytes of slow at {offset} in a budget of 1048576: 0 are pinned"
     );
     assert!(text.starts_with(&begin), "{text}");
     assert!(text.contains("held by readers"), "{text}");

@@ -4,7 +4,7 @@
 use crate::core::Core;
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Mark, PAGES_END};
-use crate::mapping::Mapping;
+use crate::mapping::{Changing, Mapping};
 
 /// Bytes of folios, by what keeps them. Each folio counts once, as a whole, for the first field
 /// that applies.
@@ -17,7 +17,7 @@ pub(super) struct Census {
     pub(super) filling_bytes: u64,
     /// With a reference besides the index's, or announced by a reader.
     pub(super) held_bytes: u64,
-    /// Dirty.
+    /// Dirty; or own memory whose bytes are nowhere else.
     pub(super) dirty_bytes: u64,
     /// None of these: evictable.
     pub(super) reclaimable_bytes: u64,
@@ -67,14 +67,32 @@ impl Census {
     }
 }
 
-/// The bytes of the mapping's dirty folios.
+/// The bytes of the mapping's folios that cannot leave as they are.
 fn dirty_bytes(core: &Core, mapping: &Mapping) -> u64 {
     let mut changing = mapping.change();
+    if mapping.own().is_some() {
+        return own_dirty_bytes(core, &mut changing);
+    }
     let writer = changing.writer(&core.nodes);
     let (mut bytes, mut from) = (0, 0);
     // Ends: each turn advances by a folio.
     while let Some(folio) = writer.next_marked(from..PAGES_END, Mark::Dirty) {
         bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
+        from = folio.end();
+    }
+    bytes
+}
+
+/// The same of own memory, whose states say so and not the index's marks.
+fn own_dirty_bytes(core: &Core, changing: &mut Changing<'_>) -> u64 {
+    let (mut bytes, mut from) = (0, 0);
+    // Ends: each turn advances by a folio.
+    loop {
+        let next = changing.writer(&core.nodes).next_present(from..PAGES_END);
+        let Some(folio) = next else { break };
+        if !changing.is_clean(&core.nodes, folio.page) {
+            bytes += (folio.end() - folio.page) * PAGE_BYTES as u64;
+        }
         from = folio.end();
     }
     bytes

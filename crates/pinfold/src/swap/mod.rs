@@ -137,13 +137,16 @@ impl Swap {
         }
     }
 
-    /// Writes pages to adjacent slots, from `first` on.
+    /// Writes pages to adjacent slots, from `first` on. An extent has one or more.
     pub(crate) fn write(&self, first: Slot, pages: &[Extent<'_>]) -> io::Result<()> {
         let write = || self.source.write_extents_at(offset(first), pages);
         let done = guarded("write_extents_at", write);
         add(&self.counters.writes, 1);
         match &done {
-            Ok(()) => add(&self.counters.pages_written, pages.len() as u64),
+            Ok(()) => {
+                let bytes: usize = pages.iter().map(Extent::bytes).sum();
+                add(&self.counters.pages_written, (bytes / PAGE_BYTES) as u64);
+            }
             Err(why) => {
                 add(&self.counters.write_errors, 1);
                 self.remember(why);

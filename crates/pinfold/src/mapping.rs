@@ -56,8 +56,9 @@ pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
     fn take_out(&self, pages: std::ops::Range<u64>);
 
     /// Writes those of these pages of `mapping`, in rising order, that are dirty and that nobody uses
-    /// to the swap, so that they may leave memory. No lock may be held.
-    fn write_out(&self, mapping: &Mapping, pages: &[u64]);
+    /// to the swap, so that they may leave memory. If the swap has just failed or was full, only
+    /// with `now`. No lock may be held.
+    fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool);
 }
 
 /// One file.

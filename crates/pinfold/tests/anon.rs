@@ -304,7 +304,25 @@ fn where_nothing_can_be_paged_out_the_error_says_why() {
             assert_eq!(byte, [if page < 512 { 0 } else { 7 }], "page {page}");
         }
     }
-    assert!(full.cache.swap_stats().unwrap().full > 0);
+    let full = full.cache.swap_stats().unwrap().full;
+    assert!((1..10_000).contains(&full), "{full} attempts, in which 2 seconds were waited twice");
+}
+
+/// Who waits for memory does not try as often as it can.
+#[test]
+fn a_swap_that_fails_is_left_alone_for_a_while() {
+    let subject = Subject::new(8 * MIB, 40 * MIB, SpaceOptions::new());
+    subject.fail(Operation::Write);
+    let map = subject.space.map_anon(32 * MIB).unwrap();
+    let failed = (0..32 * MIB / PAGE).find_map(|page| map.write_at(&[7; PAGE], page * PAGE).err());
+    let error = failed.expect("8 MiB have no room for 32");
+    assert_eq!(error.code(), "own-memory", "{error}");
+    let swap = subject.cache.swap_stats().unwrap();
+    assert!((1..1000).contains(&swap.write_errors), "{swap:?}");
+    // What the program asks for is tried, and what is well again is used at once.
+    subject.swap.heal();
+    assert!(map.page_out(0..MIB).unwrap() > 0);
+    map.write_at(&[7; PAGE], 30 * MIB).unwrap();
 }
 
 #[test]

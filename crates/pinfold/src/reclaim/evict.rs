@@ -111,11 +111,12 @@ fn next_folios(core: &Core, sweep: &mut Sweep, turns: &mut Turns, pages: u64) ->
     }
 }
 
-/// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict.
+/// Evicts these folios, at most a batch, if nobody uses them, whatever the policy would evict, and
+/// however short ago the swap has failed.
 /// Returns how many pages.
 pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     let mut sweep = Sweep::new(0);
-    evict_batch(core, folios, &mut sweep, IfDirty::Write);
+    evict_batch(core, folios, &mut sweep, IfDirty::WriteNow);
     core.pressure.progress();
     sweep.counts().evicted_pages
 }
@@ -123,8 +124,10 @@ pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
 /// What becomes of dirty folios that the program's own memory has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IfDirty {
-    /// They are written to the swap, and then evicted.
+    /// They are written to the swap, and then evicted; unless it has just failed.
     Write,
+    /// The same, even if it has.
+    WriteNow,
     /// They stay.
     Stay,
 }
@@ -163,8 +166,8 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
             }
         }
     }
-    if if_dirty == IfDirty::Write {
-        let dirty = write_out(&batch, &mut stayed);
+    if if_dirty != IfDirty::Stay {
+        let dirty = write_out(&batch, &mut stayed, if_dirty == IfDirty::WriteNow);
         if !dirty.is_empty() {
             evict_batch(core, dirty, sweep, IfDirty::Stay);
         }
@@ -180,7 +183,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
 
 /// Writes the dirty folios of the program's own memory among these to the swap, and takes them out of
 /// `stayed`.
-fn write_out(batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>) -> Vec<Candidate> {
+fn write_out(batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>, now: bool) -> Vec<Candidate> {
     let mut dirty = Vec::new();
     for mapping in batch.mappings() {
         let Some(memory) = mapping.own() else { continue };
@@ -193,7 +196,7 @@ fn write_out(batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>) -> Vec<Candida
             dirty[before..].iter().map(|folio: &Candidate| folio.identity.index).collect();
         pages.sort_unstable();
         if !pages.is_empty() {
-            memory.write_out(mapping, &pages);
+            memory.write_out(mapping, &pages, now);
         }
     }
     dirty

@@ -15,6 +15,7 @@ pub(crate) mod slots;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 // Not from `crate::sync`: counters.
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -66,7 +67,8 @@ pub struct SwapStats {
     pub zeros: u64,
     /// Page-outs that were given up, because the page was stored to meanwhile.
     pub stored_meanwhile: u64,
-    /// Pages that stayed in memory because the swap was full.
+    /// How often a page was to be written and stayed in memory because the swap was full. A page
+    /// counts each time.
     pub full: u64,
     /// Writes that failed: their pages stayed in memory.
     pub write_errors: u64,
@@ -83,6 +85,34 @@ pub(crate) struct Swap {
     slots: Slots,
     pub(crate) counters: Counters,
     last_error: crate::sync::locks::Mutex<Option<String>>,
+    rest: crate::sync::locks::Mutex<Rest>,
+}
+
+/// How long a swap is left alone that failed or was full: who waits for memory tries again and
+/// again. From the first time to the last it grows, until a write succeeds.
+const REST_MIN: Duration = Duration::from_millis(1);
+const REST_MAX: Duration = Duration::from_millis(100);
+
+/// Why a swap is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// A write failed.
+    Failed,
+    /// There was no slot. It ends when there is one.
+    Full,
+}
+
+/// Since when a swap is left alone, and for how long.
+#[derive(Debug, Default)]
+struct Rest {
+    now: Option<(Instant, Why)>,
+    takes: Duration,
+}
+
+impl Rest {
+    fn lasts(&self) -> bool {
+        self.now.is_some_and(|(since, _)| since.elapsed() < self.takes)
+    }
 }
 
 /// What is counted. Nothing depends on the order of these.
@@ -121,8 +151,8 @@ impl Swap {
         if source.alignment() > PAGE_BYTES {
             return Err(io::Error::other("its alignment is above 4096"));
         }
-        let (counters, last_error) = Default::default();
-        Ok(Swap { source, slots: Slots::new(slots), counters, last_error })
+        let (counters, last_error, rest) = Default::default();
+        Ok(Swap { source, slots: Slots::new(slots), counters, last_error, rest })
     }
 
     /// Its slots.
@@ -146,13 +176,33 @@ impl Swap {
             Ok(()) => {
                 let bytes: usize = pages.iter().map(Extent::bytes).sum();
                 add(&self.counters.pages_written, (bytes / PAGE_BYTES) as u64);
+                *self.rest.lock() = Rest::default();
             }
             Err(why) => {
+                self.rest(Why::Failed);
                 add(&self.counters.write_errors, 1);
                 self.remember(why);
             }
         }
         done
+    }
+
+    /// It is left alone for a while. Who finds the same meanwhile does not make that longer.
+    pub(crate) fn rest(&self, why: Why) {
+        let mut rest = self.rest.lock();
+        if !rest.lasts() {
+            rest.takes = (rest.takes * 2).clamp(REST_MIN, REST_MAX);
+            rest.now = Some((Instant::now(), why));
+        } else if let (Some((_, before)), Why::Failed) = (&mut rest.now, why) {
+            *before = why; // a slot does not end it
+        }
+    }
+
+    /// Whether it is left alone now.
+    pub(crate) fn rests(&self) -> bool {
+        let rest = self.rest.lock();
+        let has_slots = || self.slots.free() > 0;
+        rest.lasts() && !matches!(rest.now, Some((_, Why::Full)) if has_slots())
     }
 
     /// Reads adjacent slots, from `first` on.
@@ -281,6 +331,26 @@ mod tests {
         assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
         assert_eq!(swap.stats().read_errors, 1);
         assert_eq!(swap.stats().last_error.as_deref(), Some("the swap gave 0 bytes of 4096"));
+    }
+
+    #[test]
+    fn who_is_full_rests_until_there_is_a_slot() {
+        let source = Arc::new(Memory::new(Vec::new()));
+        let swap = Swap::new(&SwapPlace::Source(source), PAGE_BYTES as u64).unwrap();
+        assert!(!swap.rests());
+        let taken: Vec<u32> = swap.slots.take(1).into_iter().flatten().collect();
+        // Long enough for a slow machine.
+        swap.rest.lock().takes = Duration::from_secs(100);
+        swap.rest.lock().now = Some((Instant::now(), Why::Full));
+        swap.rest(Why::Full);
+        assert!(swap.rests());
+        swap.give(Unused(Some(Slot(taken[0]))));
+        assert!(!swap.rests());
+        swap.rest(Why::Failed);
+        assert!(swap.rests(), "a write fails whether there are slots or not");
+        let mut page = crate::source::AlignedBuffer::zeroed(PAGE_BYTES, PAGE_BYTES);
+        swap.write(Slot(0), &[Extent::of(&mut page)]).unwrap();
+        assert!(!swap.rests());
     }
 
     #[test]

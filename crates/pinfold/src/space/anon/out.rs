@@ -39,7 +39,7 @@ use crate::reclaim;
 use crate::source::Extent;
 use crate::swap::pages::{self, IsWriting, State, Unused, Written};
 use crate::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
-use crate::swap::{Swap, add};
+use crate::swap::{Swap, Why, add};
 
 /// The most pages that are paged out, or forgotten, under one hold of the mutex.
 const AT_ONCE: u64 = 64;
@@ -49,20 +49,22 @@ impl OwnMemory for Area {
         calls::take_out(&self.addresses(&pages));
     }
 
-    fn write_out(&self, mapping: &Mapping, pages: &[u64]) {
+    fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool) {
         let Some(core) = self.core.upgrade() else { return };
         for pages in pages.chunks(CLUSTER_SLOTS as usize) {
-            self.write_some(&core, mapping, pages);
+            self.write_some(&core, mapping, pages, now);
         }
     }
 }
 
 impl Area {
     /// A page-out of at most a cluster.
-    fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64]) {
+    fn write_some(&self, core: &Core, mapping: &Mapping, pages: &[u64], now: bool) {
         let swap = core.swap.as_ref();
+        // While it rests, what is all zeros leaves all the same.
+        let open = swap.filter(|swap| now || !swap.rests());
         self.writes.lock().under_way += 1;
-        let slots = swap.map(|swap| swap.slots().take(pages.len() as u32)).unwrap_or_default();
+        let slots = open.map(|swap| swap.slots().take(pages.len() as u32)).unwrap_or_default();
         let mut slots = slots.into_iter().flatten().map(Slot);
         let mut changing = mapping.change();
         let unused = |page: &u64| {
@@ -87,8 +89,9 @@ impl Area {
                 let nth = self.without_slot.fetch_add(1, Ordering::Relaxed);
                 let all = swap.map_or(0, |swap| swap.slots().all());
                 with_slots.push((page, Slots::none(all, nth)));
-            } else if let Some(swap) = swap {
+            } else if let Some(swap) = open {
                 add(&swap.counters.full, 1);
+                swap.rest(Why::Full);
             }
         }
         let protect = |run| calls::protect(self.fd(), &self.addresses(&run), true);

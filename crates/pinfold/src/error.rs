@@ -395,8 +395,10 @@ pub enum ErrorKind {
         what: &'static str,
     },
     /// The range cannot be mapped, or is not in the map.
-    #[error("no map of bytes {start}..{end} of {}: {cause}", path.display())]
+    #[error("cannot {what} bytes {start}..{end} of {}: {cause}", path.display())]
     MapRange {
+        /// What was to be done with the range.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// Where the range begins: in the file, or in the map where it is a range of that.
@@ -452,8 +454,8 @@ pub enum ErrorKind {
     },
     /// More of own memory was to be held than may be.
     #[error(
-        "cannot hold bytes {start}..{end} of {}: of all own memory {held_bytes} bytes are held, and \
-         {most_bytes} can be",
+        "cannot hold bytes {start}..{end} of {}: their pages have {asked_bytes} bytes, and of all \
+         own memory {held_bytes} bytes are held, and {most_bytes} can be",
         name.display()
     )]
     HoldTooLarge {
@@ -463,6 +465,8 @@ pub enum ErrorKind {
         start: u64,
         /// The first byte after the range.
         end: u64,
+        /// The bytes of all pages that the range touches.
+        asked_bytes: u64,
         /// The bytes that are held, of all own memory of the cache.
         held_bytes: u64,
         /// The most bytes that can be held.
@@ -630,6 +634,9 @@ pub enum MapRangeCause {
     /// It does not begin with a page.
     #[error("the range must begin at a multiple of 4096")]
     Unaligned,
+    /// It ends within a page, and not with the map.
+    #[error("the range must end at a multiple of 4096, or with the map")]
+    UnalignedEnd,
     /// It ends beyond the end of the file.
     #[error("the file ends at {len_bytes}")]
     BeyondEnd {

@@ -554,7 +554,25 @@ fn bad_ranges_are_refused() {
     let reversed = map.advise(2..1, Hint::WillNeed).unwrap_err();
     assert_eq!(cause(reversed), MapRangeCause::Reversed);
     assert_eq!(cause(map.discard(1..PAGE).unwrap_err()), MapRangeCause::Unaligned);
-    assert_eq!(cause(map.discard(0..1).unwrap_err()), MapRangeCause::Unaligned);
+    assert_eq!(cause(map.discard(0..1).unwrap_err()), MapRangeCause::UnalignedEnd);
+    assert_eq!(cause(map.discard(PAGE..PAGE + 9).unwrap_err()), MapRangeCause::UnalignedEnd);
+    map.discard(3 * PAGE - 1..3 * PAGE - 1).unwrap();
+    map.discard(7..7).unwrap();
+    let beyond = 0..3 * PAGE;
+    for (what, error) in [
+        ("hold", map.hold(beyond.clone()).map(drop).unwrap_err()),
+        ("page out", map.page_out(beyond.clone()).map(drop).unwrap_err()),
+        ("advise on", map.advise(beyond.clone(), Hint::WillNeed).unwrap_err()),
+        ("discard", map.discard(beyond).unwrap_err()),
+    ] {
+        let text = "bytes 0..12288 of anonymous memory: the map has 12287 bytes";
+        assert_eq!(error.to_string(), format!("cannot {what} {text}"));
+    }
+    let larger = subject.space.map_anon(4 * MIB).unwrap();
+    let error = larger.hold(PAGE - 1..2 * MIB + PAGE - 1).map(drop).unwrap_err();
+    let text =
+        "their pages have 2101248 bytes, and of all own memory 0 bytes are held, and 2097152";
+    assert!(error.to_string().contains(text), "{error}");
     map.discard(PAGE..3 * PAGE - 1).unwrap();
     assert_eq!(map.page_out(5..5).unwrap(), 0);
     assert_eq!(map.write_at(&[1; 20], 3 * PAGE - 11).unwrap(), 10);

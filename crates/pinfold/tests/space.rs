@@ -234,23 +234,27 @@ fn a_range_that_cannot_be_mapped_is_named() {
         (
             4096..4096,
             MapRangeCause::Empty,
-            "no map of bytes 4096..4096 of file: the range is empty",
+            "cannot map bytes 4096..4096 of file: the range is empty",
         ),
-        (8192..4096, MapRangeCause::Reversed, "no map of bytes 8192..4096 of file: the range ends"),
+        (
+            8192..4096,
+            MapRangeCause::Reversed,
+            "cannot map bytes 8192..4096 of file: the range ends",
+        ),
         (
             1..4096,
             MapRangeCause::Unaligned,
-            "no map of bytes 1..4096 of file: the range must begin",
+            "cannot map bytes 1..4096 of file: the range must begin",
         ),
         (
             0..BYTES + 1,
             MapRangeCause::BeyondEnd { len_bytes: BYTES },
-            "no map of bytes 0..67108865 of file: the file ends at 67108864",
+            "cannot map bytes 0..67108865 of file: the file ends at 67108864",
         ),
         (
             u64::MAX - 4095..u64::MAX,
             MapRangeCause::BeyondEnd { len_bytes: BYTES },
-            "no map of bytes 18446744073709547520..18446744073709551615 of file: the file ends",
+            "cannot map bytes 18446744073709547520..18446744073709551615 of file: the file ends",
         ),
     ];
     let mut map = space.map_file(&subject.file, 0..PAGE + 1).unwrap();
@@ -260,9 +264,9 @@ fn a_range_that_cannot_be_mapped_is_named() {
     }
     let beyond = MapRangeCause::BeyondMap { len_bytes: PAGE + 1 };
     for hint in [Hint::WillNeed, Hint::DontNeed, Hint::Random, Hint::Sequential] {
-        let text = "no map of bytes 1..4098 of file: the map has 4097 bytes";
+        let text = "cannot advise on bytes 1..4098 of file: the map has 4097 bytes";
         is_wrong_range(map.advise(1..4098, hint), beyond, text);
-        let text = "no map of bytes 2..1 of file: the range ends before it begins";
+        let text = "cannot advise on bytes 2..1 of file: the range ends before it begins";
         is_wrong_range(map.advise(2..1, hint), MapRangeCause::Reversed, text);
         map.advise(1..1, hint).unwrap();
     }

@@ -150,8 +150,13 @@ errors! {
     ErrorKind::MappedOrServed { .. } =
         ErrorKind::MappedOrServed { path: path(), what: "map" } => "mapped-or-served", File;
     ErrorKind::MapRange { .. } =
-        ErrorKind::MapRange { path: path(), start: PLACE, end: 1, cause: MapRangeCause::Empty }
-        => "map-range", Place;
+        ErrorKind::MapRange {
+            what: "map",
+            path: path(),
+            start: PLACE,
+            end: 1,
+            cause: MapRangeCause::Empty,
+        } => "map-range", Place;
     ErrorKind::Map { .. } =
         ErrorKind::Map { path: path(), start: PLACE, end: 2, cause: cause() } => "map", Place;
     ErrorKind::SwapFile { .. } =
@@ -170,6 +175,7 @@ errors! {
         name: path(),
         start: PLACE,
         end: 2,
+        asked_bytes: 3,
         held_bytes: 3,
         most_bytes: 4,
     } => "hold-too-large", Place;

@@ -107,7 +107,8 @@ impl AnonMap {
             })
         };
         if len == 0 {
-            return Err(wrong(name.into(), 0..0, MapRangeCause::Empty));
+            let (what, path, cause) = ("map", name.into(), MapRangeCause::Empty);
+            return Err(ErrorKind::MapRange { what, path, start: 0, end: 0, cause }.into());
         }
         let too_large = || refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
         let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
@@ -256,7 +257,7 @@ impl AnonMap {
     /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
     /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); as [`write_at`](Self::write_at).
     pub fn hold(&self, range: Range<usize>) -> Result<HeldRange<'_>> {
-        self.check(&range)?;
+        self.check("hold", &range)?;
         HeldRange::new(&self.area, self.target.file.handle(), range)
     }
 
@@ -271,7 +272,7 @@ impl AnonMap {
     /// [`ErrorKind::Forked`]; for `WillNeed` as [`read_at`](Self::read_at).
     pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
         let handle = self.target.file.handle();
-        self.check(&range)?;
+        self.check("advise on", &range)?;
         match hint {
             Hint::Sequential => self.area.order.store(Order::Sequential as u8, Ordering::Relaxed),
             Hint::Random => self.area.order.store(Order::Random as u8, Ordering::Relaxed),
@@ -309,7 +310,7 @@ impl AnonMap {
     /// fails is none: [`Cache::swap_stats`](crate::Cache::swap_stats) counts these, and what found
     /// no room.
     pub fn page_out(&self, range: Range<usize>) -> Result<usize> {
-        self.check(&range)?;
+        self.check("page out", &range)?;
         if range.is_empty() {
             return Ok(0);
         }
@@ -326,25 +327,29 @@ impl AnonMap {
 
     /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or
     /// the file's again, and take neither memory nor swap. The range begins at a multiple of 4096,
-    /// and ends at one, or with the map. Waits for page-outs of these pages that are under way.
+    /// and ends at one, or with the map, unless it is empty. Waits for page-outs of these pages that
+    /// are under way.
     ///
     /// It is a store, as far as slices are concerned.
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`]; [`ErrorKind::Forked`].
     pub fn discard(&self, range: Range<usize>) -> Result<()> {
-        self.check(&range)?;
-        let ends = range.end == self.len() || range.end.is_multiple_of(PAGE_BYTES);
-        if !ends || !range.start.is_multiple_of(PAGE_BYTES) {
-            return Err(self.wrong(&range, MapRangeCause::Unaligned));
+        self.check("discard", &range)?;
+        if range.is_empty() {
+            return Ok(());
         }
-        if !range.is_empty() {
-            let pages = pages_of(&range);
-            self.area.forget(self.target.file.handle(), pages.clone(), false);
-            // Also the poison of those that could not be brought.
-            if self.target.space.handlers.is_some() {
-                self.area.unpoison(self.target.file.handle(), pages);
-            }
+        if !range.start.is_multiple_of(PAGE_BYTES) {
+            return Err(self.wrong("discard", &range, MapRangeCause::Unaligned));
+        }
+        if range.end != self.len() && !range.end.is_multiple_of(PAGE_BYTES) {
+            return Err(self.wrong("discard", &range, MapRangeCause::UnalignedEnd));
+        }
+        let pages = pages_of(&range);
+        self.area.forget(self.target.file.handle(), pages.clone(), false);
+        // Also the poison of those that could not be brought.
+        if self.target.space.handlers.is_some() {
+            self.area.unpoison(self.target.file.handle(), pages);
         }
         Ok(())
     }
@@ -375,7 +380,7 @@ impl AnonMap {
         // The drop unmaps it.
     }
 
-    fn check(&self, range: &Range<usize>) -> Result<()> {
+    fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
         self.target.file.handle().core.check_owner()?;
         let cause = if range.start > range.end {
             MapRangeCause::Reversed
@@ -384,12 +389,18 @@ impl AnonMap {
         } else {
             return Ok(());
         };
-        Err(self.wrong(range, cause))
+        Err(self.wrong(what, range, cause))
     }
 
-    fn wrong(&self, range: &Range<usize>, cause: MapRangeCause) -> crate::error::Error {
+    fn wrong(
+        &self,
+        what: &'static str,
+        range: &Range<usize>,
+        cause: MapRangeCause,
+    ) -> crate::error::Error {
         let path = self.target.file.handle().mapping.path.clone();
-        wrong(path, range.start as u64..range.end as u64, cause)
+        let (start, end) = (range.start as u64, range.end as u64);
+        ErrorKind::MapRange { what, path, start, end, cause }.into()
     }
 
     /// The space's lock, for writing.
@@ -438,10 +449,6 @@ fn each_page(
         at += part.len();
     }
     Ok(range.end.saturating_sub(range.start))
-}
-
-fn wrong(path: std::path::PathBuf, range: Range<u64>, cause: MapRangeCause) -> crate::error::Error {
-    ErrorKind::MapRange { path, start: range.start, end: range.end, cause }.into()
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

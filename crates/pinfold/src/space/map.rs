@@ -206,7 +206,7 @@ impl Map {
             None
         };
         if let Some(cause) = cause {
-            return Err(wrong_range(&self.target.file, &of_u64(&range), cause));
+            return Err(wrong_range("advise on", &self.target.file, &of_u64(&range), cause));
         }
         match hint {
             Hint::Sequential | Hint::Random => handle.stream.advise(hint),
@@ -488,12 +488,17 @@ pub(super) fn check(file: &File, range: &Range<u64>) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(wrong_range(file, range, cause))
+    Err(wrong_range("map", file, range, cause))
 }
 
-fn wrong_range(file: &File, range: &Range<u64>, cause: MapRangeCause) -> crate::error::Error {
+fn wrong_range(
+    what: &'static str,
+    file: &File,
+    range: &Range<u64>,
+    cause: MapRangeCause,
+) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
-    ErrorKind::MapRange { path, start: range.start, end: range.end, cause }.into()
+    ErrorKind::MapRange { what, path, start: range.start, end: range.end, cause }.into()
 }
 
 fn of_u64(range: &Range<usize>) -> Range<u64> {

@@ -48,10 +48,11 @@ impl<'a> HeldRange<'a> {
         let most = core.frames.frames() / HELD_SHARE;
         core.pressure.held.add(claimed, most).map_err(|held| {
             let bytes = |pages: u32| u64::from(pages) << PAGE_SHIFT;
+            let asked_bytes = (pages.end - pages.start) << PAGE_SHIFT;
             let (held_bytes, most_bytes) = (bytes(held), bytes(most));
             let (start, end) = (range.start as u64, range.end as u64);
             let name = handle.mapping.path.clone();
-            ErrorKind::HoldTooLarge { name, start, end, held_bytes, most_bytes }
+            ErrorKind::HoldTooLarge { name, start, end, asked_bytes, held_bytes, most_bytes }
         })?;
         // On an error, its drop gives back what it has.
         let mut held = HeldRange { core, area, range, pages: Vec::new(), claimed };

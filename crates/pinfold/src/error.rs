@@ -409,7 +409,7 @@ pub enum ErrorKind {
         cause: MapRangeCause,
     },
     /// The system refused to map the range, or to change the map.
-    #[error("cannot map bytes {start}..{end} of {}: {cause}", path.display())]
+    #[error("cannot map bytes {start}..{end} of {}: {cause}{}", path.display(), vmas(cause))]
     Map {
         /// The file.
         path: PathBuf,
@@ -473,7 +473,10 @@ pub enum ErrorKind {
         most_bytes: u64,
     },
     /// The system refused something that own memory needs.
-    #[error("cannot {what} bytes {start}..{end} of {}: {cause}", name.display())]
+    #[error(
+        "cannot {what} bytes {start}..{end} of {}: {cause}{}",
+        name.display(), if *what == "bring" { "" } else { vmas(cause) }
+    )]
     Own {
         /// What was tried.
         what: &'static str,
@@ -670,6 +673,18 @@ fn named(path: Option<&Path>) -> impl fmt::Display {
 /// Where a swap's file was to be.
 fn in_directory(dir: Option<&Path>) -> String {
     dir.map_or_else(String::new, |dir| format!(" in {}", dir.display()))
+}
+
+/// Why the system may have no memory for a map: it says the same of the memory and of the number of
+/// mappings.
+fn vmas(cause: &io::Error) -> &'static str {
+    match cause.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            ": the process has as many mappings as vm.max_map_count allows, or the system has no \
+             addresses or memory for one more"
+        }
+        _ => "",
+    }
 }
 
 /// One pin per line.

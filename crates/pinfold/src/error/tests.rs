@@ -264,3 +264,19 @@ fn a_pinned_range_without_a_name_says_why() {
     let text = "byte 9 of a file that is no longer known is outside the pinned range 2..3";
     assert_eq!(error.to_string(), text);
 }
+
+#[test]
+fn a_map_that_has_no_memory_may_be_one_too_many() {
+    let of = |errno| Arc::new(io::Error::from_raw_os_error(errno));
+    let map = |errno| ErrorKind::Map { path: path(), start: 0, end: 1, cause: of(errno) };
+    let own = |errno| {
+        let (what, name) = ("map", path());
+        ErrorKind::Own { what, name, start: 0, end: 1, cause: of(errno) }
+    };
+    for error in [map(libc::ENOMEM), own(libc::ENOMEM)] {
+        assert!(error.to_string().contains("vm.max_map_count"), "{error}");
+    }
+    for error in [map(libc::EINVAL), own(libc::EINVAL)] {
+        assert!(!error.to_string().contains("vm.max_map_count"), "{error}");
+    }
+}

@@ -114,6 +114,8 @@ fn a_file_that_became_shorter_is_sigbus_past_its_end() {
         file.invalidate(0..4 * PAGE as u64).unwrap();
         assert_eq!(map.read_at(&mut [0; 8], 0).unwrap(), 8);
         assert_eq!(map.read_at(&mut [0; 8], 2 * PAGE as u64).unwrap(), 0);
+        map.advise(0..4 * PAGE, Hint::WillNeed).unwrap();
+        map.advise(2 * PAGE..3 * PAGE, Hint::WillNeed).unwrap();
         assert_eq!(touch(&map, 0), 3);
         touch(&map, 2);
     });

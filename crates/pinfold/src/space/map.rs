@@ -186,8 +186,8 @@ impl Map {
     }
 
     /// Says how the bytes `range` of the map will be used. `Sequential` and `Random` concern the
-    /// whole map, until the next of the two. `WillNeed` brings the pages of the range, of which it
-    /// reads at most a quarter of the budget, and waits for them. `DontNeed` takes the pages out of
+    /// whole map, until the next of the two. `WillNeed` brings the pages of the range that the file
+    /// has, at most a quarter of the budget, and waits for them. `DontNeed` takes the pages out of
     /// the map's page table, and ends the poison of those that could not be read; they stay cached,
     /// and the next access maps them again. Other maps keep them.
     ///
@@ -238,8 +238,13 @@ impl Map {
         let pages = first..end.min(first + share);
         many::will_need(handle, pages.clone());
         for page in pages {
-            handle.check_page(page)?;
-            let _there = lend::put(handle, page)?;
+            // As in `File::read_at`, the end is no error, if the file has become shorter. It may do
+            // so in the middle of this.
+            let done = handle.check_page(page).and_then(|()| lend::put(handle, page).map(drop));
+            match done {
+                Err(error) if matches!(error.kind(), ErrorKind::BeyondEnd { .. }) => break,
+                done => done?,
+            }
         }
         Ok(())
     }

@@ -400,6 +400,8 @@ fn a_client_that_is_wrong_is_told_of_and_nobody_else_is_concerned() {
         ("17 18".into(), vec![], "a message is an object or an array"),
         (r#"{"pinfold":1,"want":"all"}"#.into(), vec![], "neither \"memory\" nor \"stats\""),
         (r#"{"pinfold":9,"want":"stats"}"#.into(), vec![], "version 9 of the protocol"),
+        (r#"{"pinfold":1}"#.into(), vec![], "missing field `want`"),
+        (r#"{"pinfold":"1","want":"stats"}"#.into(), vec![], "invalid type: string"),
         ("[1, 2]".into(), vec![&uffd], "the mappings: invalid type"),
         ("[]".into(), vec![&uffd], "0 mappings: there must be 1 to 1024"),
         (format!("[{one}]"), vec![], "came without a userfaultfd"),
@@ -424,7 +426,15 @@ fn a_client_that_is_wrong_is_told_of_and_nobody_else_is_concerned() {
         send(&stream, &message, &descriptors);
         let line = server.says("is not served any more");
         assert!(line.contains(why) && line.contains("(pid "), "{message}: {line}");
-        closed(&stream);
+        let told = closed(&stream);
+        // Who has said hello is told, also if it is wrong. Firecracker reads no answers.
+        if message.contains("pinfold") {
+            let told: serde_json::Value = serde_json::from_str(&told).expect(&message);
+            assert_eq!(told["pinfold"], 1, "{message}: {told}");
+            assert!(told["error"].as_str().expect(&message).contains(why), "{message}: {told}");
+        } else {
+            assert_eq!(told, "", "{message}");
+        }
     }
     // Before anything was said: silence, half a message, and none at all.
     let silent = connect();

@@ -188,6 +188,12 @@ pub fn first(bytes: &[u8]) -> Result<Option<(Value, usize)>, String> {
     }
 }
 
+/// Whether the client reads answers, also that it was wrong. Firecracker does not; its messages have
+/// no such key.
+pub fn is_from_a_listener(message: &Value) -> bool {
+    message.get("pinfold").is_some()
+}
+
 /// What a message asks for.
 ///
 /// # Errors

@@ -288,6 +288,7 @@ impl Server {
                 return Ok(true);
             };
             connection.received.drain(..length);
+            connection.hears |= protocol::is_from_a_listener(&message);
             let request = protocol::request(message)?;
             self.answer(number, request)?;
         }
@@ -297,12 +298,10 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else { return Ok(()) };
         let (reply, descriptor) = match request {
             Request::Memory => {
-                connection.hears = true;
                 let memory = self.clients.memory().map_err(|error| error.to_string())?;
                 (Reply { bytes: Some(self.clients.bytes()), ..Reply::new() }, Some(memory))
             }
             Request::Stats => {
-                connection.hears = true;
                 let stats = Stats::new(&self.clients.stats(), &self.cache.stats(), self.touched);
                 (Reply { stats: Some(stats), ..Reply::new() }, None)
             }

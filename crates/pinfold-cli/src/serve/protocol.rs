@@ -33,7 +33,9 @@ pub enum Request {
 struct Mapping {
     base_host_virt_addr: u64,
     size: u64,
-    offset: u64,
+    /// May be absent if there is none: of zeros.
+    #[serde(default)]
+    offset: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     page_size: Option<u64>,
     /// The name that older versions of Firecracker have for it. It is in bytes, too.
@@ -154,7 +156,7 @@ impl Request {
                 let mappings = mappings.iter().map(|mapping| Mapping {
                     base_host_virt_addr: mapping.address,
                     size: mapping.bytes,
-                    offset: mapping.offset,
+                    offset: Some(mapping.offset),
                     page_size: Some(PAGE_BYTES),
                     page_size_kib: None,
                     memory: match mapping.memory {
@@ -227,6 +229,11 @@ fn mapping((n, mapping): (usize, Mapping)) -> Result<ClientMapping, String> {
         Kind::Private => ClientMemory::Private,
         Kind::Zeros => ClientMemory::Zeros,
     };
+    let offset = match (offset, memory) {
+        (Some(offset), _) => offset,
+        (None, ClientMemory::Zeros) => 0,
+        (None, _) => return Err(format!("mapping {n}: missing field `offset`")),
+    };
     Ok(ClientMapping { address: base_host_virt_addr, bytes: size, offset, memory })
 }
 
@@ -290,6 +297,14 @@ mod tests {
     }
 
     #[test]
+    fn zeros_need_no_offset() {
+        let memory = ClientMemory::Zeros;
+        let zeros = ClientMapping { address: 8192, bytes: 4096, offset: 0, memory };
+        let text = r#"[{"base_host_virt_addr":8192,"size":4096,"memory":"zeros"}]"#;
+        assert_eq!(parsed(text), Ok(Some(Request::Serve(vec![zeros]))));
+    }
+
+    #[test]
     fn a_message_comes_in_pieces() {
         let text = String::from_utf8(Request::Memory.message()).unwrap();
         for end in 0..text.len() - 2 {
@@ -311,6 +326,10 @@ mod tests {
             (
                 r#"[{"base_host_virt_addr":-4096,"size":4096,"offset":0}]"#,
                 "the mappings: invalid value: integer `-4096`",
+            ),
+            (
+                r#"[{"base_host_virt_addr":4096,"size":4096,"memory":"shared"}]"#,
+                "mapping 0: missing field `offset`",
             ),
             (r#"[{"base_host_virt_addr":4096,"offset":0}]"#, "the mappings: missing field `size`"),
             (

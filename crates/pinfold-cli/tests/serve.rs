@@ -312,6 +312,33 @@ fn a_page_that_cannot_be_read_ends_who_wants_it_alone() {
 }
 
 #[test]
+fn what_cannot_be_is_named() {
+    let ground = Ground::new(4 * MIB);
+    for (budget, why) in
+        [("7M", "--budget 7 MiB: must be 8 MiB to "), ("300G", "must be 8 MiB to 256 GiB")]
+    {
+        let mut serve = pinfold("serve");
+        serve.arg(ground.snapshot()).arg("--socket").arg(ground.socket());
+        let output = serve.args(["--budget", budget]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{output:?}");
+    }
+    let _server = ground.serve(&[]);
+    let short = ground.path("short");
+    std::fs::copy(ground.snapshot(), &short).unwrap();
+    std::fs::File::options().write(true).open(&short).unwrap().set_len(MIB).unwrap();
+    let refused = |args: &[&str], verify: &Path, why: &str| {
+        let mut restore = pinfold("restore");
+        restore.arg("--socket").arg(ground.socket()).arg("--verify").arg(verify);
+        let output = restore.args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{output:?}");
+    };
+    refused(&[], &short, "is not what the file has: that has 1048576 bytes");
+    refused(&["--pages", "1025"], &ground.snapshot(), "--pages 1025: the memory has 1024");
+}
+
+#[test]
 fn a_socket_that_is_in_use_is_not_taken_over() {
     let ground = Ground::new(MIB);
     let refused = |why: &str| {

@@ -59,6 +59,9 @@ users connect, give it to a group: chgrp, chmod 660. See docs/serve.md, \"Trust\
 Exit codes: 0 never (it runs until it is killed); 1 an error, which is told in one line; 2 the
 command line is wrong.";
 
+/// The smallest budget: memory is lent to clients 2 MiB at a time.
+const BUDGET_MIN_BYTES: u64 = 8 << 20;
+
 /// Memory beside the snapshot in the default budget: for its index, and to evict before it is full.
 const SPARE_BYTES: u64 = 16 << 20;
 
@@ -98,6 +101,16 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         "--silence {}: must be above 0 and at most 3600",
         args.silence
     );
+    if let Some(Size(budget)) = args.budget {
+        let (least, most) = (BUDGET_MIN_BYTES, pinfold::BUDGET_MAX_BYTES);
+        ensure!(
+            (least..=most).contains(&budget),
+            "--budget {}: must be {} to {}",
+            Size(budget),
+            Size(least),
+            Size(most)
+        );
+    }
     let cache = |bytes: u64| Cache::new(Options::new(bytes));
     let bytes = cache(pinfold::BUDGET_MIN_BYTES)?.open(&args.snapshot)?.len();
     let path = args.snapshot.display();

@@ -64,7 +64,8 @@ fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<u64>, u64)> {
             numbers.and_then(|(first, count)| Some((first.parse().ok()?, count.parse().ok()?)));
         let Some((first, count)) = numbers else { bail!("line {n} is not two numbers: {line:?}") };
         let (first, count): (u64, u64) = (first, count);
-        let end = first.checked_add(count).filter(|&end| end <= snapshot_pages && count > 0);
+        ensure!(count > 0, "line {n}: a run of 0 pages from {first} on");
+        let end = first.checked_add(count).filter(|&end| end <= snapshot_pages);
         let Some(end) = end else {
             bail!(
                 "line {n}: the snapshot has no {count} pages from {first} on, but \
@@ -171,7 +172,7 @@ mod tests {
             ("-5 1\n", "line 3 is not two numbers: \"-5 1\""),
             ("5 1 1\n", "line 3 is not two numbers: \"5 1 1\""),
             ("99 2\n", "line 3: the snapshot has no 2 pages from 99 on, but 100 in all"),
-            ("5 0\n", "line 3: the snapshot has no 0 pages from 5 on, but 100 in all"),
+            ("5 0\n", "line 3: a run of 0 pages from 5 on"),
             ("5 18446744073709551615\n", "line 3: the snapshot has no 18446744073709551615 pages"),
             ("5 3\n1 1\n7 1\n", "line 5: page 7 occurs a second time"),
         ] {

@@ -234,7 +234,11 @@ fn restore_and_keep(args: &RestoreArgs) -> Result<(Restored, Guest)> {
         closer: Mutex::new(closer),
         over: AtomicBool::new(false),
     };
-    let pages = chosen(args, guest.len() as u64 / PAGE_BYTES);
+    let all = guest.len() as u64 / PAGE_BYTES;
+    if let Some(pages) = args.pages {
+        ensure!(pages <= all, "--pages {pages}: the memory has {all}");
+    }
+    let pages = chosen(args, all);
     let stored = AtomicU64::new(0);
     let first_ns = AtomicU64::new(u64::MAX);
     let (complete, wrong) = std::thread::scope(|scope| {
@@ -390,7 +394,7 @@ fn touch(
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(from, is.as_mut_ptr(), is.len()) };
             read_page(file, page, &mut right)?;
-            ensure!(is == right, "page {page} is not what the file has");
+            ensure!(is == right, "page {page} is not what the file has{}", end_of(file, page));
         } else {
             // SAFETY: as above.
             std::hint::black_box(unsafe { from.read_volatile() });
@@ -400,6 +404,16 @@ fn touch(
         }
     }
     Ok(())
+}
+
+/// For the message that a page differs: whether the file has it at all.
+fn end_of(file: &std::fs::File, page: u64) -> String {
+    match file.metadata() {
+        Ok(known) if known.is_file() && known.len() <= page * PAGE_BYTES => {
+            format!(": that has {} bytes", known.len())
+        }
+        _ => String::new(),
+    }
 }
 
 /// A page of the file; what it does not have is zeros.

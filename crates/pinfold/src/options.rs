@@ -63,7 +63,8 @@ impl Options {
     /// - 8 KiB for each 64 [readers](crate::Reader);
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
     /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries and
-    ///   10 KiB, until the thread ends.
+    ///   10 KiB, until the thread ends;
+    /// - for own memory, what [`Space::map_anon`](crate::Space::map_anon) says.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
             budget_bytes,

@@ -79,6 +79,20 @@ fn more_than_the_budget_keeps_its_bytes() {
 }
 
 #[test]
+fn nearly_all_of_the_budget_can_be_own_memory() {
+    for budget in [8, 16, 64, 128].map(|mib| mib * MIB) {
+        let mut options = Options::new(budget as u64);
+        options.patience = std::time::Duration::from_millis(20);
+        let cache = Cache::new(options).unwrap();
+        let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(budget).unwrap();
+        let pages = (0..budget).step_by(PAGE);
+        let stored = pages.take_while(|&at| map.write_at(&[1], at).is_ok()).count() * PAGE;
+        let left = (2 * MIB).max(budget / 16);
+        assert!(stored + left >= budget, "{} of {budget} bytes are left", budget - stored);
+    }
+}
+
+#[test]
 fn what_is_all_zeros_is_not_written() {
     let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
     for at in (0..MIB).step_by(PAGE) {

@@ -50,8 +50,9 @@ impl SpaceOptions {
         self
     }
 
-    /// How many threads of the space serve faults: at most 64. 0, which is the default: none, and
-    /// each thread serves its own, by a SIGBUS handler ([`Space`], "Who serves a fault").
+    /// How many threads of the space serve faults: up to 64; more are taken for 64. 0, which is the
+    /// default: none, and each thread serves its own, by a SIGBUS handler ([`Space`], "Who serves a
+    /// fault").
     #[must_use]
     pub fn handlers(mut self, threads: usize) -> Self {
         self.handlers = threads.min(HANDLERS_MAX);
@@ -190,6 +191,10 @@ impl Space {
     /// Anonymous memory of `len` bytes under the cache's budget, which can be paged out
     /// ([`AnonMap`]): zeros that can be read and stored to. Nothing takes memory before it is
     /// touched.
+    ///
+    /// Own memory of all maps together can have nearly all of the budget at once: all but 2 MiB, or
+    /// all but a 16th where that is more. The rest is the frame table, index nodes, and what the
+    /// cache keeps free. Without a swap, no more than that can be stored to.
     ///
     /// ```
     /// # use pinfold::{Cache, Options, Space, SpaceOptions};

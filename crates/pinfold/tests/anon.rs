@@ -201,11 +201,21 @@ fn a_failed_read_of_the_swap_is_an_error_and_the_next_one_tries_again() {
         error.to_string().starts_with("cannot read byte 20480 of anonymous memory from the swap")
     );
     assert!(map.advise(0..20 * PAGE, Hint::WillNeed).is_err());
-    assert!(subject.cache.swap_stats().unwrap().read_errors >= 2);
+    let errors = subject.cache.swap_stats().unwrap().read_errors;
+    assert!(errors >= 2, "{errors}");
+    // What is stored as a whole needs none of it.
+    assert_eq!(map.write_at(&[3; 2 * PAGE], 9 * PAGE).unwrap(), 2 * PAGE);
+    assert_eq!(subject.cache.swap_stats().unwrap().read_errors, errors);
+    assert_eq!(map.write_at(&[3; 2 * PAGE], 11 * PAGE + 1).unwrap_err().code(), "swap-read");
     subject.swap.heal();
-    for page in 0..20 {
+    for page in (0..9).chain(11..20) {
         check_page(&map, page, 1);
     }
+    let mut back = [0; 2 * PAGE];
+    assert_eq!(map.read_at(&mut back, 9 * PAGE).unwrap(), 2 * PAGE);
+    assert_eq!(back, [3; 2 * PAGE]);
+    assert!(map.page_out(0..MIB).unwrap() >= 20 * PAGE, "nobody has them any more");
+    check_page(&map, 8, 1);
 }
 
 #[test]

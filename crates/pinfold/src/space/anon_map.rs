@@ -201,7 +201,7 @@ impl AnonMap {
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
             let copied = |memory: Extent<'_>| memory.load(part.start, copy);
-            self.area.with_page(self.target.file.handle(), page, Access::Load, copied)?;
+            self.area.with_page(self.target.file.handle(), page, Access::Load, None, copied)?;
             // Without a lock, as its own memory may be a map's.
             buf[at..at + copy.len()].copy_from_slice(copy);
             Ok(())
@@ -209,7 +209,8 @@ impl AnonMap {
     }
 
     /// Copies `buf` to `offset` and what follows, with errors instead of signals. Returns how many
-    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part.
+    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part. Of a page
+    /// that is in the swap, nothing is read if all of it is stored.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at). What lies before the page that failed was stored.
@@ -219,8 +220,9 @@ impl AnonMap {
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
             copy.copy_from_slice(&buf[at..at + part.len()]); // without a lock, as above
+            let whole = (part.len() == PAGE_BYTES).then_some(&*copy);
             let stored = |memory: Extent<'_>| memory.store(part.start, copy);
-            self.area.with_page(self.target.file.handle(), page, Access::Store, stored)
+            self.area.with_page(self.target.file.handle(), page, Access::Store, whole, stored)
         })
     }
 

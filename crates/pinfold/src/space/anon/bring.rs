@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 
 use pinfold_policy::Shadow;
 
+use super::protect::Protection;
 use super::{Area, Order, Origin, STREAMS, calls};
 use crate::core::{Core, Held};
 use crate::counters::Event;
@@ -52,11 +53,13 @@ struct Run {
     first: u64,
     /// What each of them is.
     states: Vec<State>,
+    /// It comes with what the program stores, and not with its bytes.
+    is_replaced: bool,
 }
 
 impl Run {
     fn of(first: u64, state: State) -> Self {
-        Run { first, states: vec![state] }
+        Run { first, states: vec![state], is_replaced: false }
     }
 }
 
@@ -83,6 +86,18 @@ impl Area {
     /// # Errors
     /// It cannot be read, there is no memory for it, or the map is not there any more.
     pub(crate) fn bring(&self, handle: &Handle, page: u64, access: Access) -> Result<()> {
+        self.bring_as(handle, page, access, None)
+    }
+
+    /// The same; or for a store of all of the page, the `whole` bytes: those that it had are not
+    /// read from the swap.
+    pub(super) fn bring_as(
+        &self,
+        handle: &Handle,
+        page: u64,
+        access: Access,
+        whole: Option<&[u8]>,
+    ) -> Result<()> {
         let core = &handle.core;
         // Ends: each turn waits for another thread, or follows one in which another was faster.
         loop {
@@ -93,9 +108,17 @@ impl Area {
                     let is_on_its_way = || crate::fill::is_on_its_way(held.frame());
                     core.waiters.wait(held.head().0, || !is_on_its_way());
                 }
-                Look::Absent(run) => {
+                Look::Absent(mut run) => {
+                    let whole = whole.filter(|_| matches!(run.states[0], State::Swapped(_)));
+                    if whole.is_some() {
+                        run.states.truncate(1);
+                    }
                     let _bringing = lend::bringing(core, run.states.len() as u32);
-                    if self.fill(handle, page, run, access, true)? {
+                    let has_come = match whole {
+                        Some(bytes) => self.replace(handle, run, bytes)?,
+                        None => self.fill(handle, page, run, access, true)?,
+                    };
+                    if has_come {
                         return Ok(());
                     }
                 }
@@ -266,6 +289,23 @@ impl Area {
         }
     }
 
+    /// Steps 2, 4, 6 and 7 for a run of one page, all of which is stored to. False: another thread
+    /// was faster.
+    fn replace(&self, handle: &Handle, run: Run, bytes: &[u8]) -> Result<bool> {
+        let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
+        let got = reclaim::allocate_lent(core, frame::Order::MIN, true);
+        let got = got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
+        let Some((head, _)) = got else { return Ok(false) };
+        let run = Run { is_replaced: true, ..run };
+        let coming = self.insert(handle, &run, vec![head], true)?;
+        if coming.is_empty() {
+            return Ok(false);
+        }
+        let landed = self.land(handle, &coming, &run, bytes, Ok(()), Access::Store);
+        landed.map_err(|why| Area::refused(mapping, "bring", &(page..page + 1), why))?;
+        Ok(true)
+    }
+
     fn read_error(
         handle: &Handle,
         page: u64,
@@ -371,6 +411,9 @@ impl Area {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         let zeros = self.is_zeros(run);
         let mut changing = mapping.change();
+        if run.is_replaced && !self.allows(Protection::ReadWrite) {
+            read = Err(std::io::Error::from_raw_os_error(libc::EACCES)); // since it was asked
+        }
         let is_wanted = |it: &Coming| core.frames.frame(it.head).identity().mapping == mapping.id;
         let mut n = 0;
         let mut landed = vec![false; coming.len()];

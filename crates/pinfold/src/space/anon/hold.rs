@@ -92,7 +92,8 @@ impl Drop for HeldRange<'_> {
 
 impl Area {
     /// Brings `page`, and calls `copy` with its memory. Meanwhile it stays there and accessible: so
-    /// `copy` meets no fault there, and must access no other memory that can be a map's.
+    /// `copy` meets no fault there, and must access no other memory that can be a map's. If `copy`
+    /// stores all of it, `whole` is what.
     ///
     /// # Errors
     /// As [`bring`](Self::bring); the map's protection forbids the access.
@@ -101,9 +102,10 @@ impl Area {
         handle: &Handle,
         page: u64,
         access: Access,
+        whole: Option<&[u8]>,
         copy: impl FnOnce(Extent<'_>) -> R,
     ) -> Result<R> {
-        let (changing, _) = self.there(handle, page, access)?;
+        let (changing, _) = self.there(handle, page, access, whole)?;
         let at = std::ptr::NonNull::new(self.address(page)).expect("no area is at 0");
         // SAFETY: the page is there, and leaves, or becomes inaccessible, under the mutex alone.
         // Other accesses of this crate are atomic.
@@ -118,19 +120,20 @@ impl Area {
     /// # Errors
     /// As [`with_page`](Self::with_page); the page is held too often.
     fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
-        let (changing, head) = self.there(handle, page, Access::Store)?;
+        let (changing, head) = self.there(handle, page, Access::Store, None)?;
         let held = handle.core.hold_under_change(head);
         drop(changing);
         let path = || handle.mapping.path.clone();
         held.ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into())
     }
 
-    /// Brings `page` for an access. Returns the `change` mutex, under which it is there.
+    /// Brings `page` for an access, as [`bring_as`](Self::bring_as). Returns the `change` mutex, under which it is there.
     fn there<'a>(
         &self,
         handle: &'a Handle,
         page: u64,
         access: Access,
+        whole: Option<&[u8]>,
     ) -> Result<(Changing<'a>, FrameNumber)> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         core.check_owner()?; // before the mutex, which a forked child may find locked
@@ -149,7 +152,7 @@ impl Area {
             let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
             let Some(head) = changing.head(page).filter(is_there) else {
                 drop(changing);
-                self.bring(handle, page, access)?;
+                self.bring_as(handle, page, access, whole)?;
                 continue;
             };
             if access == Access::Store {

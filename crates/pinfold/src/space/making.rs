@@ -105,8 +105,9 @@ impl SpaceOptions {
 ///   kernel. It costs two switches of threads for each fault, and at most as many faults wait for
 ///   reads at once as there are threads. Nothing of the above concerns such a space: system calls
 ///   wait for their pages, too, if the process may have a userfaultfd that serves them
-///   ([`serves_system_calls`](Self::serves_system_calls)). But a [`Source`](crate::Source) must not
-///   access maps of such a space: where all its threads wait for sources, nobody serves them.
+///   ([`serves_system_calls`](Self::serves_system_calls)). But a
+///   [`Source`](crate::source::Source) must not access maps of such a space: where all its threads
+///   wait for sources, nobody serves them.
 ///
 /// # A page that cannot be read
 ///

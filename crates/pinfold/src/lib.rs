@@ -42,6 +42,7 @@
 //! | to look at pages without holding any | [`File::optimistic`] | a look-up; you copy, and ask whether the copy is valid | nothing |
 //! | addresses, for I/O that outlives the call | [`File::pin`] | a look-up, an atomic addition and subtraction for each folio; an addition and subtraction for the call | all folios of the range |
 //! | a pointer to a range of a file, for code that knows nothing of the cache | [`Space::map_file`] | what memory costs, and for its first use in a map a fault of the kernel | nothing |
+//! | memory of your own under the budget | [`Space::map_anon`], [`Space::map_private`] | what memory costs, and a fault for its first use | what was stored to, until it is in the swap |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same for each page, but the processor's cache misses overlap | the same for each page |
 //! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`] | the same as without `async`, and some 20 instructions | the same as without `async`, once it is ready |
 //! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
@@ -55,7 +56,7 @@
 //! that comes to the folio from another one stores the folio's use count. Under memory pressure,
 //! eviction lowers that count again.
 //!
-//! There is no way yet to write.
+//! There is no way yet to write to files. Own memory ([`Space::map_anon`]) can be stored to.
 //!
 //! ## Copy: `read_at`
 //!
@@ -215,9 +216,14 @@
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
 //! | an access to a map | as a miss, if the page is not cached; with [`SpaceOptions::handlers`] also until one of those threads is free |
 //! | `map_file`, `remap`, `protect`, `unmap` | another such call of the same space, and faults that look for a page of the map. For no read, unless faults keep their lock meanwhile ([`FaultIo::Hold`]) |
+//! | `AnonMap`: `read_at`, `write_at`, `hold`, `advise` with `WillNeed` | as a miss, for each absent page |
+//! | `AnonMap`: `page_out`, `discard`, `unmap`, `protect` | writes of its pages to the swap that are under way; `page_out` writes itself |
 //! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
+//!
+//! With a swap ([`Options::swap`]), eviction may first write own memory to it. Every call that may
+//! evict then waits for that write: a miss, `prefetch`, `advise`, the poll of a future.
 //!
 //! # What a guard keeps in memory
 //!

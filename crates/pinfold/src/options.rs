@@ -62,8 +62,8 @@ impl Options {
     /// - 128 bytes for each handle;
     /// - 8 KiB for each 64 [readers](crate::Reader);
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
-    /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries and
-    ///   10 KiB, until the thread ends;
+    /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries
+    ///   and 10 KiB, until the thread ends;
     /// - for own memory, what [`Space::map_anon`](crate::Space::map_anon) says.
     pub fn new(budget_bytes: u64) -> Self {
         Options {
@@ -160,16 +160,16 @@ impl Options {
         self
     }
 
-    /// Gives the cache a swap of `bytes` bytes, rounded down to whole pages: where
-    /// [own memory](crate::Space::map_anon) goes when its pages leave the budget. It is a file
-    /// without a name in `dir`, whose blocks are allocated by [`Cache::new`](crate::Cache::new)
-    /// where the file system can do that; it is read and written by direct I/O where the file system
-    /// can do that. It ends with the cache. An empty path is the current directory.
+    /// Gives the cache a swap of `bytes` bytes, rounded down to whole pages: where [own
+    /// memory](crate::Space::map_anon) goes when its pages leave the budget. It is a file without a
+    /// name in `dir`, whose blocks are allocated by [`Cache::new`](crate::Cache::new) where the
+    /// file system can do that; it is read and written by direct I/O where the file system can do
+    /// that. It ends with the cache. An empty path is the current directory.
     ///
     /// [`Cache::new`](crate::Cache::new) fails with
-    /// [`ErrorKind::SwapFile`](crate::ErrorKind::SwapFile) if the file cannot be made, or if `bytes`
-    /// is less than a page, 4096, or above the process's limit for files (`ulimit -f`). If that
-    /// limit is set later, writes beyond it fail, and are counted
+    /// [`ErrorKind::SwapFile`](crate::ErrorKind::SwapFile) if the file cannot be made, or if
+    /// `bytes` is less than a page, 4096, or above the process's limit for files (`ulimit -f`). If
+    /// that limit is set later, writes beyond it fail, and are counted
     /// ([`SwapStats::write_errors`](crate::SwapStats::write_errors)).
     ///
     /// None by default: then own memory stays in the budget.

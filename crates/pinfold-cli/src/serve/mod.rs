@@ -75,13 +75,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SOCKET")]
     socket: PathBuf,
 
-    /// Memory for pages of the snapshot, of all clients together, such as 256M; at least 8M
-    /// [default: 7/6 of the snapshot's length + 16M]
+    /// Memory for pages of the snapshot that clients share, such as 256M; at least 8M. Copies that
+    /// clients ask for, or make by storing, are not in it [default: 7/6 of the snapshot's length +
+    /// 16M]
     #[arg(long, value_name = "SIZE")]
     budget: Option<Size>,
 
-    /// Append the pages that clients touch, in that order, to FILE, which is made if it is not there.
-    /// Recording is slow: pages are installed one by one
+    /// Append the pages that clients touch, in that order, to FILE, which is made if it is not
+    /// there. Recording is slow: pages are installed one by one
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
@@ -89,7 +90,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 
-    /// How many seconds a client may be connected before it has sent its mappings
+    /// How many seconds a client has to send its mappings, above 0 and at most 3600; then it is
+    /// disconnected
     #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true)]
     silence: f64,
 }

@@ -147,7 +147,8 @@ pub struct ClientsStats {
     pub installed: u64,
     /// Pages that were installed ahead of faults.
     pub installed_ahead: u64,
-    /// Faults that ended with SIGBUS, as their page could not be read, or there was no memory for it.
+    /// Faults that ended with SIGBUS, as their page could not be read, or there was no memory for
+    /// it.
     pub failed: u64,
     /// Bytes that the memory which clients share takes at the moment, as the system counts them.
     pub shared_bytes: u64,
@@ -171,7 +172,8 @@ pub struct ClientsStats {
 /// call: of shared memory up to 512 KiB, of copies up to 128 KiB.
 ///
 /// One thread uses it, as part of its event loop: it waits for the descriptor ([`AsFd`]) and for
-/// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which never waits.
+/// [`timeout`](Self::timeout), and then calls [`work`](Self::work), which waits for no client and
+/// no read.
 ///
 /// `docs/serve.md` has what a client has to do, and what a client that is
 /// not trusted can do.
@@ -370,7 +372,8 @@ impl Clients {
         self.clients.values().filter_map(of).min()
     }
 
-    /// Does what there is to do, a bounded part of it for each client. Never waits.
+    /// Does what there is to do, a bounded part of it for each client. It waits for nothing but,
+    /// where the cache has a swap, for a write of own memory that it evicts.
     pub fn work(&mut self) -> Vec<ClientEvent> {
         let mut told = Vec::new();
         if !self.is_here() {

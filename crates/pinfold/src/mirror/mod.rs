@@ -8,9 +8,10 @@
 //!
 //! In a mirror that this program alone has, a page is in the memfd exactly while it has the right
 //! bytes. It gets there by `UFFDIO_COPY`, through the map that wants it, or through the cache's own
-//! view: the kernel copies to a page that nobody sees, and adds it to the file with its bytes. So the kernel itself may map whatever it finds, and a fault on a page that is absent is
-//! the only one that the program has to serve. [docs/map.md](../../../docs/map.md) has what else was
-//! tried, and why write(2) does not promise this.
+//! view: the kernel copies to a page that nobody sees, and adds it to the file with its bytes. So
+//! the kernel itself may map whatever it finds, and a fault on a page that is absent is the only
+//! one that the program has to serve. [docs/map.md](../../../docs/map.md) has what else was tried,
+//! and why write(2) does not promise this.
 //!
 //! # States of a place, the bytes of a folio's pages
 //!
@@ -39,8 +40,8 @@
 //! Who drops what the file does not have any more waits until no place is claimed or leaving
 //! ([`Mirror::settle`]): no access that comes later finds the bytes of either.
 //!
-//! The cache's view is read under a reference to a mirrored folio alone. It is registered for missing
-//! pages, as all maps are: a read of another page would be a SIGBUS, and make none.
+//! The cache's view is read under a reference to a mirrored folio alone. It is registered for
+//! missing pages, as all maps are: a read of another page would be a SIGBUS, and make none.
 
 mod shown;
 
@@ -103,8 +104,8 @@ pub(crate) struct Mirror {
     seen_by: Arc<SeenBy>,
 }
 
-/// Who sees the pages beside the cache: so many maps of the program, or [`CLIENTS`]. Other processes
-/// keep their descriptor for ever, and can make pages of zeros, which a map would show.
+/// Who sees the pages beside the cache: so many maps of the program, or [`CLIENTS`]. Other
+/// processes keep their descriptor for ever, and can make pages of zeros, which a map would show.
 // Not from `crate::sync`: no protocol of pages rests on it.
 #[derive(Debug, Default)]
 struct SeenBy(AtomicU32);
@@ -229,10 +230,10 @@ impl Mirror {
         Some(Claim { mirror: self, pages })
     }
 
-    /// The places of folios that are evicted, in the order of the file, under the `change` mutex under
-    /// which they leave the index. Two of them become one with the pages between, where `is_free` says
-    /// that no folio has its place there: to take out one place costs an interrupt, however long it
-    /// is.
+    /// The places of folios that are evicted, in the order of the file, under the `change` mutex
+    /// under which they leave the index. Two of them become one with the pages between, where
+    /// `is_free` says that no folio has its place there: to take out one place costs an interrupt,
+    /// however long it is.
     pub(crate) fn leave(
         &self,
         mut places: Vec<Range<u64>>,
@@ -450,8 +451,8 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// Places that folios have left. Dropped without the `change` mutex: then the pages are taken out of
-/// the memfd, and the places are free.
+/// Places that folios have left. Dropped without the `change` mutex: then the pages are taken out
+/// of the memfd, and the places are free.
 #[derive(Debug)]
 #[must_use = "the pages are there until it is dropped"]
 pub(crate) struct Leaving<'a> {
@@ -495,7 +496,8 @@ impl Owned {
     }
 }
 
-/// Makes one of two places where that says so of the pages between. They are in the order of the file.
+/// Makes one of two places where that says so of the pages between. They are in the order of the
+/// file.
 pub(crate) fn join(places: &mut Vec<Range<u64>>, mut joins: impl FnMut(&Range<u64>) -> bool) {
     places.dedup_by(|next, one| {
         let joined = joins(&(one.end..next.start));
@@ -559,8 +561,8 @@ fn map_view(fd: BorrowedFd<'_>, bytes: usize, uffd: &Uffd) -> io::Result<NonNull
 /// Readies a mapping of a mirror, without access yet: none of its pages is ever made by an access.
 /// - It is registered, so that an access asks.
 /// - A child, which has no userfaultfd, does not have it.
-/// - The kernel makes no huge pages of it. It would fill holes with zeros, or be left with zeros where
-///   a hole is punched into one.
+/// - The kernel makes no huge pages of it. It would fill holes with zeros, or be left with zeros
+///   where a hole is punched into one.
 ///
 /// # Safety
 /// The range is a mapping of a mirror, and nobody else uses it yet.

@@ -29,14 +29,14 @@ use crate::swap::pages::Pages;
 ///
 /// A page takes memory once it is touched: of the budget, like a cached page of a file, and the
 /// cache evicts whichever is used least. What was stored to goes to the swap
-/// ([`Options::swap`](crate::Options::swap)) before it leaves memory, unless the page is all zeros;
-/// what is there already and was not changed since is not written again. The next access brings it
-/// back, with pages that follow, if they lie together in the swap and the pages before were
-/// touched, too.
+/// ([`Options::swap`](crate::Options::swap)) before it leaves memory. A page of anonymous memory
+/// that is all zeros needs no write; nor does what is there already and was not changed since. The
+/// next access brings it back, with pages that follow, if they lie together in the swap and the
+/// pages before were touched, too.
 ///
 /// Without a swap, or when it is full, what was stored to stays in memory. When nothing else can
-/// leave the budget, an access to a further page fails with [`ErrorKind::OwnMemory`], after some
-/// time in which it waits for memory.
+/// leave the budget, an access to a further page fails with [`ErrorKind::OwnMemory`] after 2
+/// seconds, or after 30 while reads are under way.
 ///
 /// # An access that fails
 ///
@@ -209,8 +209,8 @@ impl AnonMap {
     }
 
     /// Copies `buf` to `offset` and what follows, with errors instead of signals. Returns how many
-    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part. Of a page
-    /// that is in the swap, nothing is read if all of it is stored.
+    /// bytes: `buf.len()`, or fewer at the end. Threads that read meanwhile may see a part. Of a
+    /// page that is in the swap, nothing is read if all of it is stored.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at). What lies before the page that failed was stored.
@@ -329,8 +329,8 @@ impl AnonMap {
 
     /// The bytes of the pages of `range` are not wanted any more: they are zeros from now on, or
     /// the file's again, and take neither memory nor swap. The range begins at a multiple of 4096,
-    /// and ends at one, or with the map, unless it is empty. Waits for page-outs of these pages that
-    /// are under way.
+    /// and ends at one, or with the map, unless it is empty. Waits for page-outs of these pages
+    /// that are under way.
     ///
     /// It is a store, as far as slices are concerned.
     ///

@@ -85,7 +85,8 @@ impl SpaceOptions {
 /// of both kinds of memory; [`AnonMap`] has what else is to be known of own memory.
 ///
 /// A clone is a handle to the same space. A [`Map`] or an [`AnonMap`] stays when the space's last
-/// handle is dropped. As long as there is one of these, 2 MiB of the budget are left to maps.
+/// handle is dropped. As long as the space or one of its maps exists, 2 MiB of the budget are
+/// reserved for maps.
 ///
 /// # Who serves a fault
 ///
@@ -176,7 +177,8 @@ impl Space {
     /// once is in memory once.
     ///
     /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and
-    /// whole pieces of 2 MiB of address space.
+    /// whole pieces of 2 MiB of address space. The first map of a file also takes a descriptor, and
+    /// addresses for twice the file's length, 1 GiB at least.
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
@@ -231,6 +233,9 @@ impl Space {
     /// written. What was stored to goes to the swap ([`AnonMap`]).
     ///
     /// If somebody else changes the file, a page that was not stored to may have old or new bytes.
+    ///
+    /// Cost: as [`map_anon`](Self::map_anon). A page takes budget twice after its first access,
+    /// until the cache evicts the file's own copy.
     ///
     /// # Errors
     /// As [`map_anon`](Self::map_anon) and [`map_file`](Self::map_file).

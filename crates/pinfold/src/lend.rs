@@ -15,6 +15,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::around;
 use crate::core::{Core, Held};
@@ -39,7 +40,7 @@ const PAGES_MAX: u32 = 64;
 const WINDOW_PAGES: u32 = 32;
 
 /// How long a thread sleeps at a time while others own the place.
-const NAP: std::time::Duration = std::time::Duration::from_millis(1);
+const NAP: Duration = Duration::from_millis(1);
 
 /// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
 /// arena has some left when three are lent.
@@ -241,7 +242,7 @@ struct Spare<'a> {
 /// As [`File::get`](crate::File::get); there is no memory for it, or another folio keeps its place
 /// for too long.
 pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
-    let (mut again, mut patience) = (false, None);
+    let (mut again, mut waits) = (false, Waits::default());
     let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
     let bringing = bringing(&handle.core, pages);
     // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
@@ -258,7 +259,7 @@ pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
             fill::get(handle, page, PAGE_BYTES)?
         };
         again = true;
-        if let Some((read, spare)) = ready(handle, read, &mut patience)? {
+        if let Some((read, spare)) = ready(handle, read, &mut waits)? {
             return Ok(Brought { read, spare, bringing });
         }
     }
@@ -270,17 +271,27 @@ pub(crate) fn bringing(core: &Core, pages: u32) -> Option<Bringing<'_>> {
     (!source::in_a_source()).then(|| core.pressure.bring(pages))
 }
 
+/// What an access waits for, beside the read.
+#[derive(Default)]
+struct Waits {
+    /// For lent memory.
+    memory: Option<Patience>,
+    /// Since when, for the place. No read makes it longer: a guard keeps the place, or a step that
+    /// reads nothing.
+    place: Option<Instant>,
+}
+
 /// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index, or
 /// was made smaller; or too many threads wait with folios, and this one has waited without.
 fn ready<'a>(
     handle: &'a Handle,
     read: Held<'a>,
-    patience: &mut Option<Patience>,
+    waits: &mut Waits,
 ) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let identity = read.frame().identity();
     let mut naps = 0;
-    // Ends: patience bounds it.
+    // Ends: there is a bound for the place, and memory is found or waited for without the folio.
     while !read.frame().is_changing() {
         if read.frame().is_mirrored() {
             return Ok(Some((read, None)));
@@ -288,12 +299,13 @@ fn ready<'a>(
         let mirror = of(handle)?;
         let place = place_of(&read);
         if !mirror.is_taken(&place) {
+            waits.place = None;
             let shortage = |why: Shortage| why.of(mapping, identity.index);
             let mut got = reclaim::allocate_lent(core, identity.order, false).map_err(shortage)?;
             if got.is_none() {
                 let Some(_waits) = core.pressure.may_wait_with(identity.order.frames()) else {
                     drop(read);
-                    let patience = patience.get_or_insert_with(|| Patience::new(core));
+                    let patience = waits.memory.get_or_insert_with(|| Patience::new(core));
                     reclaim::wait_for_lent(core, identity.order, patience).map_err(shortage)?;
                     return Ok(None);
                 };
@@ -314,7 +326,8 @@ fn ready<'a>(
             make_smaller(handle, read, Order::MIN, true)?;
             return Ok(None);
         }
-        if patience.get_or_insert_with(|| Patience::new(core)).is_over(core) {
+        let since = waits.place.get_or_insert_with(Instant::now);
+        if since.elapsed() > core.options.patience {
             let why = "an older version of the page is still in use there";
             return Err(mapping.mirror_error(std::io::Error::other(why)));
         }

@@ -61,6 +61,8 @@ struct Known {
     waiting: VecDeque<(Piece, u64)>,
     /// Of all that wait.
     pages: u64,
+    /// So many of the first have had a part of their turn.
+    begun: usize,
     in_turn: Vec<Piece>,
 }
 
@@ -73,6 +75,7 @@ impl Known {
     fn take_first(&mut self) -> Option<Piece> {
         let (piece, pages) = self.waiting.pop_front()?;
         self.pages -= pages;
+        self.begun = self.begun.saturating_sub(1);
         self.in_turn.push(piece.clone());
         Some(piece)
     }
@@ -105,11 +108,13 @@ impl Pieces {
     }
 
     /// It is the turn of the piece that has waited longest, if all together have more than `most`
-    /// pages, and it is not the only one: the others make it wait.
+    /// pages, and it is not the only one: the others make it wait. What is left of a piece whose turn
+    /// has begun waits no more.
     pub(crate) fn next(&self, most: u64) -> Option<Piece> {
         let mut known = self.0.lock();
         let enough = known.pages > most && known.waiting.len() > 1;
-        (enough || known.waiting.len() > PIECES_MAX).then(|| known.take_first()).flatten()
+        let now = enough || known.begun > 0 || known.waiting.len() > PIECES_MAX;
+        now.then(|| known.take_first()).flatten()
     }
 
     /// It is the turn of the piece that has waited longest.
@@ -122,11 +127,12 @@ impl Pieces {
         self.0.lock().end(piece);
     }
 
-    /// What is left of a piece waits again, before all others.
+    /// What is left of a piece has its turn before all others.
     pub(crate) fn put_back(&self, piece: Piece) {
         let mut known = self.0.lock();
         known.end(&piece);
         known.waiting.push_front((piece, 0));
+        known.begun += 1;
     }
 }
 
@@ -151,7 +157,8 @@ mod tests {
         let rest = Piece { mapping: 1, pages: 64..512 };
         pieces.put_back(rest.clone());
         assert!(pieces.has(&a));
-        assert_eq!(pieces.first(), Some(rest.clone()));
+        assert_eq!(pieces.next(u64::MAX), Some(rest.clone()), "its turn has begun");
+        assert_eq!(pieces.next(u64::MAX), None);
         pieces.end(&rest);
         assert!(!pieces.has(&a));
         assert_eq!(pieces.first(), Some(b));

@@ -269,7 +269,20 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
     assert_eq!(access(&file, 5), 7);
     let guard = file.get(5).unwrap();
     file.invalidate(0..MIB as u64).unwrap();
-    let error = bring(file.handle(), 5).unwrap_err();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let error = std::thread::scope(|scope| {
+        // What is read of other files has no say in it.
+        scope.spawn(|| {
+            let other = cache.attach("other", Arc::new(Memory::new(vec![8; MIB]))).unwrap();
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                other.read_at(&mut [0], 0).unwrap();
+                other.invalidate(0..MIB as u64).unwrap();
+            }
+        });
+        let brought = bring(file.handle(), 5).map(drop);
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        brought.unwrap_err()
+    });
     assert_eq!(
         error.to_string(),
         "no memory for mapped pages of file: an older version of the page is still in use there"
@@ -503,7 +516,7 @@ fn ready_where_many_wait() -> Result<bool> {
     while let Ok(Some(_used)) = reclaim::allocate_lent(core, Order::MAX, false) {}
     let others: Vec<_> = (0..99).map_while(|_| core.pressure.may_wait_with(16)).collect();
     let read = fill::get(handle, 0, PAGE_BYTES)?;
-    let is_ready = ready(handle, read, &mut None)?.is_some();
+    let is_ready = ready(handle, read, &mut Waits::default())?.is_some();
     let at_most = if mutant::on(Mutant::AllWaitWithFolios) { 99 } else { 4096 / 16 / 16 };
     assert_eq!(others.len(), at_most);
     Ok(is_ready)

@@ -194,21 +194,39 @@ fn who_waits_for_a_place_sleeps_until_that_one_is_free() {
     let mirror = mirror(1 << 20);
     let claim = mirror.claim(4..8).unwrap();
     mirror.wait_for_place(&(7..9), Duration::ZERO);
-    let is_free = std::sync::atomic::AtomicBool::new(false);
+    let (is_free, id) = (std::sync::atomic::AtomicBool::new(false), std::sync::OnceLock::new());
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            mirror.wait_for_place(&(7..9), Duration::from_secs(1000));
+            id.set(rustix::thread::gettid()).unwrap();
+            mirror.wait_for_place(&(7..9), Duration::from_secs(60));
             is_free.load(Ordering::Relaxed) // stored before the place's mutex was taken
         });
-        // Each end of another claim wakes it.
-        for _ in 0..1000 {
+        // The end of each 32nd claim wakes it: it looks again, and sleeps on.
+        for _ in 0..BEDS * 8 {
+            sleeps(*id.wait());
             drop(mirror.claim(0..1).unwrap());
-            std::thread::yield_now();
         }
+        sleeps(*id.wait());
         is_free.store(true, Ordering::Relaxed); // as above
+        let since = Instant::now();
         drop(claim);
         assert!(waiter.join().unwrap());
+        assert!(since.elapsed() < Duration::from_secs(50), "its time was up, and nobody woke it");
     });
+}
+
+/// Waits until that thread sleeps.
+fn sleeps(thread: rustix::thread::Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    // Ends: it has nothing to do but to sleep.
+    loop {
+        let stat = std::fs::read_to_string(&path).unwrap();
+        let (_, rest) = stat.rsplit_once(") ").unwrap();
+        if rest.starts_with('S') {
+            return;
+        }
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -37,7 +37,8 @@ pub(super) struct Load {
     pages_max: u32,
     patient: Duration,
     long: Duration,
-    /// Held under no other lock, and no other is taken under it.
+    /// No other lock is taken under it. It is taken under the locks of maps, and with
+    /// [`FaultIo::Hold`](crate::FaultIo) threads wait under these.
     state: Mutex<State>,
     /// The thread with number n sleeps on the one with number n modulo their number.
     turn: [Condvar; BEDS],

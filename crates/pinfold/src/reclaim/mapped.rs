@@ -15,7 +15,7 @@
 use pinfold_policy::{Answer, Sweep};
 
 use crate::core::Core;
-use crate::frame::FrameNumber;
+use crate::frame::{FrameNumber, Order};
 use crate::freeze::Candidate;
 use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
@@ -25,6 +25,9 @@ use crate::pieces::Piece;
 /// that stay divide the others, which then leave by an interrupt each: so it is small.
 const WAITING_SHARE: u64 = 32;
 
+/// The most folios of a piece that are looked at together: what a page table has.
+const FOLIOS_MAX: usize = Order::MAX.frames() as usize;
+
 /// A piece with fewer pages in memory is made longer.
 const PAGES_ENOUGH: u64 = 32;
 
@@ -33,7 +36,7 @@ const PAGES_ENOUGH: u64 = 32;
 const USED_PIECES_MAX: u32 = 4;
 
 /// The most folios in a row that the policy offers in vain, as their pieces wait: then it is the turn
-/// of one of these. A piece has 512 pages, which may be neighbours in the policy's order, too.
+/// of one of these. The pages of a piece, 512 or more, may be neighbours in the policy's order, too.
 const OFFERS_MAX: u32 = 1024;
 
 /// The pieces that one eviction takes.
@@ -96,14 +99,17 @@ impl Turns {
             return Vec::new();
         }
         let mirror = mapping.as_ref().and_then(|it| it.mirror_if_made());
+        if folios.len() == FOLIOS_MAX {
+            let end = folios.last().map_or(piece.pages.end, |it| it.identity.pages().end);
+            self.rest_is(&piece, end);
+        }
         let pages: Vec<_> = folios.iter().map(|it| it.identity.pages()).collect();
         let mapped = mirror.map(|it| it.shown.mapped(&pages));
         let mut going = Vec::with_capacity(most);
         for (n, folio) in folios.into_iter().enumerate() {
             let (frame, first) = (core.frames.frame(folio.head), folio.identity.index);
             if going.len() == most {
-                let pages = first..piece.pages.end;
-                self.now = Some(Piece { mapping: piece.mapping, pages });
+                self.rest_is(&piece, first);
                 break;
             }
             let again = mapped.as_ref().is_some_and(|mapped| mapped[n]);
@@ -119,6 +125,12 @@ impl Turns {
             core.pieces.end(&piece);
         }
         going
+    }
+
+    /// The turn goes on with the pages of `piece` from `first` on, if there are any.
+    fn rest_is(&mut self, piece: &Piece, first: u64) {
+        let pages = first..piece.pages.end;
+        self.now = (!pages.is_empty()).then_some(Piece { mapping: piece.mapping, pages });
     }
 
     /// Whether it is some piece's turn.
@@ -158,12 +170,12 @@ fn with_enough(core: &Core, mapping: &Mapping, mut piece: Piece, enough: u64) ->
     (piece, pages)
 }
 
-/// The mirrored folios that begin in `piece`, in the order of the file. No lock is held: they are
-/// checked when they are frozen.
+/// The first mirrored folios that begin in `piece`, in the order of the file. No lock is held: they
+/// are checked when they are frozen.
 fn folios_of(core: &Core, mapping: &Mapping, piece: &Piece) -> Vec<Candidate> {
     let mut found = Vec::new();
     let mut page = piece.pages.start;
-    while page < piece.pages.end {
+    while page < piece.pages.end && found.len() < FOLIOS_MAX {
         let head = mapping.index.lookup_hint(page);
         let folio = core.frames.try_frame(head).map(|frame| (frame, frame.identity()));
         match folio {
@@ -281,6 +293,27 @@ mod tests {
         turns.offer_no_more(core);
         let going: Vec<_> = turns.next(core, 64).iter().map(|it| it.identity.index).collect();
         assert_eq!(going, [7, PAGES + 7, 3 * PAGES + 7]);
+    }
+
+    #[test]
+    fn a_long_piece_that_has_filled_up_goes_part_by_part() {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
+        map.advise(0..map.len(), Hint::Random).unwrap();
+        touch(&map, 7..8);
+        let core = &*file.handle().core;
+        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        turns.offer(core, &mut sweep, head(&file, 7));
+        touch(&map, 0..3 * PAGES);
+        core.let_go_of_recent(|_| true);
+        file.handle().mapping.mirror_of_folios().shown.unmap(&(0..3 * PAGES));
+        turns.offer_no_more(core);
+        let mut going = 0;
+        while turns.has_piece() {
+            going += turns.next(core, 100).len();
+        }
+        assert_eq!(going as u64, 3 * PAGES);
+        assert!(!core.pieces.has(&Piece::of(file.handle().mapping.id, 0)), "its turn is over");
     }
 
     #[test]

@@ -21,7 +21,6 @@ use super::own_ring::{self, Reading};
 use super::pool;
 use super::request::{self, Request};
 use super::shared::{SharedSource, shared_bytes};
-use super::under_way::Inside;
 use super::{Extent, Hint, Identity, Source, SourceStats, extent};
 use crate::guarded::guarded;
 
@@ -194,7 +193,7 @@ impl Backing {
     /// Reads into `extents` and returns the number of bytes read. A short count means that the
     /// source ended there; the rest is zeroed. [`Truncated::check`] checks the count.
     pub(crate) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
-        let (_moves, _inside) = (self.engine.under_way().begin(), Inside::enter());
+        let _call = self.engine.begin_call();
         let since = Instant::now();
         let read = guarded("a read", || self.source().read_extents_at(offset, extents));
         let result = request::settle(extents, read);

@@ -12,7 +12,7 @@ use super::pool::{Lane, Pool};
 use super::request::Request;
 use super::ring::Ring;
 use super::shared::SharedSource;
-use super::under_way::{Reads, UnderWay};
+use super::under_way::{Call, Reads, UnderWay};
 
 /// Limits on requests in flight.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,11 @@ impl Engine {
     /// What the requests and calls of this cache's sources are at.
     pub(crate) fn reads(&self) -> Reads {
         self.under_way.reads()
+    }
+
+    /// The calling thread calls a source that is no file's, until what this returns is dropped.
+    pub(crate) fn begin_call(&self) -> Call {
+        Call::begin(&self.under_way)
     }
 
     pub(super) fn under_way(&self) -> &UnderWay {

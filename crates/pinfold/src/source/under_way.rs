@@ -59,7 +59,7 @@ impl UnderWay {
 }
 
 impl Move {
-    /// It was not carried out, and does not count as ended.
+    /// It was not carried out, or in vain, and does not count as ended.
     pub(super) fn refuse(mut self) {
         self.refused = true;
     }
@@ -73,6 +73,24 @@ impl Drop for Move {
         } else {
             numbers.ended.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// A call of a source by the calling thread that is under way, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Call {
+    moves: Move,
+    _inside: Inside,
+}
+
+impl Call {
+    pub(super) fn begin(under_way: &UnderWay) -> Self {
+        Call { moves: under_way.begin(), _inside: Inside::enter() }
+    }
+
+    /// It brought nothing: who waits for memory is not to wait anew for that.
+    pub(crate) fn fail(self) {
+        self.moves.refuse();
     }
 }
 
@@ -106,6 +124,22 @@ pub(crate) fn in_a_source() -> bool {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_is_under_way_and_inside_until_it_ends() {
+        let numbers = UnderWay::default();
+        for (fails, ended) in [(false, 1), (true, 1)] {
+            let call = Call::begin(&numbers);
+            assert!(in_a_source() && numbers.reads().under_way);
+            if fails {
+                call.fail();
+            } else {
+                drop(call);
+            }
+            assert!(!in_a_source());
+            assert!(matches!(numbers.reads(), Reads { under_way: false, ended: n } if n == ended));
+        }
+    }
 
     #[test]
     fn what_is_refused_has_not_ended() {

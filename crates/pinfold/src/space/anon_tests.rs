@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mutant::{self, Mutant};
-use crate::source::Memory;
+use crate::source::{Memory, Source, in_a_source};
 use crate::swap::pages::State;
 use crate::{AnonMap, Cache, ErrorKind, Hint, Options, Protection, Space, SpaceOptions};
 
@@ -76,6 +76,49 @@ fn more_than_the_budget_keeps_its_bytes() {
     let stats = cache.stats();
     assert!(stats.resident_bytes <= 8 * MIB as u64);
     println!("{:?} {:?}", cache.swap_stats(), space.stats());
+}
+
+/// A swap that says which of its calls the cache has noted.
+#[derive(Debug)]
+struct Noted(Memory, std::sync::Mutex<Vec<(&'static str, bool)>>);
+
+impl Noted {
+    fn note(&self, call: &'static str) {
+        self.1.lock().unwrap().push((call, in_a_source()));
+    }
+}
+
+impl Source for Noted {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.note("read");
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> std::io::Result<()> {
+        self.note("write");
+        self.0.write_at(offset, buf)
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        self.0.len_bytes()
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "noted".into()
+    }
+}
+
+/// Threads that wait for memory wait for these calls, and the source's own accesses do not.
+#[test]
+fn calls_of_the_swap_are_calls_of_a_source() {
+    let source = Arc::new(Noted(Memory::new(Vec::new()), std::sync::Mutex::default()));
+    let options = Options::new(8 * MIB as u64).swap_source(source.clone(), MIB as u64);
+    let cache = Cache::new(options).unwrap();
+    let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(MIB).unwrap();
+    store(&map, 0, 7);
+    map.page_out(0..MIB).unwrap();
+    assert_eq!(load(&map, 0), 7);
+    assert_eq!(*source.1.lock().unwrap(), [("write", true), ("read", true)]);
 }
 
 #[test]

@@ -94,7 +94,8 @@ impl SpaceOptions {
 ///   page as if the access were a call of the cache; then the access is repeated. A miss costs what
 ///   a miss of `read_at` costs, and a few microseconds. The first space of the process installs the
 ///   handler; what is not a fault of a map goes to the handler that was there before. A program
-///   that installs a handler for SIGBUS later has to pass signals on in the same way. If it goes
+///   that installs a handler for SIGBUS later, and not while a space is being made, has to pass
+///   signals on in the same way. If it goes
 ///   back to the default action, or to the handler that was there before, no map can be accessed
 ///   until the next space is made, which installs the handler again.
 ///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process.

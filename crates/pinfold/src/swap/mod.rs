@@ -93,6 +93,11 @@ pub(crate) struct Swap {
 const REST_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 
+/// How often its file is allocated, where signals interrupt that.
+const TRIES_MAX: u32 = 100;
+
+const INTERRUPTED: rustix::io::Result<()> = Err(rustix::io::Errno::INTR);
+
 /// Why a swap is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
@@ -179,6 +184,7 @@ impl Swap {
                 *self.rest.lock() = Rest::default();
             }
             Err(why) => {
+                self.slots.pass_over(first);
                 self.rest(Why::Failed);
                 add(&self.counters.write_errors, 1);
                 self.remember(why);
@@ -275,7 +281,10 @@ fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
     let opened = open_file(&path, Access::ReadWrite, Preference::Auto);
     rustix::fs::unlink(&path)?;
     check_file_end(bytes)?;
-    let allocated = match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
+    let allocate = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes);
+    // A file system may begin anew after a signal, and signals may come for ever.
+    let done = (0..TRIES_MAX).map(|_| allocate()).find(|done| *done != INTERRUPTED);
+    let allocated = match done.unwrap_or(INTERRUPTED) {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             rustix::fs::ftruncate(&fd, bytes)
         }

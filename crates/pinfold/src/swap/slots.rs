@@ -74,6 +74,12 @@ impl Slots {
         }
     }
 
+    /// What was to be written to the cluster of this slot was not: the next slots are of another.
+    pub(crate) fn pass_over(&self, Slot(slot): Slot) {
+        let next = (slot / CLUSTER_SLOTS + 1) * CLUSTER_SLOTS;
+        self.state.lock().next = if next < self.all { next } else { 0 };
+    }
+
     /// A number that is no slot's, for a page that needs none if it is all zeros. `nth` tells it
     /// from others.
     pub(crate) fn none(all: u32, nth: u32) -> Slot {
@@ -168,6 +174,16 @@ mod tests {
         assert_eq!(slots.take(9), only(64..73), "not across a cluster");
         assert_eq!(slots.take(100), only(128..192), "at most a cluster");
         assert_eq!(slots.free(), 1000 - 16 - 40 - 9 - 64);
+    }
+
+    #[test]
+    fn a_cluster_that_cannot_be_written_is_passed_over() {
+        let slots = Slots::new(200);
+        for cluster in [0, 64, 128, 0] {
+            assert_eq!(slots.take(40), only(cluster..cluster + 40));
+            slots.pass_over(Slot(cluster));
+            (cluster..cluster + 40).for_each(|slot| slots.give(Slot(slot)));
+        }
     }
 
     #[test]

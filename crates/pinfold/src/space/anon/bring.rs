@@ -392,7 +392,14 @@ impl Area {
     /// Step 5.
     fn read(core: &Core, first: State, to: &mut [u8]) -> std::io::Result<()> {
         match (first, &core.swap) {
-            (State::Swapped(slot), Some(swap)) => swap.read(slot, to),
+            (State::Swapped(slot), Some(swap)) => {
+                let call = core.engine.begin_call();
+                let done = swap.read(slot, to);
+                if done.is_err() {
+                    call.fail();
+                }
+                done
+            }
             (State::Swapped(_), None) => Err(std::io::Error::other("there is no swap")),
             _ => Ok(()),
         }

@@ -39,7 +39,7 @@ use crate::reclaim;
 use crate::source::Extent;
 use crate::swap::pages::{self, IsWriting, State, Unused, Written};
 use crate::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
-use crate::swap::{Swap, Why, add};
+use crate::swap::{Why, add};
 
 /// The most pages that are paged out, or forgotten, under one hold of the mutex.
 const AT_ONCE: u64 = 64;
@@ -100,7 +100,7 @@ impl Area {
         for slot in slots {
             give(core, Unused(Some(slot)));
         }
-        let written = self.write(swap, &begun);
+        let written = self.write(core, &begun);
         let mut changing = mapping.change();
         let states = changing.own().expect("own memory has states");
         for (&(page, slot), &written) in begun.iter().zip(&written) {
@@ -128,7 +128,8 @@ impl Area {
     }
 
     /// Step 3.
-    fn write(&self, swap: Option<&Swap>, begun: &[(u64, Slot)]) -> Vec<Written> {
+    fn write(&self, core: &Core, begun: &[(u64, Slot)]) -> Vec<Written> {
+        let swap = core.swap.as_ref();
         let mut written: Vec<Written> = begun
             .iter()
             .map(|&(page, _)| {
@@ -154,8 +155,11 @@ impl Area {
                 continue;
             }
             let extents: Vec<_> = self.extents(&begun[n..end]);
+            let call = core.engine.begin_call();
             if swap.is_some_and(|swap| swap.write(begun[n].1, &extents).is_ok()) {
                 written[n..end].fill(Written::InSlot);
+            } else {
+                call.fail();
             }
             n = end;
         }

@@ -171,8 +171,9 @@ pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `checkpatch.pl --strict` on every patch. Its question about MAINTAINERS is switched off:
-/// `mm/` is listed there as a whole.
+/// Runs `checkpatch.pl --strict` on every patch. Two of its questions are switched off: the one
+/// about MAINTAINERS, as `mm/` is listed there as a whole; and whether the commits exist that a
+/// message names, as the trees have no history.
 ///
 /// # Errors
 /// If it finds something in a patch. The error has its output.
@@ -182,7 +183,13 @@ pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
     for patch in &patches {
         let mut perl = Command::new("perl");
         perl.arg(&script)
-            .args(["--strict", "-q", "--no-tree", "--ignore", "FILE_PATH_CHANGES"])
+            .args([
+                "--strict",
+                "-q",
+                "--no-tree",
+                "--ignore",
+                "FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID",
+            ])
             .arg(patch)
             // It may leave a file in its working folder.
             .current_dir(paths.cache.join("log"));

@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod cc;
 mod coverage;
+mod fixes;
 mod git;
 mod guest;
 mod kept;

@@ -1,5 +1,5 @@
-//! Applies the patches of `kernel/series` in order, by `git am`, and tells whether the patched
-//! tree in the cache has exactly these patches.
+//! Applies the fixes of `kernel/fixes` and then the patches of `kernel/series`, in order, by
+//! `git am`, and tells whether the patched tree in the cache has exactly these.
 
 use crate::git::{self, BASE_TAG, git};
 use crate::kernels::Tree;
@@ -11,12 +11,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// The patches in order, without the cover letter.
+/// All patches in order: the fixes, and the series, which is built on them.
+///
+/// # Errors
+/// If a folder cannot be read.
+pub(crate) fn patches(paths: &Paths) -> Result<Vec<PathBuf>> {
+    Ok([patches_in(paths, "fixes")?, patches_in(paths, "series")?].concat())
+}
+
+/// The patches of one folder in order, without the cover letter.
 ///
 /// # Errors
 /// If the folder cannot be read.
-pub(crate) fn patches(paths: &Paths) -> Result<Vec<PathBuf>> {
-    let dir = paths.kernel.join("series");
+pub(crate) fn patches_in(paths: &Paths, folder: &str) -> Result<Vec<PathBuf>> {
+    let dir = paths.kernel.join(folder);
     let mut found = Vec::new();
     for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
         let path = entry?.path();
@@ -276,7 +284,9 @@ mod tests {
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         fs::rename(repository("one\n").path(), &plain).unwrap();
         git(&plain, &["tag", BASE_TAG]).unwrap();
-        fs::create_dir_all(paths.kernel.join("series")).unwrap();
+        for folder in ["fixes", "series"] {
+            fs::create_dir_all(paths.kernel.join(folder)).unwrap();
+        }
         fs::write(paths.kernel.join("series/0001-change.patch"), PATCH).unwrap();
         let file = paths.source(Tree::Series).join("a");
         (dir, paths, file)
@@ -305,6 +315,19 @@ mod tests {
         assert!(!is_applied(&paths).unwrap());
         apply(&paths).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "2\n");
+    }
+
+    #[test]
+    fn the_series_is_built_on_the_fixes() {
+        let (_dir, paths, file) = cache();
+        let fix = PATCH.replace("-one\n+two", "-one\n+fixed");
+        fs::write(paths.kernel.join("fixes/0002-fix.patch"), fix).unwrap();
+        let error = apply(&paths).unwrap_err().to_string();
+        assert!(error.contains("0001-change.patch does not apply"), "{error}");
+        let on_it = PATCH.replace("-one", "-fixed");
+        fs::write(paths.kernel.join("series/0001-change.patch"), on_it).unwrap();
+        apply(&paths).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
     }
 
     #[test]

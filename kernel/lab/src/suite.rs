@@ -5,7 +5,7 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
-use crate::{bench, build, guest, prepare, selftests, series, smoke, stress};
+use crate::{bench, build, fixes, guest, prepare, selftests, series, smoke, stress};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
@@ -38,11 +38,13 @@ pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u
     Ok(())
 }
 
-/// Prepares both sources, and checks the style of the series.
+/// Prepares both sources, and checks the style of the patches, and that each fix is a mail of
+/// its own.
 fn sources(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     let count = series::check_style(paths)?;
     println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
     Ok(())
 }
 

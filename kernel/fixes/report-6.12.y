@@ -1,0 +1,38 @@
+To: stable@vger.kernel.org,
+    regressions@lists.linux.dev
+Cc: Muchun Song <muchun.song@linux.dev>,
+    Greg Kroah-Hartman <gregkh@linuxfoundation.org>,
+    Sasha Levin <sashal@kernel.org>,
+    linux-mm@kvack.org,
+    linux-kernel@vger.kernel.org
+Subject: [REGRESSION] 6.12.y: hugetlb restores struct pages of tails as heads
+
+In 6.12.117, hugetlb folios whose vmemmap was optimised and restored have
+struct pages that say "head of a hugetlb folio" in the place of tails: each
+64th. With DEBUG_VM, freeing the folio gives
+
+  BUG: Bad page state in process sh  pfn:0e840
+  page_type: f4(hugetlb)
+  page dumped because: corrupted mapping in tail page
+
+and without it, the pages go to the allocator with PG_head and a page type.
+
+To reproduce, with HUGETLB_PAGE_OPTIMIZE_VMEMMAP and DEBUG_VM:
+
+  echo 1 > /proc/sys/vm/hugetlb_optimize_vmemmap
+  echo 8 > /proc/sys/vm/nr_hugepages
+  echo 0 > /proc/sys/vm/nr_hugepages
+
+It is since the backport of "mm/hugetlb_vmemmap: fix incorrect vmemmap
+restore in rollback". That commit has vmemmap_restore_pte() copy the page
+that is mapped, whole. In mainline that is a page of tails. In 6.12.y it is
+the copy of the folio's first page of struct pages, whose first ones are the
+head and the tails that describe the folio. Before the backport the function
+took the last struct page of it for all.
+
+6.18.51 lists the same backport; it was not tested.
+
+A fix is in the mail "[PATCH 6.12.y] mm/hugetlb_vmemmap: restore tail struct
+pages as tails". Mainline is not affected.
+
+#regzbot introduced: <hash of the backport in linux-6.12.y>

@@ -8,11 +8,16 @@ use xshell::{Cmd, Shell, cmd};
 use crate::packages::Need;
 
 /// The lab's commands that want a kernel's source.
-const WITH_SOURCE: [&str; 7] = ["prepare", "check", "build", "run", "test", "stress", "bench"];
+const WITH_SOURCE: [&str; 9] =
+    ["prepare", "check", "build", "run", "test", "selftests", "machines", "stress", "bench"];
 
 /// What `cargo xtask kernel ARGS` needs.
 pub(crate) fn needs(args: &[String]) -> Vec<Need> {
-    if wants_source(args) { vec![Need::Lab] } else { vec![] }
+    if !wants_source(args) {
+        return vec![];
+    }
+    let others = args.first().is_some_and(|command| command == "machines");
+    if others { vec![Need::Lab, Need::Machines] } else { vec![Need::Lab] }
 }
 
 /// Nothing is installed for help, or for a command that does not exist.
@@ -52,6 +57,9 @@ mod tests {
             wants_source(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
         };
         assert!(wants("check") && wants("run -- pread_bench --help"));
+        let needs = |command: &str| needs(&[command.to_owned()]);
+        assert_eq!(needs("machines"), [Need::Lab, Need::Machines]);
+        assert_eq!(needs("check"), [Need::Lab]);
         assert!(!wants("chekc") && !wants("") && !wants("build --help") && !wants("report"));
     }
 }

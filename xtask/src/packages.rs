@@ -10,6 +10,8 @@ use xshell::{Shell, cmd};
 pub(crate) enum Need {
     /// The kernel lab, and its unit tests.
     Lab,
+    /// Compilers and emulators of the lab's other machines.
+    Machines,
     /// The other caches of `bench get`, one of them RocksDB's.
     Peers,
     /// The debugger that stops at the tracepoints.
@@ -46,6 +48,7 @@ impl Need {
                 "qemu-system-x86",
                 "xz-utils",
             ],
+            Need::Machines => &["gcc-aarch64-linux-gnu", "gcc-m68k-linux-gnu", "qemu-system-arm"],
             Need::Peers => &["g++", "librocksdb-dev"],
             Need::Probes => &["gdb"],
             Need::Valgrind => &["valgrind"],

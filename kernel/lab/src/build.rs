@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 /// How long a build may take: a debug kernel on one slow core.
-const LONGEST: Duration = Duration::from_secs(3 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(3 * 3600);
 
 /// The configuration fragments, in the order in which they override each other.
 fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
@@ -26,7 +26,7 @@ fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
 }
 
 /// The options that fragments ask for: name and value, `n` for "is not set".
-fn requested(text: &str) -> Vec<(String, String)> {
+pub(crate) fn requested(text: &str) -> Vec<(String, String)> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("CONFIG_")?.split_once('='))
         .map(|(name, value)| (name.to_string(), value.to_string()))
@@ -35,7 +35,7 @@ fn requested(text: &str) -> Vec<(String, String)> {
 
 /// The requested options that a finished `.config` lacks. Of an option that was requested twice,
 /// the last request counts.
-fn lacking(config: &str, requested: &[(String, String)]) -> Vec<String> {
+pub(crate) fn lacking(config: &str, requested: &[(String, String)]) -> Vec<String> {
     let mut last = std::collections::BTreeMap::new();
     for (name, value) in requested {
         last.insert(name, value);
@@ -79,7 +79,7 @@ fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
 }
 
 /// Whether a file has this content.
-fn holds(file: &Path, text: &str) -> bool {
+pub(crate) fn holds(file: &Path, text: &str) -> bool {
     fs::read_to_string(file).is_ok_and(|found| found == text)
 }
 
@@ -107,7 +107,7 @@ fn configure(paths: &Paths, tree: Tree, config: Config, fragments: &str) -> Resu
     Ok(())
 }
 
-fn read(file: &Path) -> Result<String> {
+pub(crate) fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 

@@ -15,6 +15,7 @@ mod kept;
 mod kernels;
 mod litmus;
 mod lock;
+mod machines;
 mod paths;
 mod prepare;
 mod proc;
@@ -90,6 +91,11 @@ enum Kernel {
         #[arg(long)]
         each: bool,
     },
+    /// Run the kernel's own selftests alone, on plain and patched.
+    Selftests,
+    /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
+    /// QEMU, and m68k without an MMU, which is big-endian.
+    Machines,
     /// Run the stress alone, on a debug kernel (or on the fast one, which is quicker).
     /// If the patched kernel reports a problem, the plain one runs the same stress, and only
     /// a problem that it does not report is an error.
@@ -164,6 +170,11 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             prepare::prepare(paths)?;
             let image = build::build(paths, which.tree(), which.config)?;
             suite::run_command(paths, &image, &command.join(" "), limit_s)
+        }
+        Kernel::Selftests => suite::selftests(paths),
+        Kernel::Machines => {
+            prepare::prepare(paths)?;
+            machines::machines(paths)
         }
         Kernel::Test { full, each } => suite::test(paths, full, each),
         Kernel::Stress { plain, config, seconds, idle } => {

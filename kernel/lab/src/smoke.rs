@@ -32,6 +32,18 @@ fn kunit(console: &str, suite: &str) -> Result<String> {
     Ok(wanted)
 }
 
+/// Checks the results of the series' suites in a kernel's log, and returns their summaries.
+///
+/// # Errors
+/// If a case of their sources did not pass.
+pub(crate) fn suites(paths: &Paths, console: &str) -> Result<String> {
+    let mut passed = Vec::new();
+    for suite in build::tests(paths, Tree::Series) {
+        passed.push(kunit(console, &fs::read_to_string(suite)?)?);
+    }
+    Ok(passed.join(", "))
+}
+
 /// Reads of tmpfs, and of ext4 if there is a disk.
 const READ: &str = "set -e
 for f in /tmp/x /mnt/x; do
@@ -85,11 +97,7 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
         bail!("{name}: the reads failed with status {}:\n{}", outcome.status, outcome.output);
     }
     let tests = if build::has_tests(paths, tree) {
-        let mut passed = Vec::new();
-        for suite in build::tests(paths, tree) {
-            passed.push(kunit(&outcome.console, &fs::read_to_string(suite)?)?);
-        }
-        passed.join(", ")
+        suites(paths, &outcome.console)?
     } else {
         String::from("boots and reads")
     };

@@ -84,6 +84,18 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     Ok(())
 }
 
+/// `kernel selftests`: the step of `kernel test` that takes longest.
+///
+/// # Errors
+/// If a kernel does not build, or a selftest has another result than is known.
+pub(crate) fn selftests(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    for tree in [Tree::Plain, Tree::Series] {
+        build::build(paths, tree, Config::Fast)?;
+    }
+    selftests::compare(paths)
+}
+
 /// Builds and boots a tiny kernel after each patch.
 fn each_patch(paths: &Paths) -> Result<()> {
     let patches = series::patches(paths)?;

@@ -94,15 +94,16 @@ fn on_cores(file: &Path) -> Result<String> {
 /// Writes the page.
 ///
 /// # Errors
-/// If a result is missing or was measured on other kernels, `cores` is not the benchmark's JSON,
-/// or the page cannot be written.
+/// If a count is missing or was measured on other kernels, `cores` is not the benchmark's JSON, or
+/// the page cannot be written.
 pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) -> Result<()> {
     check_kernels(paths)?;
     let bench = "cargo xtask kernel bench";
     let counts: Vec<bench::Row> = kept::load(paths, bench::COUNTS, bench)?;
     let threads: Option<String> = kept::load(paths, bench::THREADS, bench)?;
-    let tests: Vec<selftests::Row> =
-        kept::load(paths, selftests::RESULT, "cargo xtask kernel test")?;
+    // They take longest. A page without them says so.
+    let tests: Option<Vec<selftests::Row>> =
+        kept::load(paths, selftests::RESULT, "cargo xtask kernel selftests").ok();
     let mut text = format!(
         "# The series on Linux {}, plain beside patched\n\n\
          {} patches; x86-64; built with the machine's GCC.\n\n",
@@ -155,9 +156,17 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         "\n## Size\n\n`scripts/bloat-o-meter`, fast configuration:\n\n```\n{}\n```\n",
         build::bloat(paths)?
     );
-    text += "\n## The kernel's mm selftests\n\n| test | plain | patched |\n|---|---|---|\n";
-    for row in &tests {
-        let _ = writeln!(text, "| {} | {} | {} |", row.test, row.plain, row.series);
+    text += "\n## The kernel's mm selftests\n\n";
+    match tests {
+        Some(tests) => {
+            text += "| test | plain | patched |\n|---|---|---|\n";
+            for row in &tests {
+                let _ = writeln!(text, "| {} | {} | {} |", row.test, row.plain, row.series);
+            }
+        }
+        None => {
+            text += "Not run on these two kernels. `cargo xtask kernel selftests` runs them.\n";
+        }
     }
     let path = out.unwrap_or_else(|| paths.cache.join("report.md"));
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;

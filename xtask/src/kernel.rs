@@ -8,8 +8,18 @@ use xshell::{Cmd, Shell, cmd};
 use crate::packages::Need;
 
 /// The lab's commands that want a kernel's source.
-const WITH_SOURCE: [&str; 9] =
-    ["prepare", "check", "build", "run", "test", "selftests", "machines", "stress", "bench"];
+const WITH_SOURCE: [&str; 10] = [
+    "prepare",
+    "check",
+    "build",
+    "run",
+    "test",
+    "selftests",
+    "machines",
+    "stress",
+    "bench",
+    "writes",
+];
 
 /// What `cargo xtask kernel ARGS` needs.
 pub(crate) fn needs(args: &[String]) -> Vec<Need> {

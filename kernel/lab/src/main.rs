@@ -30,6 +30,7 @@ mod splat;
 mod stress;
 mod suite;
 mod threads;
+mod writes;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
@@ -115,6 +116,8 @@ enum Kernel {
     },
     /// Count instructions in plain and patched kernels.
     Bench,
+    /// Count the writes to a file's struct page for each read, in plain and patched kernels.
+    Writes,
     /// Write a page that compares plain and patched, from what the other commands have kept.
     Report {
         /// The file to write (default: report.md in the cache folder).
@@ -187,6 +190,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             }
         }
         Kernel::Bench => bench::bench(paths),
+        Kernel::Writes => writes::writes(paths),
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }
 }

@@ -8,7 +8,7 @@ use xshell::{Cmd, Shell, cmd};
 use crate::packages::Need;
 
 /// The lab's commands that want a kernel's source.
-const WITH_SOURCE: [&str; 10] = [
+const WITH_SOURCE: [&str; 11] = [
     "prepare",
     "check",
     "build",
@@ -19,6 +19,7 @@ const WITH_SOURCE: [&str; 10] = [
     "stress",
     "bench",
     "writes",
+    "cores",
 ];
 
 /// What `cargo xtask kernel ARGS` needs.

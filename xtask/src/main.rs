@@ -32,8 +32,8 @@ enum Command {
     Modules(modules::ModulesArgs),
     /// Run README's commands in a new, bare Debian 12; needs root
     Fresh(fresh::FreshArgs),
-    /// Run the kernel lab: prepare, check, build, run, test, stress, bench, report (`kernel --help`
-    /// for all)
+    /// Run the kernel lab: prepare, check, build, run, test, stress, bench, cores, report
+    /// (`kernel --help` for all)
     #[command(disable_help_flag = true)]
     Kernel(LabArgs),
     /// Check the litmus tests of the kernel patches; needs herd7 to run them

@@ -227,19 +227,23 @@ fn sum_bloat(rows: &str, symbols: &str) -> String {
     )
 }
 
-/// The instructions of one function of a built kernel.
+/// The instructions of one function of a built kernel, or of a program.
 ///
 /// # Errors
-/// If the kernel is not built, or has no such function.
-pub(crate) fn disassemble(vmlinux: &Path, function: &str) -> Result<Vec<String>> {
+/// If the file is not there, or has no such function.
+pub(crate) fn disassemble(binary: &Path, function: &str) -> Result<Vec<String>> {
     let out = proc::output(
         Command::new("objdump")
             .args(["-d", "--no-show-raw-insn", &format!("--disassemble={function}")])
-            .arg(vmlinux),
+            .arg(binary),
     )?;
-    let lines: Vec<_> = out.lines().filter(|l| l.starts_with("ffff")).map(str::to_string).collect();
+    let is_instruction = |l: &&str| {
+        l.split_once(":\t")
+            .is_some_and(|(address, _)| address.trim().chars().all(|c| c.is_ascii_hexdigit()))
+    };
+    let lines: Vec<_> = out.lines().filter(is_instruction).map(str::to_string).collect();
     if lines.len() < 2 {
-        bail!("{} has no function {function}", vmlinux.display());
+        bail!("{} has no function {function}", binary.display());
     }
     Ok(lines)
 }

@@ -7,6 +7,7 @@
 mod bench;
 mod build;
 mod cc;
+mod cores;
 mod coverage;
 mod fixes;
 mod git;
@@ -68,7 +69,8 @@ enum Kernel {
     Prepare,
     /// Check what every change has to pass: the series applies and passes checkpatch.pl; a
     /// tiny patched kernel and the fast kernels, plain and patched, build, boot, and pass their
-    /// `KUnit` tests; and no count grows by more than 1 %.
+    /// `KUnit` tests; their code runs on this machine's cores without a wrong count; and no
+    /// number of instructions grows by more than 1 %.
     Check,
     /// Build a kernel; a second build reuses the first.
     Build(Which),
@@ -118,6 +120,9 @@ enum Kernel {
     Bench,
     /// Count the writes to a file's struct page for each read, in plain and patched kernels.
     Writes,
+    /// Measure gets, puts, failed gets and splits on this machine's own cores, without booting:
+    /// the kernels' own objects run in a program, plain and patched in turn.
+    Cores(cores::Plan),
     /// Write a page that compares plain and patched, from what the other commands have kept.
     Report {
         /// The file to write (default: report.md in the cache folder).
@@ -191,6 +196,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         }
         Kernel::Bench => bench::bench(paths),
         Kernel::Writes => writes::writes(paths),
+        Kernel::Cores(plan) => cores::cores(paths, &plan),
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }
 }

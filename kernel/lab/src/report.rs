@@ -3,7 +3,7 @@
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{bench, build, kept, prepare, selftests, series};
+use crate::{bench, build, cores, kept, prepare, selftests, series};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::fmt::Write as _;
@@ -91,6 +91,28 @@ fn on_cores(file: &Path) -> Result<String> {
     Ok(table)
 }
 
+/// The section of `kernel cores`, if it was run.
+///
+/// # Errors
+/// If it was run on other kernels.
+fn kernels_on_cores(paths: &Paths) -> Result<Option<String>> {
+    if !paths.result(cores::CORES).is_file() {
+        return Ok(None);
+    }
+    let command = "cargo xtask kernel cores";
+    let figures: cores::Figures = kept::load(paths, cores::CORES, command)?;
+    Ok(Some(format!(
+        "`{command}` runs the fast kernels' own objects in a program ({}, {} cores). Threads\n\
+         and processes look up, get and put folios of one index as fast as they can. The figures\n\
+         are operations per second of all together, or the time of one frozen section; medians,\n\
+         and the least and the most.\n\n{}\n{}",
+        figures.machine.cpu,
+        figures.machine.cores,
+        figures.tables(),
+        figures.not_the_kernels()
+    )))
+}
+
 /// Writes the page.
 ///
 /// # Errors
@@ -134,6 +156,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
         let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
     }
+    text += "\n## The kernels' own code on real cores\n\n";
+    text += &kernels_on_cores(paths)?
+        .unwrap_or_else(|| "Not measured for this page: `cargo xtask kernel cores`.\n".into());
     text += "\n## Both instruction sequences on real cores\n\n";
     match cores {
         Some(file) => text += &on_cores(file)?,

@@ -5,7 +5,7 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
-use crate::{bench, build, fixes, guest, prepare, selftests, series, smoke, stress};
+use crate::{bench, build, cores, fixes, guest, prepare, selftests, series, smoke, stress};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
@@ -61,6 +61,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
         build::build(paths, tree, config)?;
         smoke::smoke(paths, tree, config)?;
     }
+    cores::smoke(paths)?;
     bench::bench(paths)?;
     println!("kernel check: passed");
     Ok(())

@@ -1,0 +1,630 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What is measured: the kernel's own lookups, gets, puts, freezes and splits of
+ * the index, called as the kernel calls them. Compiled with the kernel's
+ * headers and flags. A new case is a new line of cores_cases.
+ */
+#include <linux/mm.h>
+#include <linux/pagemap.h>
+#include <linux/xarray.h>
+#include <asm/msr.h>
+#include "internal.h"
+#include "cores.h"
+
+/* So many lookups pass before a worker looks whether it has to stop. */
+#define BATCH 64
+/* As many as one node of the index has slots for, squared. */
+#define PAGES 4096
+#define HUGE 9
+#define HUGE_PAGES (1 << HUGE)
+/* How often a freeze is tried before it counts as starved. */
+#define TRIES 100000000
+
+struct world {
+	struct address_space mapping;
+	struct page *pages;
+	/* The folios have so many pages, as a power of two. */
+	int order;
+	/* A page that is never in the page cache. */
+	struct page *spare;
+};
+
+static struct world *world_of(struct cores *c)
+{
+	return c->world;
+}
+
+/* As address_space_init_once() does. */
+static void init_mapping(struct address_space *mapping)
+{
+	xa_init_flags(&mapping->i_pages, XA_FLAGS_LOCK_IRQ | XA_FLAGS_ACCOUNT);
+}
+
+static void store(struct address_space *mapping, struct folio *folio,
+		  unsigned int order)
+{
+	XA_STATE_ORDER(xas, &mapping->i_pages, folio->index, order);
+
+	xas_lock(&xas);
+	xas_store(&xas, folio);
+	xas_unlock(&xas);
+	if (xas_error(&xas))
+		cores_wrong("error of xas_store()", xas_error(&xas), 0);
+}
+
+/* The state of a page that nobody refers to; the trees have no common word for it. */
+static void init_frozen(struct page *page)
+{
+	init_page_count(page);
+	page_ref_freeze(page, 1);
+}
+
+/* As prep_compound_page() does. The pages are frozen. */
+static void make_compound(struct page *head, unsigned int order)
+{
+	int i;
+
+	__SetPageHead(head);
+	for (i = 1; i < 1 << order; i++)
+		prep_compound_tail(head, i);
+	prep_compound_head(head, order);
+}
+
+/*
+ * Pages in folios of one size, all in the page cache, which has a reference to
+ * each page.
+ */
+static void setup(struct cores *c, unsigned long nr_pages, int order)
+{
+	struct world *w = cores_alloc(sizeof(*w), PAGE_SIZE);
+	unsigned long i;
+
+	cores_stubs_init(c);
+	init_mapping(&w->mapping);
+	w->pages = cores_alloc((nr_pages + 1) * sizeof(struct page), PAGE_SIZE);
+	w->spare = w->pages + nr_pages;
+	w->order = order;
+	c->world = w;
+	for (i = 0; i < nr_pages; i++)
+		init_frozen(&w->pages[i]);
+	for (i = 0; i < nr_pages; i += 1 << order) {
+		struct folio *folio = (struct folio *)&w->pages[i];
+
+		folio->mapping = &w->mapping;
+		folio->index = i;
+		__folio_mark_uptodate(folio);
+		if (order)
+			make_compound(&folio->page, order);
+		folio_ref_unfreeze(folio, 1 << order);
+		store(&w->mapping, folio, order);
+	}
+}
+
+/* After all workers have ended, only the page cache has references. */
+static void check(struct cores *c, unsigned long nr_pages)
+{
+	struct world *w = world_of(c);
+	unsigned long i;
+
+	for (i = 0; i < nr_pages; i++) {
+		unsigned long head = round_down(i, 1UL << w->order);
+		int expected = i == head ? 1 << w->order : 0;
+
+		if (page_ref_count(&w->pages[i]) != expected)
+			cores_wrong("references left at the end",
+				    page_ref_count(&w->pages[i]), expected);
+		if (!expected && folio_try_get((struct folio *)&w->pages[i]))
+			cores_wrong("tails got", 1, 0);
+		if (xa_load(&w->mapping.i_pages, i) != &w->pages[head])
+			cores_wrong("index with another folio than at the start", i, -1);
+	}
+}
+
+static void quiescent(struct cores *c, int me)
+{
+	struct cores_worker *w = &c->worker[me];
+
+	smp_store_release(&w->quiescent, w->quiescent + 1);
+}
+
+static void gone(struct cores *c, int me)
+{
+	smp_store_release(&c->worker[me].gone, 1);
+}
+
+/* A worker's first lookup does what a mutant does, once. */
+static void mutant_put(struct cores *c, int me, struct folio *folio)
+{
+	if (me || c->worker[me].ops)
+		return;
+	if (c->mutant == CORES_LOST_PUT)
+		folio_get(folio);
+	if (c->mutant == CORES_EXTRA_PUT)
+		folio_put(folio);
+}
+
+/* One folio, at index 0. */
+
+static void one_setup(struct cores *c)
+{
+	setup(c, 1, 0);
+}
+
+static void one_check(struct cores *c)
+{
+	check(c, 1);
+}
+
+static noinline void one_batch(struct address_space *mapping, struct folio *expected)
+{
+	int i;
+
+	for (i = 0; i < BATCH; i++) {
+		struct folio *folio = filemap_get_entry(mapping, 0);
+
+		if (unlikely(folio != expected))
+			cores_wrong("folio found at index 0", (long)folio, (long)expected);
+		folio_put(folio);
+	}
+}
+
+static void one_work(struct cores *c, int me)
+{
+	struct world *w = world_of(c);
+
+	while (!READ_ONCE(c->stop)) {
+		one_batch(&w->mapping, (struct folio *)w->pages);
+		mutant_put(c, me, (struct folio *)w->pages);
+		c->worker[me].ops += BATCH;
+	}
+}
+
+/* Many folios, which all workers visit in an order of their own. */
+
+static void many_setup(struct cores *c)
+{
+	setup(c, PAGES, 0);
+}
+
+static void many_check(struct cores *c)
+{
+	check(c, PAGES);
+}
+
+/* Knuth's MMIX; the upper bits are the random ones. */
+static unsigned long next(unsigned long *seed)
+{
+	*seed = *seed * 6364136223846793005UL + 1442695040888963407UL;
+	return *seed >> 40;
+}
+
+static noinline void many_batch(struct world *w, unsigned long *seed)
+{
+	int i;
+
+	for (i = 0; i < BATCH; i++) {
+		unsigned long index = next(seed) % PAGES;
+		struct folio *folio = filemap_get_entry(&w->mapping, index);
+
+		if (unlikely(folio != (struct folio *)&w->pages[index]))
+			cores_wrong("other folio found at index", index, -1);
+		folio_put(folio);
+	}
+}
+
+static void many_work(struct cores *c, int me)
+{
+	struct world *w = world_of(c);
+	unsigned long seed = me + 1;
+
+	while (!READ_ONCE(c->stop)) {
+		many_batch(w, &seed);
+		mutant_put(c, me, (struct folio *)&w->pages[0]);
+		c->worker[me].ops += BATCH;
+	}
+}
+
+/* Freezing. */
+
+static bool freeze(struct cores *c, struct folio *folio, int expected)
+{
+	if (c->mutant == CORES_NO_FREEZE)
+		return true;
+	return folio_ref_freeze(folio, expected);
+}
+
+static void unfreeze(struct cores *c, struct folio *folio, int count)
+{
+	if (c->mutant != CORES_NO_FREEZE)
+		folio_ref_unfreeze(folio, count);
+}
+
+/* The fences keep what is timed between the two readings. */
+static u64 ticks_now(void)
+{
+	u64 now;
+
+	mb();
+	now = rdtsc();
+	rmb();
+	return now;
+}
+
+static void record(struct cores *c, u64 ticks)
+{
+	c->ticks[c->sections % CORES_MAX_SECTIONS] = min_t(u64, ticks, UINT_MAX);
+	c->sections++;
+}
+
+/*
+ * One round of a freezer: all other workers look up a folio that is frozen, so
+ * that their gets fail until it is unfrozen. They have nothing when a round
+ * begins.
+ */
+
+static void begin_round(struct cores *c)
+{
+	int i;
+
+	WRITE_ONCE(c->frozen, 1);
+	smp_store_release(&c->round, c->round + 1);
+	for (i = 1; i < c->workers; i++)
+		while (smp_load_acquire(&c->worker[i].entered) != c->round)
+			cpu_relax();
+}
+
+static void end_round(struct cores *c)
+{
+	int i;
+
+	for (i = 1; i < c->workers; i++)
+		while (smp_load_acquire(&c->worker[i].left) != c->round)
+			cpu_relax();
+}
+
+static void last_round(struct cores *c)
+{
+	WRITE_ONCE(c->over, 1);
+	smp_store_release(&c->round, c->round + 1);
+}
+
+static void failing_getter(struct cores *c, int me, struct folio *expected)
+{
+	struct cores_worker *w = &c->worker[me];
+
+	for (;;) {
+		struct folio *folio;
+		unsigned long round;
+
+		while ((round = smp_load_acquire(&c->round)) == w->entered)
+			quiescent(c, me);
+		if (READ_ONCE(c->over))
+			return;
+		smp_store_release(&w->entered, round);
+		folio = filemap_get_entry(&world_of(c)->mapping, 0);
+		if (folio != expected)
+			cores_wrong("folio found at index 0", (long)folio, (long)expected);
+		if (READ_ONCE(c->frozen))
+			cores_wrong("folios got while they were frozen", 1, 0);
+		folio_put(folio);
+		w->ops++;
+		smp_store_release(&w->left, round);
+	}
+}
+
+/*
+ * What __split_huge_page_tail() does to a tail of a folio in the page cache,
+ * but for the LRU, the idle flags and the last CPU.
+ */
+static void split_tail(struct folio *folio, int tail)
+{
+	struct page *head = &folio->page;
+	struct page *page = head + tail;
+
+	page->flags &= ~PAGE_FLAGS_CHECK_AT_PREP;
+	page->flags |= (head->flags &
+		       (BIT(PG_referenced) | BIT(PG_swapbacked) | BIT(PG_mlocked) |
+			BIT(PG_uptodate) | BIT(PG_active) | BIT(PG_workingset) |
+			BIT(PG_locked) | BIT(PG_unevictable) | BIT(PG_dirty)));
+	page->mapping = head->mapping;
+	page->index = head->index + tail;
+	smp_wmb();
+	clear_compound_head(page);
+	page_ref_unfreeze(page, 2);
+}
+
+/*
+ * Splits a huge folio in the page cache as split_huge_page_to_list_to_order()
+ * and __split_huge_page() do it in the index and in the struct pages. The
+ * caller has a reference. Returns false if others have one, too.
+ */
+static bool split(struct cores *c, struct folio *folio,
+		  void (*frozen)(struct cores *c))
+{
+	struct address_space *mapping = folio->mapping;
+	struct page *head = &folio->page;
+	XA_STATE(xas, &mapping->i_pages, folio->index);
+	u64 before;
+	int i;
+
+	xas_set_order(&xas, folio->index, 0);
+	xas_split_alloc(&xas, folio, HUGE, GFP_KERNEL);
+	if (xas_error(&xas))
+		cores_wrong("error of xas_split_alloc()", xas_error(&xas), 0);
+	xas_lock(&xas);
+	xas_reset(&xas);
+	if (xas_load(&xas) != folio)
+		cores_wrong("index without its folio", folio->index, -1);
+	for (i = 0; !freeze(c, folio, 1 + HUGE_PAGES); i++) {
+		if (i == TRIES || READ_ONCE(c->stop)) {
+			xas_unlock(&xas);
+			xas_destroy(&xas);
+			return false;
+		}
+		cpu_relax();
+	}
+	frozen(c);
+	before = ticks_now();
+	xas_split(&xas, folio, HUGE);
+	for (i = HUGE_PAGES - 1; i >= 1; i--) {
+		bool wrong = c->mutant == CORES_WRONG_ENTRY && i == 1;
+
+		split_tail(folio, i);
+		__xa_store(&mapping->i_pages, head[i].index, wrong ? head : head + i, 0);
+	}
+	ClearPageCompound(head);
+	WRITE_ONCE(c->frozen, 0);
+	WRITE_ONCE(folio->private, NULL);
+	unfreeze(c, folio, 2);
+	record(c, ticks_now() - before);
+	xas_unlock(&xas);
+	for (i = 1; i < HUGE_PAGES; i++)
+		put_page(head + i);
+	return true;
+}
+
+/*
+ * Makes one folio of the pages again, so that there is something to split. The
+ * kernel's way to this is khugepaged, by a new folio; here the pages stay where
+ * they are, and one that somebody has is waited for.
+ */
+static void unite(struct cores *c, struct page *head)
+{
+	struct folio *folio = (struct folio *)head;
+	int i, tries = 0;
+
+	for (i = HUGE_PAGES - 1; i >= 0; i--) {
+		struct folio *small = (struct folio *)(head + i);
+
+		while (!freeze(c, small, i ? 1 : 2)) {
+			if (++tries == TRIES)
+				cores_wrong("tries to freeze a folio", tries, 0);
+			cpu_relax();
+		}
+		WRITE_ONCE(small->private, (void *)1);
+	}
+	make_compound(head, HUGE);
+	store(folio->mapping, folio, HUGE);
+	WRITE_ONCE(folio->private, NULL);
+	unfreeze(c, folio, HUGE_PAGES + 1);
+}
+
+/* The failed get against a split: the longest time for which a folio is frozen. */
+
+static void huge_setup(struct cores *c)
+{
+	setup(c, HUGE_PAGES, HUGE);
+}
+
+static void huge_check(struct cores *c)
+{
+	check(c, HUGE_PAGES);
+	if (!c->sections)
+		cores_wrong("splits done", 0, 1);
+}
+
+static void split_under_gets(struct cores *c, int me)
+{
+	struct folio *folio = (struct folio *)world_of(c)->pages;
+
+	folio_get(folio);
+	while (!READ_ONCE(c->stop)) {
+		if (!split(c, folio, begin_round))
+			break;
+		end_round(c);
+		unite(c, &folio->page);
+		cores_synchronize(c, me);
+		c->worker[me].ops++;
+	}
+	last_round(c);
+	if (c->mutant != CORES_LOST_PUT)
+		folio_put(folio);
+}
+
+static void failed_get_work(struct cores *c, int me)
+{
+	if (me)
+		failing_getter(c, me, (struct folio *)world_of(c)->pages);
+	else
+		split_under_gets(c, me);
+	gone(c, me);
+}
+
+/*
+ * The failed get against a migration, which freezes for the time of one store:
+ * what folio_migrate_mapping() does between freeze and unfreeze, with the folio
+ * in the place of its successor.
+ */
+
+static void brief_check(struct cores *c)
+{
+	check(c, 1);
+	if (!c->sections)
+		cores_wrong("folios frozen", 0, 1);
+}
+
+static void migrate_under_gets(struct cores *c)
+{
+	struct folio *folio = (struct folio *)world_of(c)->pages;
+	struct folio *successor = (struct folio *)world_of(c)->spare;
+
+	while (!READ_ONCE(c->stop)) {
+		XA_STATE(xas, &folio->mapping->i_pages, folio->index);
+		u64 before;
+
+		xas_lock(&xas);
+		if (!freeze(c, folio, 1))
+			cores_wrong("references to a folio that nobody uses",
+				    folio_ref_count(folio), 1);
+		begin_round(c);
+		before = ticks_now();
+		successor->index = folio->index;
+		successor->mapping = folio->mapping;
+		if (folio_test_swapbacked(folio))
+			__folio_set_swapbacked(successor);
+		if (folio_test_dirty(folio))
+			folio_set_dirty(successor);
+		xas_store(&xas, folio);
+		WRITE_ONCE(c->frozen, 0);
+		unfreeze(c, folio, 1);
+		record(c, ticks_now() - before);
+		xas_unlock(&xas);
+		end_round(c);
+		c->worker[0].ops++;
+	}
+	last_round(c);
+	if (c->mutant == CORES_LOST_PUT)
+		folio_get(folio);
+}
+
+static void failed_get_brief_work(struct cores *c, int me)
+{
+	if (me)
+		failing_getter(c, me, (struct folio *)world_of(c)->pages);
+	else
+		migrate_under_gets(c);
+}
+
+/* Lookups beside splits: one worker splits and unites, the others look up. */
+
+static void mixed_setup(struct cores *c)
+{
+	setup(c, PAGES, HUGE);
+}
+
+static void mixed_check(struct cores *c)
+{
+	check(c, PAGES);
+	if (!c->sections)
+		cores_wrong("splits done", 0, 1);
+}
+
+static void mark_private(struct cores *c)
+{
+	struct world *w = world_of(c);
+	unsigned long huge = c->sections % (PAGES / HUGE_PAGES);
+
+	WRITE_ONCE(w->pages[huge * HUGE_PAGES].private, 1);
+}
+
+/* So that most lookups find something that is not frozen. */
+static void rest(struct cores *c)
+{
+	int i;
+
+	for (i = 0; i < 500 && !READ_ONCE(c->stop); i++)
+		cpu_relax();
+}
+
+static void splitter(struct cores *c, int me)
+{
+	struct world *w = world_of(c);
+
+	while (!READ_ONCE(c->stop)) {
+		unsigned long huge = c->sections % (PAGES / HUGE_PAGES);
+		struct folio *folio = (struct folio *)&w->pages[huge * HUGE_PAGES];
+		bool done;
+
+		folio_get(folio);
+		done = split(c, folio, mark_private);
+		rest(c);
+		if (done)
+			unite(c, &folio->page);
+		folio_put(folio);
+		cores_synchronize(c, me);
+		rest(c);
+	}
+}
+
+static noinline void mixed_batch(struct world *w, unsigned long *seed)
+{
+	int i;
+
+	for (i = 0; i < BATCH; i++) {
+		unsigned long index = next(seed) % PAGES;
+		struct folio *folio = filemap_get_entry(&w->mapping, index);
+
+		if (unlikely(!folio || xa_is_value(folio)))
+			cores_wrong("index without a folio", index, -1);
+		if (unlikely(index - folio->index >= folio_nr_pages(folio)))
+			cores_wrong("folio found at the index of another", folio->index, index);
+		if (unlikely(READ_ONCE(folio->private)))
+			cores_wrong("folios got while they were frozen", 1, 0);
+		folio_put(folio);
+	}
+}
+
+static void mixed_work(struct cores *c, int me)
+{
+	unsigned long seed = me + 1;
+
+	if (!me)
+		splitter(c, me);
+	while (me && !READ_ONCE(c->stop)) {
+		mixed_batch(world_of(c), &seed);
+		quiescent(c, me);
+		c->worker[me].ops += BATCH;
+	}
+	if (me == 1 && c->mutant == CORES_LOST_PUT)
+		folio_get((struct folio *)world_of(c)->pages);
+	gone(c, me);
+}
+
+#define COUNTS (BIT(CORES_LOST_PUT) | BIT(CORES_EXTRA_PUT))
+#define FROZEN (BIT(CORES_LOST_PUT) | BIT(CORES_NO_FREEZE))
+
+const struct cores_case cores_cases[] = {
+	{
+		.name = "one-folio", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.processes = 1, .mutants = COUNTS, .setup = one_setup,
+		.work = one_work, .check = one_check,
+	}, {
+		.name = "many-folios", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.processes = 1, .mutants = COUNTS, .setup = many_setup,
+		.work = many_work, .check = many_check,
+	}, {
+		.name = "failed-get", .figure = CORES_NS, .min_workers = 1,
+		.mutants = FROZEN, .setup = huge_setup,
+		.work = failed_get_work, .check = huge_check,
+	}, {
+		.name = "failed-get-brief", .figure = CORES_NS, .min_workers = 1,
+		.mutants = FROZEN, .setup = one_setup,
+		.work = failed_get_brief_work, .check = brief_check,
+	}, {
+		.name = "lookups-beside-splits", .figure = CORES_OPS_PER_S,
+		.min_workers = 2, .processes = 1,
+		.mutants = FROZEN | BIT(CORES_WRONG_ENTRY), .setup = mixed_setup,
+		.work = mixed_work, .check = mixed_check,
+	},
+	{ }
+};
+
+const struct cores_stub cores_own[] = {
+	{ "setup()", "in the place of the page allocator and filemap_add_folio()" },
+	{ "split()", "what split_huge_page_to_list_to_order() and __split_huge_page() do to the "
+		     "index, the struct pages and the counts; no LRU, memcg or page tables" },
+	{ "migrate_under_gets()", "what folio_migrate_mapping() does between freeze and unfreeze, "
+				  "with the folio as its own successor; no statistics" },
+	{ "unite()", "in the place of khugepaged, so that there is something to split; not timed" },
+	{ }
+};

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The ordinary half of the harness: command line, workers, clocks.
+ *
+ *   cores list
+ *   cores run CASE WORKERS MS threads|processes [MUTANT]
+ *
+ * The first prints the cases, their mutants, and what is not the kernel's. The second
+ * runs a case for so many milliseconds, and prints its figure and the share of
+ * the time in which the worker that had the least had a CPU.
+ *
+ * Exit status: 0 if all is well, 1 if the program cannot run, 2 if the kernel's
+ * code used something that there is no stub for, 3 if it did something wrong.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <x86intrin.h>
+#include "cores.h"
+
+#define ARENA_BYTES (16UL << 20)
+#define TRAP_BYTES 4096UL
+/* Beyond the time asked for: a run that does not end has failed. */
+#define GRACE_S 20
+
+/* In the file that the lab generates: one address for each missing symbol. */
+extern const struct trap {
+	const char *name;
+	uintptr_t address;
+} cores_traps[];
+extern const unsigned long cores_nr_traps;
+
+/* One worker's clocks, and how all begin together. */
+struct run {
+	int ready, go;
+	double cpu_share[CORES_MAX_WORKERS];
+};
+
+static const struct cores_case *the_case;
+static struct cores *cores;
+static struct run *run;
+static char *arena;
+static size_t arena_used;
+static cpu_set_t cpus;
+
+static const char *const mutants[] = {
+	[CORES_RIGHT] = "none",
+	[CORES_LOST_PUT] = "lost-put",
+	[CORES_EXTRA_PUT] = "extra-put",
+	[CORES_NO_FREEZE] = "no-freeze",
+	[CORES_WRONG_ENTRY] = "wrong-entry",
+};
+
+#define NR_MUTANTS (sizeof(mutants) / sizeof(mutants[0]))
+
+static void die(const char *what)
+{
+	fprintf(stderr, "cores: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+/* Called by workers, while others run on: so nothing is flushed or freed. */
+void cores_wrong(const char *what, long found, long expected)
+{
+	dprintf(2, "cores: wrong: %s: %ld, expected %ld\n", what, found, expected);
+	_exit(3);
+}
+
+void *cores_alloc(unsigned long bytes, unsigned long align)
+{
+	size_t at = (arena_used + align - 1) / align * align;
+
+	if (at + bytes > ARENA_BYTES) {
+		errno = ENOMEM;
+		die("memory of the workers");
+	}
+	arena_used = at + bytes;
+	return arena + at;
+}
+
+/* The symbols that there is no stub for lie where nothing is mapped. */
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+	uintptr_t at = (uintptr_t)info->si_addr;
+	greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
+	uintptr_t rip = regs[REG_RIP];
+
+	/* After a call the address to return to is on the stack. */
+	if (rip == at)
+		rip = *(uintptr_t *)regs[REG_RSP];
+	for (unsigned long i = 0; signal == SIGSEGV && i < cores_nr_traps; i++)
+		if (at - cores_traps[i].address < TRAP_BYTES) {
+			dprintf(2, "cores: the kernel's code at %#lx used %s, which is not stubbed\n",
+				rip, cores_traps[i].name);
+			_exit(2);
+		}
+	dprintf(2, "cores: wrong: %s at %#lx, address %#lx\n",
+		signal == SIGILL ? "BUG or WARN" : "fault", rip, at);
+	_exit(3);
+}
+
+static void set_traps(void)
+{
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+	size_t bytes = (cores_nr_traps + 1) * TRAP_BYTES;
+
+	if (sigaction(SIGSEGV, &action, NULL) || sigaction(SIGILL, &action, NULL))
+		die("sigaction");
+	/* So that nothing else is mapped there. */
+	if (cores_nr_traps &&
+	    mmap((void *)cores_traps[0].address, bytes, PROT_NONE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) ==
+		    MAP_FAILED)
+		die("mmap of the traps");
+}
+
+static void *shared(size_t bytes)
+{
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (at == MAP_FAILED)
+		die("mmap");
+	/* No first touch while the clock runs. */
+	memset(at, 0, bytes);
+	return at;
+}
+
+static double seconds(clockid_t clock)
+{
+	struct timespec t;
+
+	clock_gettime(clock, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+/* The CPU of a worker: they go round if there are more workers than CPUs. */
+static void bind_worker(int me)
+{
+	int nr = me % CPU_COUNT(&cpus);
+	cpu_set_t one;
+
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET(cpu, &cpus) || nr--)
+			continue;
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		if (sched_setaffinity(0, sizeof(one), &one))
+			die("sched_setaffinity");
+		return;
+	}
+}
+
+/*
+ * Workers that wait for a CPU do not get in each other's way, and a program
+ * that builds something beside them would change the figures. Without the
+ * permission to come first nothing is done here: the share of the CPU tells.
+ * More workers than CPUs have to take turns.
+ */
+static void come_first(int priority)
+{
+	struct sched_param param = { .sched_priority = priority };
+
+	if (cores->workers <= CPU_COUNT(&cpus))
+		sched_setscheduler(0, SCHED_FIFO, &param);
+}
+
+static void *worker(void *arg)
+{
+	int me = (intptr_t)arg;
+	double wall, cpu;
+
+	bind_worker(me);
+	come_first(1);
+	__atomic_fetch_add(&run->ready, 1, __ATOMIC_SEQ_CST);
+	while (!__atomic_load_n(&run->go, __ATOMIC_ACQUIRE))
+		_mm_pause();
+	wall = seconds(CLOCK_MONOTONIC);
+	cpu = seconds(CLOCK_THREAD_CPUTIME_ID);
+	the_case->work(cores, me);
+	cpu = seconds(CLOCK_THREAD_CPUTIME_ID) - cpu;
+	wall = seconds(CLOCK_MONOTONIC) - wall;
+	run->cpu_share[me] = cpu / wall;
+	return NULL;
+}
+
+static void sleep_ms(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+
+	while (nanosleep(&t, &t))
+		;
+}
+
+/* Starts them all at once and stops them; returns ticks and seconds in between. */
+static double start_and_stop(int ms, unsigned long *ticks)
+{
+	double begin, end;
+
+	while (__atomic_load_n(&run->ready, __ATOMIC_SEQ_CST) < cores->workers)
+		sleep_ms(1);
+	begin = seconds(CLOCK_MONOTONIC);
+	*ticks = __rdtsc();
+	__atomic_store_n(&run->go, 1, __ATOMIC_RELEASE);
+	sleep_ms(ms);
+	__atomic_store_n(&cores->stop, 1, __ATOMIC_SEQ_CST);
+	*ticks = __rdtsc() - *ticks;
+	end = seconds(CLOCK_MONOTONIC);
+	return end - begin;
+}
+
+static double with_threads(int ms, unsigned long *ticks)
+{
+	static pthread_t threads[CORES_MAX_WORKERS];
+	double s;
+
+	for (intptr_t i = 0; i < cores->workers; i++)
+		if ((errno = pthread_create(&threads[i], NULL, worker, (void *)i)))
+			die("pthread_create");
+	s = start_and_stop(ms, ticks);
+	for (int i = 0; i < cores->workers; i++)
+		pthread_join(threads[i], NULL);
+	return s;
+}
+
+/* Whichever worker fails first ends all; they get SIGKILL when this process ends. */
+static void on_child(int signal)
+{
+	siginfo_t info = { 0 };
+
+	(void)signal;
+	if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid &&
+	    (info.si_code != CLD_EXITED || info.si_status))
+		_exit(info.si_code == CLD_EXITED ? info.si_status : 1);
+}
+
+static double with_processes(int ms, unsigned long *ticks)
+{
+	pid_t parent = getpid();
+	double s;
+
+	signal(SIGCHLD, on_child);
+	for (intptr_t i = 0; i < cores->workers; i++) {
+		pid_t pid = fork();
+
+		if (pid < 0)
+			die("fork");
+		if (pid)
+			continue;
+		if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent)
+			_exit(1);
+		worker((void *)i);
+		_exit(0);
+	}
+	s = start_and_stop(ms, ticks);
+	for (int i = 0, status; i < cores->workers; i++) {
+		pid_t pid;
+
+		while ((pid = wait(&status)) < 0 && errno == EINTR)
+			;
+		if (pid < 0 || !WIFEXITED(status) || WEXITSTATUS(status))
+			_exit(pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+	}
+	return s;
+}
+
+static int by_size(const void *a, const void *b)
+{
+	unsigned int x = *(const unsigned int *)a, y = *(const unsigned int *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double figure(double s, unsigned long ticks)
+{
+	unsigned long n = cores->sections, ops = 0;
+
+	if (the_case->figure == CORES_NS) {
+		double sum = 0;
+
+		if (n > CORES_MAX_SECTIONS)
+			n = CORES_MAX_SECTIONS;
+		qsort(cores->ticks, n, sizeof(cores->ticks[0]), by_size);
+		/* The mean of the middle half: finer than a tick, and without interrupts. */
+		for (unsigned long i = n / 4; i < n - n / 4; i++)
+			sum += cores->ticks[i];
+		return sum / (n - n / 4 * 2) * s * 1e9 / ticks;
+	}
+	for (int i = 0; i < cores->workers; i++)
+		ops += cores->worker[i].ops;
+	return ops / s;
+}
+
+static void list(void)
+{
+	for (const struct cores_case *c = cores_cases; c->name; c++) {
+		printf("case %s %s %d %s", c->name, c->figure == CORES_NS ? "ns" : "ops/s",
+		       c->min_workers, c->processes ? "processes" : "threads");
+		for (size_t m = 1; m < NR_MUTANTS; m++)
+			if (c->mutants & 1U << m)
+				printf(" %s", mutants[m]);
+		printf("\n");
+	}
+	for (const struct cores_stub *s = cores_own; s->name; s++)
+		printf("own %s %s\n", s->name, s->what);
+	for (const struct cores_stub *s = cores_stubs; s->name; s++)
+		printf("stub %s %s\n", s->name, s->what);
+}
+
+static int number(const char *text, int least, int most)
+{
+	char *end;
+	long value = strtol(text, &end, 10);
+
+	if (*end || end == text || value < least || value > most) {
+		errno = EINVAL;
+		die(text);
+	}
+	return value;
+}
+
+static void run_case(char **arg)
+{
+	unsigned long ticks;
+	double s, least = 1;
+	int ms;
+
+	for (the_case = cores_cases; the_case->name; the_case++)
+		if (!strcmp(the_case->name, arg[0]))
+			break;
+	errno = EINVAL;
+	if (!the_case->name)
+		die(arg[0]);
+	run = shared(sizeof(*run));
+	cores = shared(sizeof(*cores));
+	arena = shared(ARENA_BYTES);
+	cores->workers = number(arg[1], the_case->min_workers, CORES_MAX_WORKERS);
+	ms = number(arg[2], 1, 600000);
+	if (arg[4]) {
+		while (cores->mutant < NR_MUTANTS && strcmp(mutants[cores->mutant], arg[4]))
+			cores->mutant++;
+		errno = EINVAL;
+		if (cores->mutant == NR_MUTANTS)
+			die(arg[4]);
+	}
+	if (sched_getaffinity(0, sizeof(cpus), &cpus))
+		die("sched_getaffinity");
+	alarm(ms / 1000 + GRACE_S);
+	the_case->setup(cores);
+	/* Before the workers, which it has to stop. */
+	come_first(2);
+	s = strcmp(arg[3], "processes") ? with_threads(ms, &ticks) : with_processes(ms, &ticks);
+	the_case->check(cores);
+	for (int i = 0; i < cores->workers; i++)
+		if (run->cpu_share[i] < least)
+			least = run->cpu_share[i];
+	printf("figure %.2f cpu %.3f sections %lu\n", figure(s, ticks), least, cores->sections);
+}
+
+int main(int argc, char **argv)
+{
+	set_traps();
+	if (argc == 2 && !strcmp(argv[1], "list")) {
+		list();
+	} else if ((argc == 6 || argc == 7) && !strcmp(argv[1], "run") &&
+		   (!strcmp(argv[5], "threads") || !strcmp(argv[5], "processes"))) {
+		run_case(argv + 2);
+	} else {
+		fprintf(stderr, "usage: cores list\n"
+				"       cores run CASE WORKERS MS threads|processes [MUTANT]\n");
+		return 1;
+	}
+	return 0;
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What the kernel's own objects call and a program has not got. Each stub is
+ * in the list at the end, which the lab prints, and which it compares with the
+ * symbols of this file. A symbol that is neither here nor in the C library
+ * ends the program when it is used.
+ */
+#include <linux/rcupdate.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/xarray.h>
+#include <linux/mm.h>
+#include "cores.h"
+
+/*
+ * The nodes of the index: a list, used by one worker at a time. A mapping of a
+ * few thousand pages has fewer than a hundred.
+ */
+#define NODES 1024
+
+static struct pool {
+	struct xa_node *free;
+	struct rcu_head *unlinked;
+} *pool;
+
+/* Declared in the kernel's lib/radix-tree.h. */
+extern struct kmem_cache *radix_tree_node_cachep;
+extern void radix_tree_node_rcu_free(struct rcu_head *head);
+
+struct kmem_cache *radix_tree_node_cachep;
+
+static void clear_node(struct xa_node *node)
+{
+	memset(node, 0, sizeof(*node));
+	INIT_LIST_HEAD(&node->private_list);
+}
+
+static void node_free(struct xa_node *node)
+{
+	clear_node(node);
+	node->parent = pool->free;
+	pool->free = node;
+}
+
+void cores_stubs_init(struct cores *c)
+{
+	/* The kernel's slab aligns them to cache lines as well. */
+	unsigned long size = ALIGN(sizeof(struct xa_node), 64);
+	char *nodes = cores_alloc(NODES * size, 64);
+	int i;
+
+	pool = cores_alloc(sizeof(*pool), CORES_LINE);
+	for (i = 0; i < NODES; i++)
+		node_free((struct xa_node *)(nodes + i * size));
+}
+
+void *kmem_cache_alloc_lru_noprof(struct kmem_cache *cache, struct list_lru *lru,
+				  gfp_t gfp)
+{
+	struct xa_node *node = pool->free;
+
+	if (!node)
+		cores_wrong("nodes of the index in use", NODES, NODES - 1);
+	pool->free = node->parent;
+	node->parent = NULL;
+	return node;
+}
+
+/* Only its address is used: see call_rcu(). */
+void radix_tree_node_rcu_free(struct rcu_head *head)
+{
+	node_free(container_of(head, struct xa_node, rcu_head));
+}
+
+void call_rcu(struct rcu_head *head, rcu_callback_t func)
+{
+	if (func != radix_tree_node_rcu_free)
+		cores_wrong("call_rcu() of something else than a node", 1, 0);
+	head->next = pool->unlinked;
+	pool->unlinked = head;
+}
+
+/*
+ * A grace period, since RCU's readers are code without preemption: each worker
+ * has been between two batches of lookups.
+ */
+void cores_synchronize(struct cores *c, int me)
+{
+	struct rcu_head *head;
+	int i;
+
+	smp_mb();
+	for (i = 0; i < c->workers; i++) {
+		struct cores_worker *w = &c->worker[i];
+		unsigned long before = READ_ONCE(w->quiescent);
+
+		while (i != me && !smp_load_acquire(&w->gone) &&
+		       smp_load_acquire(&w->quiescent) == before)
+			cpu_relax();
+	}
+	while ((head = pool->unlinked)) {
+		pool->unlinked = head->next;
+		radix_tree_node_rcu_free(head);
+	}
+}
+
+/* The lock of an index, which only one worker takes here. */
+void __lockfunc _raw_spin_lock(raw_spinlock_t *lock)
+{
+	while (cmpxchg_acquire(&lock->raw_lock.val.counter, 0, 1) != 0)
+		cpu_relax();
+}
+
+/* Nobody here puts the last reference, the page cache's. */
+void __folio_put(struct folio *folio)
+{
+	cores_wrong("folios destroyed that are in the page cache", 1, 0);
+}
+
+const struct cores_stub cores_stubs[] = {
+	{ "radix_tree_node_cachep", "the slab cache of the index's nodes: no cache" },
+	{ "kmem_cache_alloc_lru_noprof", "a list of nodes; without memcg" },
+	{ "radix_tree_node_rcu_free", "back to that list" },
+	{ "call_rcu", "frees when every worker was between two batches of lookups" },
+	{ "_raw_spin_lock", "the index's lock: compare-and-swap, no queue; interrupts stay on" },
+	{ "__folio_put", "is an error: nobody puts the last reference" },
+	{ }
+};

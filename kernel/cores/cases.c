@@ -250,6 +250,12 @@ static u64 ticks_now(void)
 	return now;
 }
 
+/* Whether a freezer has to stop. It freezes once, however long it has no CPU. */
+static bool is_over(struct cores *c)
+{
+	return READ_ONCE(c->stop) && c->sections;
+}
+
 static void record(struct cores *c, u64 ticks)
 {
 	c->ticks[c->sections % CORES_MAX_SECTIONS] = min_t(u64, ticks, UINT_MAX);
@@ -356,7 +362,7 @@ static bool split(struct cores *c, struct folio *folio,
 	if (xas_load(&xas) != folio)
 		cores_wrong("index without its folio", folio->index, -1);
 	for (i = 0; !freeze(c, folio, 1 + HUGE_PAGES); i++) {
-		if (i == TRIES || READ_ONCE(c->stop)) {
+		if (i == TRIES || is_over(c)) {
 			xas_unlock(&xas);
 			xas_destroy(&xas);
 			return false;
@@ -428,7 +434,7 @@ static void split_under_gets(struct cores *c, int me)
 	struct folio *folio = (struct folio *)world_of(c)->pages;
 
 	folio_get(folio);
-	while (!READ_ONCE(c->stop)) {
+	while (!is_over(c)) {
 		if (!split(c, folio, begin_round))
 			break;
 		end_round(c);
@@ -468,7 +474,7 @@ static void migrate_under_gets(struct cores *c)
 	struct folio *folio = (struct folio *)world_of(c)->pages;
 	struct folio *successor = (struct folio *)world_of(c)->spare;
 
-	while (!READ_ONCE(c->stop)) {
+	while (!is_over(c)) {
 		XA_STATE(xas, &folio->mapping->i_pages, folio->index);
 		u64 before;
 
@@ -540,7 +546,7 @@ static void splitter(struct cores *c, int me)
 {
 	struct world *w = world_of(c);
 
-	while (!READ_ONCE(c->stop)) {
+	while (!is_over(c)) {
 		unsigned long huge = c->sections % (PAGES / HUGE_PAGES);
 		struct folio *folio = (struct folio *)&w->pages[huge * HUGE_PAGES];
 		bool done;

@@ -10,7 +10,8 @@
  * the time in which the worker that had the least had a CPU.
  *
  * Exit status: 0 if all is well, 1 if the program cannot run, 2 if the kernel's
- * code used something that there is no stub for, 3 if it did something wrong.
+ * code used something that there is no stub for, 3 if a check found something
+ * wrong, 4 if the kernel's code crashed, or ran into a BUG or WARN of its own.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -71,14 +72,17 @@ static void die(const char *what)
 	exit(1);
 }
 
+/* The kernel's stack is aligned to 8 bytes only, and the C library needs 16. */
+#define FROM_KERNEL __attribute__((force_align_arg_pointer))
+
 /* Called by workers, while others run on: so nothing is flushed or freed. */
-void cores_wrong(const char *what, long found, long expected)
+FROM_KERNEL void cores_wrong(const char *what, long found, long expected)
 {
 	dprintf(2, "cores: wrong: %s: %ld, expected %ld\n", what, found, expected);
 	_exit(3);
 }
 
-void *cores_alloc(unsigned long bytes, unsigned long align)
+FROM_KERNEL void *cores_alloc(unsigned long bytes, unsigned long align)
 {
 	size_t at = (arena_used + align - 1) / align * align;
 
@@ -106,9 +110,9 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 				rip, cores_traps[i].name);
 			_exit(2);
 		}
-	dprintf(2, "cores: wrong: %s at %#lx, address %#lx\n",
+	dprintf(2, "cores: %s at %#lx, address %#lx\n",
 		signal == SIGILL ? "BUG or WARN" : "fault", rip, at);
-	_exit(3);
+	_exit(4);
 }
 
 static void set_traps(void)

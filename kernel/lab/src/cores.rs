@@ -41,8 +41,9 @@ pub(crate) struct Plan {
     /// Only these cases.
     #[arg(long = "case", value_name = "NAME")]
     cases: Vec<String>,
-    /// How many samples of each figure. Plain and patched take turns.
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
+    /// How many samples of each figure. Plain and patched take turns, and so do four places of
+    /// the code in memory.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
     /// How long a sample takes.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=600_000))]
@@ -171,7 +172,7 @@ fn prove(program: &Program, cases: &[Case]) -> Result<usize> {
     for case in cases {
         for mutant in &case.mutants {
             let ran =
-                run(&program.binary, &case.name, 2, BRIEF_MS, "threads", Some(mutant.as_str()))?;
+                run(program.binary(), &case.name, 2, BRIEF_MS, "threads", Some(mutant.as_str()))?;
             noticed(&ran).with_context(|| {
                 format!("{}, the mutant {mutant} of {}", program.tree.name(), case.name)
             })?;
@@ -196,7 +197,7 @@ fn programs(paths: &Paths) -> Result<([Program; 2], List)> {
     let mut lists = Vec::new();
     for program in &programs {
         println!("{}", code::check(program)?);
-        let text = proc::output(Command::new(&program.binary).arg("list"))?;
+        let text = proc::output(Command::new(program.binary()).arg("list"))?;
         let list = parse_list(&text)?;
         all_are_named(program, &list.stubs)?;
         let seen = prove(program, &list.cases)?;
@@ -233,7 +234,9 @@ fn measure(
         // Neither tree is always the first.
         for which in [turn % 2, 1 - turn % 2] {
             let program = &programs[which];
-            let once = || sample(&run(&program.binary, &case.name, workers, plan.ms, kind, None)?);
+            // Neither does a layout always come with the same order.
+            let binary = &program.binaries[turn / 2 % program.binaries.len()];
+            let once = || sample(&run(binary, &case.name, workers, plan.ms, kind, None)?);
             samples[which].push(undisturbed(once).with_context(|| {
                 format!("{} with {workers} {kind}, {}", case.name, program.tree.name())
             })?);
@@ -343,7 +346,7 @@ pub(crate) fn smoke(paths: &Paths) -> Result<()> {
         for case in &list.cases {
             for kind in ["threads", "processes"] {
                 if kind == "threads" || case.processes {
-                    sample(&run(&program.binary, &case.name, 2, BRIEF_MS, kind, None)?)
+                    sample(&run(program.binary(), &case.name, 2, BRIEF_MS, kind, None)?)
                         .with_context(|| {
                             format!("{}, {} with 2 {kind}", program.tree.name(), case.name)
                         })?;
@@ -389,7 +392,7 @@ mod tests {
     fn a_stub_without_a_name_is_an_error() {
         let program = |stubs: &[&str]| Program {
             tree: Tree::Plain,
-            binary: PathBuf::new(),
+            binaries: vec![],
             vmlinux: PathBuf::new(),
             objects: vec![],
             stubs: stubs.iter().map(|s| (*s).to_string()).collect(),

@@ -92,15 +92,15 @@ pub(crate) fn check(program: &Program) -> Result<String> {
         if function == SERIES_ONLY && program.tree == Tree::Plain {
             continue;
         }
-        let ours = build::disassemble(&program.binary, function)?;
+        let ours = build::disassemble(program.binary(), function)?;
         let kernels = build::disassemble(&program.vmlinux, function)?;
         if let Some(difference) = difference(&ours, &kernels) {
             bail!("{function} of the {name} program is not the kernel's: {difference}");
         }
         compared.push(format!("{function} ({})", ours.len()));
     }
-    let lookup = locked(&build::disassemble(&program.binary, LOOKUP)?);
-    let around = locked(&build::disassemble(&program.binary, LOOP)?);
+    let lookup = locked(&build::disassemble(program.binary(), LOOKUP)?);
+    let around = locked(&build::disassemble(program.binary(), LOOP)?);
     puts_as(&around, &lookup).with_context(|| format!("the {name} program"))?;
     let around: Vec<_> = around.into_iter().collect();
     Ok(format!(

@@ -239,6 +239,19 @@ static void unfreeze(struct cores *c, struct folio *folio, int count)
 		folio_ref_unfreeze(folio, count);
 }
 
+/*
+ * A mutant that freezes nothing goes on only after the others have had time to
+ * notice, even if they have to wait for a CPU: what it would do to a folio that
+ * others use could end the program in another way.
+ */
+static void wait_to_be_noticed(struct cores *c)
+{
+	int i;
+
+	for (i = 0; c->mutant == CORES_NO_FREEZE && i < TRIES; i++)
+		cpu_relax();
+}
+
 /* The fences keep what is timed between the two readings. */
 static u64 ticks_now(void)
 {
@@ -370,6 +383,7 @@ static bool split(struct cores *c, struct folio *folio,
 		cpu_relax();
 	}
 	frozen(c);
+	wait_to_be_noticed(c);
 	before = ticks_now();
 	xas_split(&xas, folio, HUGE);
 	for (i = HUGE_PAGES - 1; i >= 1; i--) {
@@ -483,6 +497,7 @@ static void migrate_under_gets(struct cores *c)
 			cores_wrong("references to a folio that nobody uses",
 				    folio_ref_count(folio), 1);
 		begin_round(c);
+		wait_to_be_noticed(c);
 		before = ticks_now();
 		successor->index = folio->index;
 		successor->mapping = folio->mapping;
@@ -560,6 +575,8 @@ static void splitter(struct cores *c, int me)
 		cores_synchronize(c, me);
 		rest(c);
 	}
+	if (c->mutant == CORES_LOST_PUT)
+		folio_get((struct folio *)w->pages);
 }
 
 static noinline void mixed_batch(struct world *w, unsigned long *seed)
@@ -591,22 +608,30 @@ static void mixed_work(struct cores *c, int me)
 		quiescent(c, me);
 		c->worker[me].ops += BATCH;
 	}
-	if (me == 1 && c->mutant == CORES_LOST_PUT)
-		folio_get((struct folio *)world_of(c)->pages);
 	gone(c, me);
 }
 
 #define COUNTS (BIT(CORES_LOST_PUT) | BIT(CORES_EXTRA_PUT))
 #define FROZEN (BIT(CORES_LOST_PUT) | BIT(CORES_NO_FREEZE))
+/* On while the struct pages of hugetlb folios' tails are read-only aliases. */
+#define HVO "hugetlb_optimize_vmemmap_key"
 
 const struct cores_case cores_cases[] = {
 	{
 		.name = "one-folio", .figure = CORES_OPS_PER_S, .min_workers = 1,
-		.processes = 1, .mutants = COUNTS, .setup = one_setup,
+		.mutants = COUNTS, .setup = one_setup,
 		.work = one_work, .check = one_check,
 	}, {
 		.name = "many-folios", .figure = CORES_OPS_PER_S, .min_workers = 1,
-		.processes = 1, .mutants = COUNTS, .setup = many_setup,
+		.mutants = COUNTS, .setup = many_setup,
+		.work = many_work, .check = many_check,
+	}, {
+		.name = "one-folio-hvo", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.branch = HVO, .mutants = COUNTS, .setup = one_setup,
+		.work = one_work, .check = one_check,
+	}, {
+		.name = "many-folios-hvo", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.branch = HVO, .mutants = COUNTS, .setup = many_setup,
 		.work = many_work, .check = many_check,
 	}, {
 		.name = "failed-get", .figure = CORES_NS, .min_workers = 1,
@@ -618,7 +643,7 @@ const struct cores_case cores_cases[] = {
 		.work = failed_get_brief_work, .check = brief_check,
 	}, {
 		.name = "lookups-beside-splits", .figure = CORES_OPS_PER_S,
-		.min_workers = 2, .processes = 1,
+		.second = "splits-beside-lookups", .min_workers = 2,
 		.mutants = FROZEN | BIT(CORES_WRONG_ENTRY), .setup = mixed_setup,
 		.work = mixed_work, .check = mixed_check,
 	},
@@ -628,9 +653,11 @@ const struct cores_case cores_cases[] = {
 const struct cores_stub cores_own[] = {
 	{ "setup()", "in the place of the page allocator and filemap_add_folio()" },
 	{ "split()", "what split_huge_page_to_list_to_order() and __split_huge_page() do to the "
-		     "index, the struct pages and the counts; no LRU, memcg or page tables" },
+		     "index, the struct pages and the counts; the head is unfrozen by a store; "
+		     "no LRU, memcg or page tables" },
 	{ "migrate_under_gets()", "what folio_migrate_mapping() does between freeze and unfreeze, "
 				  "with the folio as its own successor; no statistics" },
+	{ "enable()", "in the place of static_branch_enable(), before the workers start" },
 	{ "unite()", "in the place of khugepaged, so that there is something to split; not timed" },
 	{ }
 };

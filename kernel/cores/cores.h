@@ -58,10 +58,12 @@ enum cores_figure {
 struct cores_case {
 	const char *name;
 	enum cores_figure figure;
+	/* The name of a second figure: sections per second. NULL if there is none. */
+	const char *second;
+	/* The key of static branches that are on in this case. NULL if none is. */
+	const char *branch;
 	/* With fewer workers it means nothing. */
 	int min_workers;
-	/* Also measured with processes. */
-	int processes;
 	/* The mutants that its checks have to notice. */
 	unsigned int mutants;
 	void (*setup)(struct cores *c);

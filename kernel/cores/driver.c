@@ -3,11 +3,12 @@
  * The ordinary half of the harness: command line, workers, clocks.
  *
  *   cores list
- *   cores run CASE WORKERS MS threads|processes [MUTANT]
+ *   cores run CASE WORKERS MS threads|processes CPU,... [MUTANT]
  *
  * The first prints the cases, their mutants, and what is not the kernel's. The second
- * runs a case for so many milliseconds, and prints its figure and the share of
- * the time in which the worker that had the least had a CPU.
+ * runs a case for so many milliseconds, each worker on one of these CPUs, and
+ * prints its figure, the share of the time in which the worker that had the
+ * least had a CPU, and how many sections a freezer did in a second.
  *
  * Exit status: 0 if all is well, 1 if the program cannot run, 2 if the kernel's
  * code used something that there is no stub for, 3 if a check found something
@@ -43,6 +44,16 @@ extern const struct trap {
 } cores_traps[];
 extern const unsigned long cores_nr_traps;
 
+/* The kernel's struct jump_entry: distances from the fields themselves. */
+struct jump {
+	int32_t code, target;
+	int64_t key;
+};
+
+/* Made by the linker, if the objects have static branches. */
+extern struct jump __start___jump_table[] __attribute__((weak));
+extern struct jump __stop___jump_table[] __attribute__((weak));
+
 /* One worker's clocks, and how all begin together. */
 struct run {
 	int ready, go;
@@ -54,14 +65,18 @@ static struct cores *cores;
 static struct run *run;
 static char *arena;
 static size_t arena_used;
-static cpu_set_t cpus;
+/* The CPUs in the order in which workers get them. */
+static int cpus[CORES_MAX_WORKERS], nr_cpus;
 
-static const char *const mutants[] = {
-	[CORES_RIGHT] = "none",
-	[CORES_LOST_PUT] = "lost-put",
-	[CORES_EXTRA_PUT] = "extra-put",
-	[CORES_NO_FREEZE] = "no-freeze",
-	[CORES_WRONG_ENTRY] = "wrong-entry",
+/* The mutants, and what the check says that has to notice each of them. */
+static const struct {
+	const char *name, *complaint;
+} mutants[] = {
+	[CORES_RIGHT] = { "none", "" },
+	[CORES_LOST_PUT] = { "lost-put", "references left at the end" },
+	[CORES_EXTRA_PUT] = { "extra-put", "folios destroyed that are in the page cache" },
+	[CORES_NO_FREEZE] = { "no-freeze", "folios got while they were frozen" },
+	[CORES_WRONG_ENTRY] = { "wrong-entry", "folio found at the index of another" },
 };
 
 #define NR_MUTANTS (sizeof(mutants) / sizeof(mutants[0]))
@@ -130,6 +145,59 @@ static void set_traps(void)
 		die("mmap of the traps");
 }
 
+static void make_writable(uintptr_t at, size_t bytes)
+{
+	uintptr_t page = getpagesize(), begin = at / page * page;
+
+	if (mprotect((void *)begin, at + bytes - begin, PROT_READ | PROT_WRITE | PROT_EXEC))
+		die("mprotect of the code");
+}
+
+/* Makes a jump of the no-op of a static branch, as static_branch_enable() does. */
+static void enable(struct jump *jump)
+{
+	static const unsigned char nop2[] = { 0x66, 0x90 }, nop5[] = { 0x0f, 0x1f, 0x44, 0, 0 };
+	uintptr_t code = (uintptr_t)&jump->code + jump->code;
+	uintptr_t target = (uintptr_t)&jump->target + jump->target;
+	unsigned char *at = (unsigned char *)code;
+
+	make_writable(code, sizeof(nop5));
+	if (!memcmp(at, nop2, sizeof(nop2))) {
+		int8_t distance = target - (code + sizeof(nop2));
+
+		at[0] = 0xeb;
+		memcpy(at + 1, &distance, sizeof(distance));
+	} else if (!memcmp(at, nop5, sizeof(nop5))) {
+		int32_t distance = target - (code + sizeof(nop5));
+
+		at[0] = 0xe9;
+		memcpy(at + 1, &distance, sizeof(distance));
+	} else {
+		errno = EILSEQ;
+		die("static branch that is not a no-op");
+	}
+}
+
+/* Nobody has defined the key, so it is among the traps. */
+static void enable_branches(const char *key)
+{
+	int done = 0;
+
+	for (struct jump *jump = __start___jump_table; jump < __stop___jump_table; jump++) {
+		/* The two lowest bits are flags. */
+		uintptr_t address = ((uintptr_t)&jump->key + jump->key) & ~3UL;
+
+		for (unsigned long i = 0; i < cores_nr_traps; i++)
+			if (cores_traps[i].address == address && !strcmp(cores_traps[i].name, key)) {
+				enable(jump);
+				done++;
+			}
+	}
+	errno = ENOENT;
+	if (!done)
+		die(key);
+}
+
 static void *shared(size_t bytes)
 {
 	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -152,18 +220,12 @@ static double seconds(clockid_t clock)
 /* The CPU of a worker: they go round if there are more workers than CPUs. */
 static void bind_worker(int me)
 {
-	int nr = me % CPU_COUNT(&cpus);
 	cpu_set_t one;
 
-	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET(cpu, &cpus) || nr--)
-			continue;
-		CPU_ZERO(&one);
-		CPU_SET(cpu, &one);
-		if (sched_setaffinity(0, sizeof(one), &one))
-			die("sched_setaffinity");
-		return;
-	}
+	CPU_ZERO(&one);
+	CPU_SET(cpus[me % nr_cpus], &one);
+	if (sched_setaffinity(0, sizeof(one), &one))
+		die("sched_setaffinity");
 }
 
 /*
@@ -176,7 +238,7 @@ static void come_first(int priority)
 {
 	struct sched_param param = { .sched_priority = priority };
 
-	if (cores->workers <= CPU_COUNT(&cpus))
+	if (cores->workers <= nr_cpus)
 		sched_setscheduler(0, SCHED_FIFO, &param);
 }
 
@@ -310,12 +372,14 @@ static void list(void)
 {
 	for (const struct cores_case *c = cores_cases; c->name; c++) {
 		printf("case %s %s %d %s", c->name, c->figure == CORES_NS ? "ns" : "ops/s",
-		       c->min_workers, c->processes ? "processes" : "threads");
+		       c->min_workers, c->second ? c->second : "-");
 		for (size_t m = 1; m < NR_MUTANTS; m++)
 			if (c->mutants & 1U << m)
-				printf(" %s", mutants[m]);
+				printf(" %s", mutants[m].name);
 		printf("\n");
 	}
+	for (size_t m = 1; m < NR_MUTANTS; m++)
+		printf("mutant %s %s\n", mutants[m].name, mutants[m].complaint);
 	for (const struct cores_stub *s = cores_own; s->name; s++)
 		printf("own %s %s\n", s->name, s->what);
 	for (const struct cores_stub *s = cores_stubs; s->name; s++)
@@ -332,6 +396,21 @@ static int number(const char *text, int least, int most)
 		die(text);
 	}
 	return value;
+}
+
+/* CPU,... */
+static void choose_cpus(char *list)
+{
+	for (char *one = strtok(list, ","); one; one = strtok(NULL, ",")) {
+		if (nr_cpus == CORES_MAX_WORKERS) {
+			errno = E2BIG;
+			die(one);
+		}
+		cpus[nr_cpus++] = number(one, 0, CPU_SETSIZE - 1);
+	}
+	errno = EINVAL;
+	if (!nr_cpus)
+		die("no CPU");
 }
 
 static void run_case(char **arg)
@@ -351,15 +430,16 @@ static void run_case(char **arg)
 	arena = shared(ARENA_BYTES);
 	cores->workers = number(arg[1], the_case->min_workers, CORES_MAX_WORKERS);
 	ms = number(arg[2], 1, 600000);
-	if (arg[4]) {
-		while (cores->mutant < NR_MUTANTS && strcmp(mutants[cores->mutant], arg[4]))
+	choose_cpus(arg[4]);
+	if (arg[5]) {
+		while (cores->mutant < NR_MUTANTS && strcmp(mutants[cores->mutant].name, arg[5]))
 			cores->mutant++;
 		errno = EINVAL;
 		if (cores->mutant == NR_MUTANTS)
-			die(arg[4]);
+			die(arg[5]);
 	}
-	if (sched_getaffinity(0, sizeof(cpus), &cpus))
-		die("sched_getaffinity");
+	if (the_case->branch)
+		enable_branches(the_case->branch);
 	alarm(ms / 1000 + GRACE_S);
 	the_case->setup(cores);
 	/* Before the workers, which it has to stop. */
@@ -369,7 +449,8 @@ static void run_case(char **arg)
 	for (int i = 0; i < cores->workers; i++)
 		if (run->cpu_share[i] < least)
 			least = run->cpu_share[i];
-	printf("figure %.2f cpu %.3f sections %lu\n", figure(s, ticks), least, cores->sections);
+	printf("figure %.2f cpu %.3f sections %.2f\n", figure(s, ticks), least,
+	       cores->sections / s);
 }
 
 int main(int argc, char **argv)
@@ -377,12 +458,12 @@ int main(int argc, char **argv)
 	set_traps();
 	if (argc == 2 && !strcmp(argv[1], "list")) {
 		list();
-	} else if ((argc == 6 || argc == 7) && !strcmp(argv[1], "run") &&
+	} else if ((argc == 7 || argc == 8) && !strcmp(argv[1], "run") &&
 		   (!strcmp(argv[5], "threads") || !strcmp(argv[5], "processes"))) {
 		run_case(argv + 2);
 	} else {
 		fprintf(stderr, "usage: cores list\n"
-				"       cores run CASE WORKERS MS threads|processes [MUTANT]\n");
+				"       cores run CASE WORKERS MS threads|processes CPU,... [MUTANT]\n");
 		return 1;
 	}
 	return 0;

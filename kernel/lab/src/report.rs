@@ -102,12 +102,13 @@ fn kernels_on_cores(paths: &Paths) -> Result<Option<String>> {
     let command = "cargo xtask kernel cores";
     let figures: cores::Figures = kept::load(paths, cores::CORES, command)?;
     Ok(Some(format!(
-        "`{command}` runs the fast kernels' own objects in a program ({}, {} cores). Threads\n\
-         and processes look up, get and put folios of one index as fast as they can. The figures\n\
-         are operations per second of all together, or the time of one frozen section; medians,\n\
-         and the least and the most.\n\n{}\n{}",
-        figures.machine.cpu,
-        figures.machine.cores,
+        "`{command}` runs the fast kernels' own objects in a program ({}).\n\
+         Threads and processes look up, get and put folios of one index as fast as they can. The\n\
+         figures are operations per second of all together, or the time of one frozen section;\n\
+         medians, and the least and the most. The last column is the median of the ratios of\n\
+         samples that were taken one after the other, and the range of what it is in four layouts\n\
+         of the program.\n\n{}\n{}",
+        figures.machine.shown(),
         figures.tables(),
         figures.not_the_kernels()
     )))

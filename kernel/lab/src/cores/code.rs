@@ -1,19 +1,17 @@
 //! Checks that the code which is measured is the built kernel's, instruction by instruction.
 
-use super::program::Program;
-use crate::build;
-use crate::kernels::Tree;
+use super::program::{CACHE_LINE, LAYOUTS, Program};
+use crate::{build, proc};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
+use std::process::Command;
 
-/// The functions of the kernel that a lookup, a failed get and a split consist of.
-const FUNCTIONS: [&str; 5] =
-    ["filemap_get_entry", "xas_load", "xas_store", "xas_split", "page_ref_wipe"];
-/// The function that only the series has.
-const SERIES_ONLY: &str = "page_ref_wipe";
-/// The lookup, and the loop of `cases.c` around it, which puts what the lookup got.
+/// The functions of the kernel that a lookup and a split call. What these call is compared, too, and
+/// what the count has out of line.
+const FUNCTIONS: [&str; 4] = ["filemap_get_entry", "xas_load", "xas_store", "xas_split"];
+/// The lookup, and the loops of `cases.c` around it, which put what the lookup got.
 const LOOKUP: &str = "filemap_get_entry";
-const LOOP: &str = "one_batch";
+const LOOPS: [&str; 3] = ["one_batch", "many_batch", "mixed_batch"];
 
 /// An instruction without the addresses that the linker has chosen.
 fn without_addresses(line: &str) -> String {
@@ -57,15 +55,37 @@ fn is_same(ours: &str, kernels: &str) -> bool {
         && a.iter().zip(&b).all(|(a, b)| a == b || is_data(a, false) && is_data(b, true))
 }
 
+/// The symbol of the data that an instruction uses, if objdump prints it. A name with a distance is
+/// only whatever symbol is next, as of constants, which have none.
+fn symbol(line: &str) -> Option<&str> {
+    let name = line.split_once(" # ")?.1.trim().split_once(" <")?.1.strip_suffix('>')?;
+    (!name.contains('+')).then_some(name)
+}
+
+/// Whether two instructions may use the same data, as far as it has names.
+fn may_use_the_same(ours: &str, kernels: &str) -> bool {
+    !matches!((symbol(ours), symbol(kernels)), (Some(a), Some(b)) if a != b)
+}
+
 /// The first instruction in which two functions differ.
 fn difference(ours: &[String], kernels: &[String]) -> Option<String> {
-    let [a, b] =
-        [ours, kernels].map(|f| f.iter().map(|l| without_addresses(l)).collect::<Vec<_>>());
-    let length = a.len().max(b.len());
-    let line = |f: &[String], i: usize| f.get(i).map_or("(the end)", String::as_str).to_string();
-    (0..length)
-        .find(|&i| !matches!((a.get(i), b.get(i)), (Some(a), Some(b)) if is_same(a, b)))
-        .map(|i| format!("instruction {i} is `{}`, the kernel's `{}`", line(&a, i), line(&b, i)))
+    let text = |f: &[String], i: usize| {
+        f.get(i).map_or_else(|| "(the end)".to_string(), |l| without_addresses(l))
+    };
+    (0..ours.len().max(kernels.len()))
+        .find(|&i| match (ours.get(i), kernels.get(i)) {
+            (Some(a), Some(b)) => {
+                !is_same(&without_addresses(a), &without_addresses(b)) || !may_use_the_same(a, b)
+            }
+            _ => true,
+        })
+        .map(|i| {
+            let [a, b] = [ours, kernels].map(|f| text(f, i));
+            let [of_a, of_b] = [ours, kernels].map(|f| {
+                f.get(i).and_then(|l| symbol(l)).map(|s| format!(" of {s}")).unwrap_or_default()
+            });
+            format!("instruction {i} is `{a}`{of_a}, the kernel's `{b}`{of_b}")
+        })
 }
 
 /// The locked instructions of a function, without their registers.
@@ -81,39 +101,109 @@ fn locked(lines: &[String]) -> BTreeSet<String> {
         .collect()
 }
 
+/// The functions that a function calls, or jumps to at its end.
+fn called(lines: &[String]) -> BTreeSet<String> {
+    lines
+        .iter()
+        .filter_map(|l| l.split_once(":\t"))
+        .map(|(_, text)| text.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words[0] == "call" || words[0].starts_with('j'))
+        .filter_map(|words| words.last()?.strip_prefix('<')?.strip_suffix('>'))
+        .filter(|name| !name.contains('+'))
+        .map(str::to_string)
+        .collect()
+}
+
+/// Where in a cache line a function begins.
+fn place(lines: &[String]) -> Result<u64> {
+    let address = lines.first().and_then(|l| l.trim().split_once(':')).map(|(a, _)| a);
+    let address = address.and_then(|a| u64::from_str_radix(a, 16).ok());
+    Ok(address.context("objdump printed no address")? % CACHE_LINE as u64)
+}
+
+/// The first of these functions that the kernel patches when it boots, because it has alternatives
+/// for the CPU it runs on. `symbols` and `patches` are what objdump prints of an object's symbols,
+/// and of the relocations of its list of alternatives.
+fn patched_at_boot<'a>(
+    functions: &'a BTreeSet<String>,
+    symbols: &str,
+    patches: &str,
+) -> Option<&'a String> {
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let places: Vec<_> = patches
+        .lines()
+        .filter_map(|l| l.split_whitespace().nth(2)?.split_once("+0x"))
+        .filter_map(|(section, at)| Some((section, hex(at)?)))
+        .collect();
+    symbols.lines().find_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let &[address, .., "F", section, size, name] = &words[..] else { return None };
+        let function = functions.get(name)?;
+        let (begin, size) = (hex(address)?, hex(size)?);
+        let is_in = |&(of, at): &(&str, u64)| of == section && (begin..begin + size).contains(&at);
+        places.iter().any(is_in).then_some(function)
+    })
+}
+
+/// # Errors
+/// If two layouts are the same, whatever the lab has asked the linker for.
+fn all_differ(places: &[u64]) -> Result<()> {
+    if places.iter().collect::<BTreeSet<_>>().len() != LAYOUTS {
+        bail!("{LOOKUP} begins at the bytes {places:?} of a cache line in the layouts");
+    }
+    Ok(())
+}
+
 /// Compares a program with the kernel that its objects are from, and says what was compared.
 ///
 /// # Errors
-/// If a function differs, or the loop puts by other locked instructions than the kernel.
+/// If a function differs, or the kernel patches it when it boots; a loop puts by other locked
+/// instructions than the kernel; or two layouts are the same.
 pub(crate) fn check(program: &Program) -> Result<String> {
     let name = program.tree.name();
-    let mut compared = Vec::new();
-    for function in FUNCTIONS {
-        if function == SERIES_ONLY && program.tree == Tree::Plain {
+    let mut left: Vec<_> = FUNCTIONS.into_iter().map(str::to_string).collect();
+    left.extend(program.slow_paths.iter().cloned());
+    let mut compared = BTreeSet::new();
+    let mut instructions = 0;
+    while let Some(function) = left.pop() {
+        if !compared.insert(function.clone()) {
             continue;
         }
-        let ours = build::disassemble(program.binary(), function)?;
-        let kernels = build::disassemble(&program.vmlinux, function)?;
-        if let Some(difference) = difference(&ours, &kernels) {
-            bail!("{function} of the {name} program is not the kernel's: {difference}");
+        let kernels = build::disassemble(&program.vmlinux, &function)?;
+        for binary in &program.binaries {
+            let ours = build::disassemble(binary, &function)?;
+            if let Some(difference) = difference(&ours, &kernels) {
+                bail!("{function} of the {name} program is not the kernel's: {difference}");
+            }
         }
-        compared.push(format!("{function} ({})", ours.len()));
+        instructions += kernels.len();
+        // The others are stubbed, or end the program.
+        left.extend(called(&kernels).into_iter().filter(|f| program.functions.contains(f)));
+    }
+    let of_object =
+        |args: &[&str]| proc::output(Command::new("objdump").args(args).arg(&program.object));
+    let patches = of_object(&["-r", "-j", ".altinstructions"])?;
+    if let Some(function) = patched_at_boot(&compared, &of_object(&["-t"])?, &patches) {
+        bail!("the {name} kernel patches {function} when it boots, which the program does not");
     }
     let lookup = locked(&build::disassemble(program.binary(), LOOKUP)?);
-    let around = locked(&build::disassemble(program.binary(), LOOP)?);
-    puts_as(&around, &lookup).with_context(|| format!("the {name} program"))?;
-    let around: Vec<_> = around.into_iter().collect();
+    for function in LOOPS {
+        let around = locked(&build::disassemble(program.binary(), function)?);
+        puts_as(&around, &lookup).with_context(|| format!("{function} of the {name} program"))?;
+    }
+    let places = program.binaries.iter().map(|b| place(&build::disassemble(b, LOOKUP)?));
+    all_differ(&places.collect::<Result<Vec<_>>>()?)?;
+    let compared: Vec<_> = compared.into_iter().collect();
     Ok(format!(
-        "{name}: the same instructions as in the built kernel: {}; the loop puts by {}",
-        compared.join(", "),
-        around.join(", ")
+        "{name}: {instructions} instructions are the same as in the built kernel: {}",
+        compared.join(", ")
     ))
 }
 
 /// The lookup itself puts, if it has got a folio that has left the index.
 fn puts_as(around: &BTreeSet<String>, lookup: &BTreeSet<String>) -> Result<()> {
     if around.is_empty() || !around.is_subset(lookup) {
-        bail!("{LOOP} has the locked instructions {around:?}, and {LOOKUP} has {lookup:?}");
+        bail!("the loop has the locked instructions {around:?}, and {LOOKUP} has {lookup:?}");
     }
     Ok(())
 }
@@ -147,6 +237,7 @@ mod tests {
         assert_eq!(difference(&ours, &kernels), None);
         for (at, other) in [
             (0, "  401236:\tcall   403000 <xas_find>"),
+            (1, "  401237:\tmov    0x3ffffffff(%rip),%rax        # 60013000 <page_offset_base>"),
             (2, "  401239:\taddl $0x1,0x34(%rdi)"),
             (2, "  401239:\tlock addl $0x1,0x38(%rdi)"),
             (3, "  40123b:\tjs     4013a1 <filemap_get_entry+0x142>"),
@@ -159,7 +250,56 @@ mod tests {
             let text = difference(&ours, &kernels).unwrap();
             assert!(text.starts_with(&format!("instruction {at} is ")), "{text}");
         }
+        // What has no symbol of its own tells nothing.
+        let mut near = ours.clone();
+        near[1] = "  401237:\tmov    0x3(%rip),%rax        # 40fbd4 <stubs+0x8b4>".into();
+        assert_eq!(difference(&near, &kernels), None);
         assert!(difference(&ours[..3], &kernels).unwrap().contains("(the end)"));
+    }
+
+    #[test]
+    fn what_a_function_calls_is_compared_too() {
+        let lines = lines(&[
+            "1:\tcall   403000 <xas_load>",
+            "2:\tjmp    403100 <xas_split.cold>",
+            "3:\tjne    4013a1 <filemap_get_entry+0x141>",
+            "4:\tmov    0x1(%rip),%rax        # 60012000 <vmemmap_base>",
+            "5:\tcall   *%rax",
+            "6:\tret",
+        ]);
+        let names: Vec<_> = called(&lines).into_iter().collect();
+        assert_eq!(names, ["xas_load", "xas_split.cold"]);
+    }
+
+    #[test]
+    fn a_function_with_alternatives_is_an_error() {
+        let symbols = "0000000000000100 g     F .text\t0000000000000040 xas_load\n\
+                       0000000000000140 l     F .text\t0000000000000010 xas_start\n\
+                       0000000000000140 g     O .data\t0000000000000010 other\n";
+        let patches = |at: &str| {
+            format!(
+                "OFFSET           TYPE              VALUE\n\
+                 0000000000000000 R_X86_64_PC32     {at}\n\
+                 0000000000000004 R_X86_64_PC32     .altinstr_replacement+0x0000000000000100\n"
+            )
+        };
+        let functions = BTreeSet::from(["xas_load", "xas_start", "other"].map(str::to_string));
+        let found = |at| patched_at_boot(&functions, symbols, &patches(at)).map(String::as_str);
+        assert_eq!(found(".text+0x0000000000000100"), Some("xas_load"));
+        assert_eq!(found(".text+0x000000000000013f"), Some("xas_load"));
+        assert_eq!(found(".text+0x0000000000000140"), Some("xas_start"));
+        assert_eq!(found(".text+0x00000000000000ff"), None);
+        assert_eq!(found(".spinlock.text+0x0000000000000100"), None);
+        assert!(patched_at_boot(&BTreeSet::new(), symbols, &patches(".text+0x100")).is_none());
+    }
+
+    #[test]
+    fn layouts_that_are_the_same_are_an_error() {
+        assert_eq!(place(&lines(&["  4062b0:\tendbr64"])).unwrap(), 0x30);
+        place(&[]).unwrap_err();
+        all_differ(&[48, 0, 16, 32]).unwrap();
+        let error = all_differ(&[48, 0, 16, 0]).unwrap_err().to_string();
+        assert!(error.contains("[48, 0, 16, 0]"), "{error}");
     }
 
     #[test]

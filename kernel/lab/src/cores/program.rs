@@ -12,8 +12,9 @@ use std::process::Command;
 
 /// The kernel's objects that are linked, without their extension. A tree that lacks the source
 /// of one goes without it: only the series has `mm/page_ref`.
-const OBJECTS: [&str; 5] =
-    ["mm/filemap", "lib/xarray", "lib/bitmap", "lib/find_bit", "mm/page_ref"];
+const OBJECTS: [&str; 5] = ["mm/filemap", "lib/xarray", "lib/bitmap", "lib/find_bit", SLOW_PATHS];
+/// The object with what the count has out of line.
+const SLOW_PATHS: &str = "mm/page_ref";
 /// The object whose command line `CASES` are compiled with.
 const MODEL: &str = "mm/filemap";
 /// The files of `kernel/cores` that are compiled as a part of the kernel.
@@ -26,7 +27,8 @@ const TRAPS: u64 = 0x6000_0000;
 const TRAP_BYTES: u64 = 4096;
 /// The kernel aligns functions to 16 bytes, and a CPU fetches lines of 64. Where in a line a loop
 /// lies changes its time by some percent, so it is measured at each of these places.
-const LAYOUTS: usize = 64 / FUNCTION_BYTES;
+pub(crate) const LAYOUTS: usize = CACHE_LINE / FUNCTION_BYTES;
+pub(crate) const CACHE_LINE: usize = 64;
 const FUNCTION_BYTES: usize = 16;
 
 /// A program with one tree's code, and what in it is not the kernel's.
@@ -35,12 +37,20 @@ pub(crate) struct Program {
     pub(crate) tree: Tree,
     /// The same in several layouts.
     pub(crate) binaries: Vec<PathBuf>,
+    /// The kernel's objects and `CASES`, linked.
+    pub(crate) object: PathBuf,
     /// The kernel that the objects are a part of.
     pub(crate) vmlinux: PathBuf,
     /// The kernel's objects in it.
     pub(crate) objects: Vec<String>,
+    /// The functions in those.
+    pub(crate) functions: Vec<String>,
+    /// Those of the count, out of line.
+    pub(crate) slow_paths: Vec<String>,
     /// The symbols that `stubs.c` defines.
     pub(crate) stubs: Vec<String>,
+    /// What the kernel's objects have from the C library.
+    pub(crate) library: Vec<String>,
     /// The symbols that nothing defines, and that end the program if they are used.
     pub(crate) traps: Vec<String>,
 }
@@ -104,6 +114,12 @@ fn after_link(record: &str) -> Result<Vec<String>> {
 /// The names in the output of `nm`.
 fn names(nm: &str) -> Vec<String> {
     nm.lines().filter_map(|l| l.split_whitespace().last()).map(str::to_string).collect()
+}
+
+/// The functions in the output of `nm`.
+fn functions(nm: &str) -> Vec<String> {
+    let is_function = |l: &&str| matches!(l.split_whitespace().nth(1), Some("t" | "T"));
+    names(&nm.lines().filter(is_function).collect::<Vec<_>>().join("\n"))
 }
 
 /// The symbols of an object: those that it lacks, or those that it has for others.
@@ -175,6 +191,14 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
         .filter(|o| source.join(o).with_extension("c").is_file())
         .map(|o| format!("{o}.o"))
         .collect();
+    let (mut all, mut slow_paths) = (Vec::new(), Vec::new());
+    for object in &linked {
+        let found = functions(&proc::output(Command::new("nm").arg(objects.join(object)))?);
+        if object.starts_with(SLOW_PATHS) {
+            slow_paths.clone_from(&found);
+        }
+        all.extend(found);
+    }
     let kernel = out.join("kernel.o");
     run(
         "linking",
@@ -188,8 +212,10 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
         run("objtool", Command::new(objects.join(program)).args(args).arg(&kernel))?;
     }
 
-    let mut traps = symbols(&kernel, "--undefined-only")?;
-    traps.retain(|s| !PROVIDED.contains(&s.as_str()));
+    let (provided, traps): (Vec<_>, Vec<_>) = symbols(&kernel, "--undefined-only")?
+        .into_iter()
+        .partition(|s| PROVIDED.contains(&s.as_str()));
+    let library = provided.into_iter().filter(|s| !s.starts_with("cores_")).collect();
     let mut stubs = symbols(&out.join("stubs.o"), "--defined-only")?;
     stubs.retain(|s| !s.starts_with("cores_"));
     let trap_file = out.join("traps.S");
@@ -222,7 +248,18 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
         binaries.push(binary);
     }
     let vmlinux = objects.join("vmlinux");
-    Ok(Program { tree, binaries, vmlinux, objects: linked, stubs, traps })
+    Ok(Program {
+        tree,
+        binaries,
+        object: kernel,
+        vmlinux,
+        objects: linked,
+        functions: all,
+        slow_paths,
+        stubs,
+        library,
+        traps,
+    })
 }
 
 #[cfg(test)]
@@ -247,6 +284,12 @@ mod tests {
         let words = after_link(&record("; ./objtool --hacks=jump_label --link vmlinux.o")).unwrap();
         assert_eq!(words, ["./objtool", "--hacks=jump_label", "--link"]);
         assert!(after_link(&record("")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn functions_are_told_from_data() {
+        let nm = "0000 T page_ref_slow\n0010 t helper\n0000 r __ksymtab_x\n         U xas_load\n";
+        assert_eq!(functions(nm), ["page_ref_slow", "helper"]);
     }
 
     /// The traps' addresses are what the linker makes of a call to a missing symbol.

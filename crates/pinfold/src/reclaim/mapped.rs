@@ -317,6 +317,22 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_is_over_when_the_last_page_of_a_piece_was_looked_at() {
+        let (_cache, file, space) = file();
+        let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();
+        map.advise(0..map.len(), Hint::Random).unwrap();
+        touch(&map, 0..PAGES);
+        let core = &*file.handle().core;
+        core.let_go_of_recent(|_| true);
+        let (mut sweep, mut turns) = (Sweep::new(100), Turns::default());
+        turns.offer(core, &mut sweep, head(&file, 7));
+        turns.offer_no_more(core);
+        assert_eq!(turns.next(core, 1000).len() as u64, PAGES);
+        assert!(!turns.has_piece());
+        assert!(!core.pieces.has(&Piece::of(file.handle().mapping.id, 0)));
+    }
+
+    #[test]
     fn a_piece_waits_while_another_has_its_turn() {
         let (_cache, file, space) = file();
         let map = space.map_file(&file, 0..8 * MIB as u64).unwrap();

@@ -6,8 +6,8 @@
 //! and unless the program has said how it reads. Best effort: who wants one of these pages and does
 //! not get it reads it alone, and sees the error.
 //!
-//! Belongs here: which pages, and when. Called by `lend.rs` for the program's own maps, where a
-//! thread waits for the read, and by `clients` for other processes, where none does.
+//! Belongs here: which pages, and when. Called by `lend.rs` for the program's own maps, and by
+//! `clients` for other processes, where no thread waits for the read.
 
 use std::ops::Range;
 
@@ -29,6 +29,13 @@ pub(crate) fn block(page: u64) -> Range<u64> {
     first..first + PAGES
 }
 
+/// What a file has of the aligned block that has `page`.
+pub(crate) fn block_of(handle: &Handle, page: u64) -> Range<u64> {
+    let block = block(page);
+    let file_end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+    block.start..block.end.min(file_end)
+}
+
 /// Whether memory is plenty, so that what is read beside what is wanted displaces nothing.
 pub(crate) fn is_room(core: &Core) -> bool {
     let unused = core.frames.free_frames() + core.frames.free_lent();
@@ -40,13 +47,11 @@ pub(crate) fn read(handle: &Handle, page: u64) {
     if !handle.stream.reads_around() || !is_room(&handle.core) {
         return;
     }
-    let block = block(page);
-    let file_end = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+    let block = block_of(handle, page);
     let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
     let start = (block.start..page).rev().take_while(is_absent).last().unwrap_or(page);
-    let end = block.end.min(file_end);
-    if end > start + 1 {
-        fill::range_now(handle, start, end);
+    if block.end > start + 1 {
+        fill::range_now(handle, start, block.end);
     }
 }
 

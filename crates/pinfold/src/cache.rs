@@ -146,7 +146,7 @@ impl Cache {
         let core = Core::new(options, frames, nodes, pressure, engine);
         let mut core = core.map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
         if let Some((place, bytes)) = &core.options.swap {
-            let swap = Swap::new(place, *bytes);
+            let swap = Swap::new(place, *bytes, &core.engine);
             let refused = |cause| {
                 let dir = place.dir().map(PathBuf::from);
                 ErrorKind::SwapFile { dir, bytes: *bytes, cause: Arc::new(cause) }

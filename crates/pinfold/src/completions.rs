@@ -1,37 +1,20 @@
 //! Reads for a program with an event loop of its own: an eventfd that is readable while one of them
 //! has ended.
 //!
-//! Here: which futures a program waits for, and the eventfd. Not here: what a future waits for, and
-//! who wakes it (`futures/`). Called by programs.
+//! Here: which futures a program waits for. Not here: how they are waited for together
+//! (`futures/set.rs`), what each waits for, and who wakes it. Called by programs.
 //!
-//! # How it works
-//!
-//! Each operation is a future, which is polled when it is begun. Its waker puts the operation's key
-//! into `Woken`. The program takes what has ended: it polls the futures whose keys are there.
-//!
-//! The eventfd is written and read under the mutex of `Woken` alone, and `raised` says whether it
-//! was written. It is raised by whoever adds the first key, or the first outcome that was there at
-//! once, and lowered when the program has found nothing any more. So it is readable exactly as long
-//! as there may be something to take, and a program that waits for it misses nothing.
-//!
-//! A key is never used again. What wakes an operation that has ended, or was given up, is found to
-//! have no future.
+//! What has ended at once is kept until it is taken; the others are in a [`Set`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::pin::Pin;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
 
-use rustix::event::EventfdFlags;
-
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::file::File;
-use crate::fork::Owner;
+use crate::futures::{Ready, Set};
 use crate::kept::FolioOf;
-use crate::mutant::{self, Mutant};
-use crate::sync::locks::Mutex;
 
 /// What has come of an operation that was begun with [`Completions`].
 #[derive(Debug)]
@@ -108,18 +91,13 @@ pub enum Outcome {
 /// In a child of fork(2), what was begun by the parent never ends, and the descriptor is the
 /// parent's; what is cached can be read, and ends at once.
 pub struct Completions {
-    ready: Arc<Ready>,
-    waiting: HashMap<u64, Operation>,
-    /// What has ended, and was not taken.
+    /// By `user_data`.
+    waiting: Set<u64, Operation>,
+    /// What has ended at once, and was not taken.
     ended: VecDeque<Completion>,
-    last_key: u64,
 }
 
-struct Operation {
-    user_data: u64,
-    future: Pin<Box<dyn Future<Output = Outcome> + Send>>,
-    waker: Waker,
-}
+type Operation = dyn Future<Output = Outcome> + Send;
 
 impl Completions {
     /// Nothing to wait for yet.
@@ -128,13 +106,7 @@ impl Completions {
     /// [`ErrorKind::Eventfd`]: the process has as many descriptors as it may have, or the system
     /// has no memory; [`ErrorKind::ForkHandler`].
     pub fn new() -> Result<Self> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(|why| ErrorKind::Eventfd { cause: Arc::new(why.into()) })?;
-        let owner =
-            Owner::here().map_err(|cause| ErrorKind::ForkHandler { cause: Arc::new(cause) })?;
-        let woken = Mutex::new(Woken { keys: VecDeque::new(), raised: false });
-        let ready = Arc::new(Ready { woken, event, owner });
-        Ok(Completions { ready, waiting: HashMap::new(), ended: VecDeque::new(), last_key: 0 })
+        Ok(Completions { waiting: Set::of(Ready::new()?), ended: VecDeque::new() })
     }
 
     /// Begins to copy `buf.len()` bytes from `offset` on to `buf`, as [`File::read_at_async`]. The
@@ -183,16 +155,9 @@ impl Completions {
     }
 
     fn begin(&mut self, user_data: u64, future: impl Future<Output = Outcome> + Send + 'static) {
-        self.last_key += 1;
-        let key = self.last_key;
-        let waker = Waker::from(Arc::new(Key { key, ready: self.ready.clone() }));
-        let mut operation = Operation { user_data, future: Box::pin(future), waker };
-        match operation.poll() {
-            Poll::Ready(completion) => {
-                self.ended.push_back(completion);
-                self.ready.raise();
-            }
-            Poll::Pending => drop(self.waiting.insert(key, operation)),
+        if let Some((user_data, outcome)) = self.waiting.begin(user_data, Box::pin(future)) {
+            self.ended.push_back(Completion { user_data, outcome });
+            self.waiting.raise();
         }
     }
 
@@ -202,7 +167,7 @@ impl Completions {
     /// Cost: a look at all that was not taken.
     pub fn cancel(&mut self, user_data: u64) -> usize {
         let before = self.len();
-        self.waiting.retain(|_, operation| operation.user_data != user_data);
+        self.waiting.retain(|of| *of != user_data);
         self.ended.retain(|completion| completion.user_data != user_data);
         before - self.len()
     }
@@ -218,13 +183,6 @@ impl Completions {
     }
 }
 
-impl Operation {
-    fn poll(&mut self) -> Poll<Completion> {
-        let outcome = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
-        outcome.map(|outcome| Completion { user_data: self.user_data, outcome })
-    }
-}
-
 /// What has ended by now; after `None`, more may end.
 impl Iterator for Completions {
     type Item = Completion;
@@ -233,16 +191,8 @@ impl Iterator for Completions {
         if let Some(completion) = self.ended.pop_front() {
             return Some(completion);
         }
-        // Ends: each turn takes a key, and each key was added by what another thread did.
-        loop {
-            let key = self.ready.take()?;
-            // Without a future if it was given up, or woken once more.
-            let Some(operation) = self.waiting.get_mut(&key) else { continue };
-            if let Poll::Ready(completion) = operation.poll() {
-                self.waiting.remove(&key);
-                return Some(completion);
-            }
-        }
+        let (user_data, outcome) = self.waiting.next()?;
+        Some(Completion { user_data, outcome })
     }
 }
 
@@ -250,13 +200,13 @@ impl Iterator for Completions {
 /// reading it to [`Completions`].
 impl AsFd for Completions {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ready.event.as_fd()
+        self.waiting.as_fd()
     }
 }
 
 impl AsRawFd for Completions {
     fn as_raw_fd(&self) -> RawFd {
-        self.ready.event.as_raw_fd()
+        self.waiting.as_fd().as_raw_fd()
     }
 }
 
@@ -266,83 +216,6 @@ impl fmt::Debug for Completions {
             .field("waiting", &self.waiting.len())
             .field("ended", &self.ended.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// What those who wake and the program share.
-struct Ready {
-    woken: Mutex<Woken>,
-    event: OwnedFd,
-    owner: Owner,
-}
-
-struct Woken {
-    /// Of futures to be polled.
-    keys: VecDeque<u64>,
-    /// Whether the eventfd is readable.
-    raised: bool,
-}
-
-impl Ready {
-    /// A future is to be polled.
-    fn add(&self, key: u64) {
-        // As in `raise`.
-        if !self.owner.is_here() {
-            return;
-        }
-        let mut woken = self.woken.lock();
-        woken.keys.push_back(key);
-        self.raise_if_not(&mut woken);
-    }
-
-    /// Something has ended.
-    fn raise(&self) {
-        // A child of a fork would raise its parent's eventfd, and the mutex may be locked for ever.
-        if self.owner.is_here() {
-            self.raise_if_not(&mut self.woken.lock());
-        }
-    }
-
-    fn raise_if_not(&self, woken: &mut Woken) {
-        if !std::mem::replace(&mut woken.raised, true) && !mutant::on(Mutant::EventUnwritten) {
-            let write = || rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-            let written = rustix::io::retry_on_intr(write);
-            assert!(written.is_ok(), "writing to the eventfd failed: {written:?}");
-        }
-    }
-
-    /// The future to be polled next. If there is none, the eventfd is not readable any more.
-    fn take(&self) -> Option<u64> {
-        if !self.owner.is_here() {
-            return None;
-        }
-        let mut woken = self.woken.lock();
-        let key = woken.keys.pop_front();
-        if key.is_none() && std::mem::take(&mut woken.raised) {
-            let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.event, &mut [0; 8]));
-            // Not there any more if the program has read it, which it should not.
-            assert!(
-                matches!(read, Ok(8) | Err(rustix::io::Errno::AGAIN)),
-                "reading the eventfd failed: {read:?}"
-            );
-        }
-        key
-    }
-}
-
-/// Wakes one operation.
-struct Key {
-    key: u64,
-    ready: Arc<Ready>,
-}
-
-impl Wake for Key {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.ready.add(self.key);
     }
 }
 
@@ -383,7 +256,7 @@ mod tests {
             assert!(matches!(read.outcome, Outcome::Read { result: Ok(10), .. }), "{read:?}");
             assert!(completions.next().is_none() && !is_readable(&completions));
             // And the waker of one that is not there any more.
-            completions.ready.add(0);
+            completions.waiting.wake_nobody();
             right &= is_readable(&completions);
             assert!(completions.next().is_none() && !is_readable(&completions));
         }

@@ -23,6 +23,7 @@ use crate::error::{ErrorKind, Result};
 use crate::fill;
 use crate::frame::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, InUse};
+use crate::futures;
 use crate::handle::Handle;
 use crate::index::FolioAt;
 use crate::mirror::{Claim, Mirror, Shown};
@@ -30,6 +31,7 @@ use crate::mutant::{self, Mutant};
 use crate::pressure::Bringing;
 use crate::reclaim::{self, Patience, Shortage};
 use crate::source;
+use crate::task::{Waiter, now};
 use crate::wait;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
@@ -106,8 +108,8 @@ pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
 
 /// Whether `page` can be mapped. A page that is cached in the arena is lent now, if there is memory
 /// for it at once, and with `shown` it is mapped there. Reads nothing, evicts nothing, and waits for
-/// nobody but a thread that is just lending the page. What was `brought` is kept from eviction for a
-/// while (`recent.rs`).
+/// nobody but, as a thread, for one that is just lending the page. What was `brought` is kept from
+/// eviction for a while (`recent.rs`).
 ///
 /// # Errors
 /// The system refuses memory.
@@ -119,6 +121,7 @@ pub(crate) unsafe fn look<'a>(
     page: u64,
     shown: Option<&Shown<'_>>,
     brought: Option<Brought<'a>>,
+    waiter: Waiter<'_>,
 ) -> Result<Look<'a>> {
     handle.core.check_owner()?;
     // Until this returns, it counts as being brought.
@@ -145,7 +148,10 @@ pub(crate) unsafe fn look<'a>(
         match unsafe { lend(handle, mirror, held, spare.take(), shown) }? {
             Lent::Done => {}
             Lent::NoMemory => break,
-            Lent::PlaceTaken => mirror.wait_for_place(&place, NAP),
+            Lent::PlaceTaken => match waiter {
+                Waiter::Thread => mirror.wait_for_place(&place, NAP),
+                Waiter::Task(_) => break,
+            },
         }
     }
     Ok(Look::Absent)
@@ -241,25 +247,37 @@ struct Spare<'a> {
 /// # Errors
 /// As [`File::get`](crate::File::get); there is no memory for it, or another folio keeps its place
 /// for too long.
-pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
+pub(crate) async fn bring<'a>(
+    handle: &'a Handle,
+    page: u64,
+    waiter: Waiter<'_>,
+) -> Result<Brought<'a>> {
     let (mut again, mut waits) = (false, Waits::default());
     let pages = if handle.stream.is_random() { 1 } else { WINDOW_PAGES };
-    let bringing = bringing(&handle.core, pages);
+    let bringing = bringing(&handle.core, pages, waiter).await;
     // Ends: each turn but the first follows one that has dropped the folio that it had read, or made
     // it smaller. It makes it smaller once: no lent memory is too much in pieces for a folio of one
     // page. It drops it to wait for lent memory, which patience bounds. Otherwise others drop it.
     loop {
         handle.check_page(page)?;
-        if !again {
-            around::read(handle, page);
-        }
-        let read = if again && !mutant::on(Mutant::BringLargeAgain) {
-            fill::get_range(handle, page, page + 1)?
-        } else {
-            fill::get(handle, page, PAGE_BYTES)?
+        let alone = again && !mutant::on(Mutant::BringLargeAgain);
+        let read = match waiter {
+            Waiter::Thread if alone => fill::get_range(handle, page, page + 1)?,
+            Waiter::Thread => {
+                if !again {
+                    around::read(handle, page);
+                }
+                fill::get(handle, page, PAGE_BYTES)?
+            }
+            Waiter::Task(_) => {
+                if !again {
+                    around::begin(handle, page, around::block_of(handle, page));
+                }
+                futures::hold(handle, page, alone).await?
+            }
         };
         again = true;
-        if let Some((read, spare)) = ready(handle, read, &mut waits)? {
+        if let Some((read, spare)) = ready(handle, read, &mut waits, waiter).await? {
             return Ok(Brought { read, spare, bringing });
         }
     }
@@ -267,8 +285,16 @@ pub(crate) fn bring(handle: &Handle, page: u64) -> Result<Brought<'_>> {
 
 /// Waits until so many pages may be brought. A thread in a source's call does not: others may wait
 /// for what it reads.
-pub(crate) fn bringing(core: &Core, pages: u32) -> Option<Bringing<'_>> {
-    (!source::in_a_source()).then(|| core.pressure.bring(pages))
+pub(crate) async fn bringing<'a>(
+    core: &'a Core,
+    pages: u32,
+    waiter: Waiter<'_>,
+) -> Option<Bringing<'a>> {
+    match waiter {
+        Waiter::Thread if source::in_a_source() => None,
+        Waiter::Thread => Some(core.pressure.bring(pages)),
+        Waiter::Task(_) => Some(core.pressure.bring_later(pages).await),
+    }
 }
 
 /// What an access waits for, beside the read.
@@ -283,13 +309,15 @@ struct Waits {
 
 /// Finds memory for a folio that was read, and waits for its place. `None`: it has left the index, or
 /// was made smaller; or too many threads wait with folios, and this one has waited without.
-fn ready<'a>(
+async fn ready<'a>(
     handle: &'a Handle,
     read: Held<'a>,
     waits: &mut Waits,
+    waiter: Waiter<'_>,
 ) -> Result<Option<(Held<'a>, Option<Spare<'a>>)>> {
     let (core, mapping) = (&*handle.core, &*handle.mapping);
     let identity = read.frame().identity();
+    let blocks = matches!(waiter, Waiter::Thread);
     let mut naps = 0;
     // Ends: there is a bound for the place, and memory is found or waited for without the folio.
     while !read.frame().is_changing() {
@@ -302,14 +330,25 @@ fn ready<'a>(
             waits.place = None;
             let shortage = |why: Shortage| why.of(mapping, identity.index);
             let mut got = reclaim::allocate_lent(core, identity.order, false).map_err(shortage)?;
-            if got.is_none() {
-                let Some(_waits) = core.pressure.may_wait_with(identity.order.frames()) else {
+            let mut may_wait_with = None;
+            if got.is_none() && blocks {
+                may_wait_with = core.pressure.may_wait_with(identity.order.frames());
+            }
+            if may_wait_with.is_some() {
+                got = reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?;
+            } else if got.is_none() {
+                if !blocks {
+                    got = reclaim::evict_for_lent(core, identity.order);
+                }
+                if got.is_none() {
                     drop(read);
                     let patience = waits.memory.get_or_insert_with(|| Patience::new(core));
-                    reclaim::wait_for_lent(core, identity.order, patience).map_err(shortage)?;
+                    let order = identity.order;
+                    reclaim::wait_for_lent(core, order, patience, waiter)
+                        .await
+                        .map_err(shortage)?;
                     return Ok(None);
-                };
-                got = reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?;
+                }
             }
             let Some((new, order)) = got else { return Ok(None) };
             let spare = Spare { core, head: new, order };
@@ -317,13 +356,13 @@ fn ready<'a>(
                 return Ok(Some((read, Some(spare))));
             }
             drop(spare);
-            make_smaller(handle, read, order, true)?;
+            make_smaller(handle, read, order, blocks)?;
             return Ok(None);
         }
         naps += 1;
         if naps > NAPS_MAX && identity.order > Order::MIN {
             // The place of another of its pages is taken, perhaps for long.
-            make_smaller(handle, read, Order::MIN, true)?;
+            make_smaller(handle, read, Order::MIN, blocks)?;
             return Ok(None);
         }
         let since = waits.place.get_or_insert_with(Instant::now);
@@ -331,7 +370,10 @@ fn ready<'a>(
             let why = "an older version of the page is still in use there";
             return Err(mapping.mirror_error(std::io::Error::other(why)));
         }
-        mirror.wait_for_place(&place, NAP);
+        match waiter {
+            Waiter::Thread => mirror.wait_for_place(&place, NAP),
+            Waiter::Task(rests) => rests.rest(NAP).await,
+        }
     }
     Ok(None)
 }
@@ -346,10 +388,11 @@ pub(crate) fn put(handle: &Handle, page: u64) -> Result<Held<'_>> {
     // Ends: as in [`bring`].
     loop {
         // SAFETY: nothing is shown.
-        if let Look::There(held) = unsafe { look(handle, page, None, brought.take()) }? {
+        let looked = unsafe { look(handle, page, None, brought.take(), Waiter::Thread) };
+        if let Look::There(held) = looked? {
             return Ok(held);
         }
-        brought = Some(bring(handle, page)?);
+        brought = Some(now(bring(handle, page, Waiter::Thread))?);
     }
 }
 

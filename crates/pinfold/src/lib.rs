@@ -328,6 +328,7 @@ mod stats;
 mod stream;
 mod swap;
 mod sync;
+mod task;
 mod uffd;
 mod wait;
 

@@ -197,6 +197,10 @@ mutants! {
     ForkedClientsRemove,
     /// A loop that looks for a page waits for memory of the index.
     LookWaits,
+    /// A handler thread waits for what its fault waits for.
+    HandlerBlocks,
+    /// Who may not wait evicts what has to be written first.
+    TaskWrites,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

@@ -4,7 +4,7 @@
 //! and its filler wakes all of them.
 
 use std::cell::RefCell;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 use crate::guarded::quietly;
 use crate::mutant::{self, Mutant};
@@ -137,6 +137,22 @@ impl Waiters {
         stripe.wake.notify_all();
         Woken(woken)
     }
+}
+
+/// Waits as a future until `done` is true, as [`Waiters::wait`] does as a thread.
+pub(crate) async fn until(waiters: &Waiters, key: u32, done: impl Fn() -> bool) {
+    struct Leaves<'w>(&'w Waiters, u32, Ticket);
+    impl Drop for Leaves<'_> {
+        fn drop(&mut self) {
+            self.0.leave(self.1, self.2);
+        }
+    }
+    let leaves = Leaves(waiters, key, Ticket::new());
+    std::future::poll_fn(|context| {
+        let is_done = waiters.poll(key, leaves.2, context.waker(), &done);
+        if is_done { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// Futures that are woken when this is dropped, or at the end of [`together`]. Wakers are the

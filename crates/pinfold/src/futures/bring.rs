@@ -76,6 +76,11 @@ impl<'f> Bring<'f> {
         }
     }
 
+    /// What it reads where its page is absent, whatever the handle's stream says.
+    pub(super) fn reads(&mut self, plan: Plan) {
+        self.plan = Some(plan);
+    }
+
     pub(super) fn poll(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
         let polled = self.poll_on(waker);
         if polled.is_ready() {

@@ -50,6 +50,7 @@
 // | `mod.rs` | the futures of a page and of a read, which bring one page at a time |
 // | `bring.rs` | bringing one page: the states of a future |
 // | `batch.rs` | the future of many pages: a claim to all, and a future for each |
+// | `set.rs` | futures that one thread waits for by one eventfd |
 //
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
 // any state takes its waker, its turn and its claim back, and gives up its reference; a fill that
@@ -59,6 +60,7 @@
 
 mod batch;
 mod bring;
+mod set;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
@@ -67,12 +69,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use crate::borrow::{self, FolioRef};
+use crate::core::Held;
 use crate::counters::Event;
 use crate::error::Result;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
+use crate::stream::Plan;
 pub use batch::GetMany;
 use bring::{Bring, Brought, Wait};
+pub(crate) use set::{Ready, Set};
 
 /// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
 /// gets the page once more.
@@ -154,6 +159,16 @@ impl<'f> Future for Get<'f> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.poll_with(context.waker())
     }
+}
+
+/// The folio of `page`, up to date and held: what [`fill::get`](crate::fill::get) gives to a thread.
+/// With `alone`, nothing but the page is read.
+pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held<'_>> {
+    let mut bring = Bring::new(handle, page, PAGE_BYTES);
+    if alone {
+        bring.reads(Plan::of(page + 1));
+    }
+    std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 
 /// The future of [`File::read_at_async`](crate::File::read_at_async). Polled after it has returned,

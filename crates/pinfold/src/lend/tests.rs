@@ -26,7 +26,7 @@ fn access(file: &File, page: u64) -> u8 {
     let mut brought = None;
     loop {
         // SAFETY: nothing is shown.
-        match unsafe { look(handle, page, None, brought.take()) }.unwrap() {
+        match unsafe { look(handle, page, None, brought.take(), Waiter::Thread) }.unwrap() {
             Look::There(held) => {
                 let mirror = handle.mapping.mirror_of_folios();
                 // SAFETY: the reference keeps the page.
@@ -34,7 +34,7 @@ fn access(file: &File, page: u64) -> u8 {
                 drop(held);
                 return byte;
             }
-            Look::Absent => brought = Some(bring(handle, page).unwrap()),
+            Look::Absent => brought = Some(now(bring(handle, page, Waiter::Thread)).unwrap()),
         }
     }
 }
@@ -279,7 +279,7 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
                 other.invalidate(0..MIB as u64).unwrap();
             }
         });
-        let brought = bring(file.handle(), 5).map(drop);
+        let brought = now(bring(file.handle(), 5, Waiter::Thread)).map(drop);
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         brought.unwrap_err()
     });
@@ -516,7 +516,7 @@ fn ready_where_many_wait() -> Result<bool> {
     while let Ok(Some(_used)) = reclaim::allocate_lent(core, Order::MAX, false) {}
     let others: Vec<_> = (0..99).map_while(|_| core.pressure.may_wait_with(16)).collect();
     let read = fill::get(handle, 0, PAGE_BYTES)?;
-    let is_ready = ready(handle, read, &mut Waits::default())?.is_some();
+    let is_ready = now(ready(handle, read, &mut Waits::default(), Waiter::Thread))?.is_some();
     let at_most = if mutant::on(Mutant::AllWaitWithFolios) { 99 } else { 4096 / 16 / 16 };
     assert_eq!(others.len(), at_most);
     Ok(is_ready)

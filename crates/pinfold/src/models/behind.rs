@@ -13,6 +13,7 @@ use crate::space::index::{GRANULE_BYTES, Leaf};
 use crate::space::stats::write;
 use crate::space::vma::{Mapped, Vma, Wanted, begin, end};
 use crate::sync::{AtomicU32, Mutex, Ordering};
+use crate::task::Waiter;
 
 const PAGE: u64 = 3;
 
@@ -66,7 +67,7 @@ impl Target for Share {
         &self.shared
     }
 
-    fn look(&self, wanted: &Wanted, _: Option<()>) -> Result<bool> {
+    fn look(&self, wanted: &Wanted, _: Option<()>, _: Waiter<'_>) -> Result<bool> {
         self.is_open();
         assert_eq!(wanted.page, PAGE, "a page that the map does not have");
         let is_mapped = self.file.is_mapped.load(Ordering::SeqCst) == 1;
@@ -74,7 +75,7 @@ impl Target for Share {
         Ok(self.file.there.load(Ordering::SeqCst) == 1)
     }
 
-    fn bring(&self, wanted: &Wanted) -> Result<()> {
+    async fn bring(&self, wanted: &Wanted, _: Waiter<'_>) -> Result<()> {
         self.is_open();
         assert_eq!(wanted.page, PAGE, "a page that the map does not have");
         self.file.there.store(1, Ordering::SeqCst);

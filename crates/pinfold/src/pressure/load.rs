@@ -11,12 +11,18 @@
 //!
 //! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep others
 //! from theirs. It is no guarantee, then: `may_wait_with` has the bound on which progress rests.
+//!
+//! Handler threads wait as tasks do ([`Queued`]), in the same queue. If only tasks wait, nobody
+//! notices what takes long; so a handler polls them again after a while.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::mutant::{self, Mutant};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::wait;
 
 /// At most one in this many of the cache's pages is being brought. Half as many make the slowest
 /// threads slower, twice as many all.
@@ -50,10 +56,18 @@ struct State {
     pages: u32,
     /// What was begun and has neither ended nor taken long, by number: the oldest first.
     under_way: BTreeMap<u64, Begun>,
-    /// Who waits, by number, and since when.
-    waiting: VecDeque<(u64, Instant)>,
+    waiting: VecDeque<Waiting>,
     /// The number of the next one.
     next: u64,
+}
+
+/// A thread or a task that waits.
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    since: Instant,
+    /// A task's.
+    waker: Option<Waker>,
 }
 
 #[derive(Debug)]
@@ -83,26 +97,36 @@ impl Load {
 
     /// Waits until so many pages may be brought, too; alone, any number may.
     pub(super) fn begin(&self, pages: u32) -> Bringing<'_> {
-        let now = Instant::now();
         let mut state = self.state.lock();
-        let may_pass = |&(_, since): &(u64, Instant)| now.duration_since(since) < self.patient;
-        if state.has_room(pages, self.pages_max) && state.waiting.front().is_none_or(may_pass) {
+        if self.may_pass(&state, pages) {
             return self.begun(&mut state, pages);
         }
-        let waiter = state.next;
-        state.next += 1;
-        state.waiting.push_back((waiter, now));
+        let waiter = state.queue(None);
         // Ends: each of those before this one begins, and each that is under way ends or takes long.
-        while state.waiting.front() != Some(&(waiter, now))
-            || !state.has_room(pages, self.pages_max)
-        {
+        while !state.is_first(waiter) || !state.has_room(pages, self.pages_max) {
             let Some(left) = state.let_long_go(self.long) else { continue };
             let bed = &self.turn[waiter as usize % BEDS];
             state = bed.wait_timeout(&self.state, state, left);
         }
+        self.first_begins(state, pages)
+    }
+
+    /// The same for a task.
+    pub(super) fn queue(&self, pages: u32) -> Queued<'_> {
+        Queued { load: self, pages, number: None }
+    }
+
+    fn may_pass(&self, state: &State, pages: u32) -> bool {
+        let is_patient = |first: &Waiting| first.since.elapsed() < self.patient;
+        state.has_room(pages, self.pages_max) && state.waiting.front().is_none_or(is_patient)
+    }
+
+    /// The first one begins; the next one looks.
+    fn first_begins(&self, mut state: MutexGuard<'_, State>, pages: u32) -> Bringing<'_> {
         state.waiting.pop_front();
-        self.wake(&state);
-        self.begun(&mut state, pages)
+        let bringing = self.begun(&mut state, pages);
+        self.wake_first(state);
+        bringing
     }
 
     fn begun(&self, state: &mut State, pages: u32) -> Bringing<'_> {
@@ -113,15 +137,73 @@ impl Load {
         Bringing { load: self, number }
     }
 
-    /// Wakes the thread that has waited longest.
-    fn wake(&self, state: &State) {
-        if let Some((first, _)) = state.waiting.front() {
-            self.turn[*first as usize % BEDS].notify_all();
+    /// Wakes whoever has waited longest.
+    fn wake_first(&self, mut state: MutexGuard<'_, State>) {
+        let Some(first) = state.waiting.front_mut() else { return };
+        self.turn[first.number as usize % BEDS].notify_all();
+        let waker = first.waker.take();
+        drop(state);
+        waker.into_iter().for_each(wait::wake);
+    }
+}
+
+/// A task's turn to bring pages. Dropped before, it gives up its place.
+#[derive(Debug)]
+pub(crate) struct Queued<'a> {
+    load: &'a Load,
+    pages: u32,
+    /// Its number, once it waits.
+    number: Option<u64>,
+}
+
+impl<'a> Future for Queued<'a> {
+    type Output = Bringing<'a>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Bringing<'a>> {
+        let (load, pages, waker) = (self.load, self.pages, context.waker().clone());
+        let mut state = load.state.lock();
+        let Some(number) = self.number else {
+            if load.may_pass(&state, pages) {
+                return Poll::Ready(load.begun(&mut state, pages));
+            }
+            self.number = Some(state.queue(Some(waker)));
+            return Poll::Pending;
+        };
+        // Ends: each turn forgets one.
+        while state.let_long_go(load.long).is_none() {}
+        if state.is_first(number) && state.has_room(pages, load.pages_max) {
+            self.number = None;
+            return Poll::Ready(load.first_begins(state, pages));
         }
+        if let Some(waits) = state.waiting.iter_mut().find(|it| it.number == number) {
+            waits.waker = Some(waker);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        let Some(number) = self.number else { return };
+        let mut state = self.load.state.lock();
+        state.waiting.retain(|it| it.number != number);
+        self.load.wake_first(state);
     }
 }
 
 impl State {
+    /// The number of one that waits from now on.
+    fn queue(&mut self, waker: Option<Waker>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.waiting.push_back(Waiting { number, since: Instant::now(), waker });
+        number
+    }
+
+    fn is_first(&self, number: u64) -> bool {
+        self.waiting.front().is_some_and(|first| first.number == number)
+    }
+
     fn has_room(&self, pages: u32, pages_max: u32) -> bool {
         let fits = self.pages == 0 || self.pages + pages <= pages_max;
         fits || mutant::on(Mutant::AllBringAtOnce)
@@ -147,7 +229,7 @@ impl Drop for Bringing<'_> {
         let mut state = self.load.state.lock();
         if let Some(begun) = state.under_way.remove(&self.number) {
             state.pages -= begun.pages;
-            self.load.wake(&state);
+            self.load.wake_first(state);
         }
     }
 }

@@ -32,8 +32,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::wait;
 use bell::Bell;
 pub(crate) use bell::Listener;
-pub(crate) use load::Bringing;
 use load::Load;
+pub(crate) use load::{Bringing, Queued};
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Turn};
 
@@ -333,6 +333,11 @@ impl Pressure {
     /// Waits until so many pages may be brought for a mapped access.
     pub(crate) fn bring(&self, pages: u32) -> Bringing<'_> {
         self.load.begin(pages)
+    }
+
+    /// The same for a task, which waits for its turn.
+    pub(crate) fn bring_later(&self, pages: u32) -> Queued<'_> {
+        self.load.queue(pages)
     }
 
     /// Whether a thread may wait for lent memory with a folio of so many pages, until what this

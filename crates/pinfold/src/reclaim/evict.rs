@@ -27,6 +27,7 @@ use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Changing, Mapping};
 use crate::mirror::{Leaving, join};
+use crate::mutant::{self, Mutant};
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
@@ -52,8 +53,19 @@ const SHADOWS_AT_ONCE: u64 = 64;
 pub(super) const EVICTORS_MAX: u32 = 8;
 
 /// Evicts in batches until `pages` are evicted or the effort is spent. Evicts nothing while as many
-/// threads do as may: their progress is to be waited for.
+/// threads do as may: their progress is to be waited for. Writes dirty folios of the program's own
+/// memory to the swap, and waits for that.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
+    evict_as(core, pages, effort_max, IfDirty::Write)
+}
+
+/// The same for who may not wait: dirty folios stay.
+pub(crate) fn evict_clean(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
+    let if_dirty = if mutant::on(Mutant::TaskWrites) { IfDirty::Write } else { IfDirty::Stay };
+    evict_as(core, pages, effort_max, if_dirty)
+}
+
+fn evict_as(core: &Core, pages: u32, effort_max: u32, if_dirty: IfDirty) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
     let Some(_turn) = core.pressure.evictors.enter(EVICTORS_MAX) else { return sweep.counts() };
@@ -66,7 +78,7 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
         if folios.is_empty() {
             break;
         }
-        evict_batch(core, folios, &mut sweep, IfDirty::Write);
+        evict_batch(core, folios, &mut sweep, if_dirty);
     }
     turns.end(core);
     compact::take_back_run(core);

@@ -10,12 +10,15 @@
 //! stays lent while there are maps: where guards lie in all others, none could be lent anew, and
 //! accesses would fail although nearly all is free.
 
+use std::time::Duration;
+
 use crate::core::Core;
 use crate::frame::{FrameNumber, Order};
 use crate::sync::Ordering;
+use crate::task::Waiter;
 
 use super::compact;
-use super::evict::{EFFORT_MAX, evict};
+use super::evict::{EFFORT_MAX, evict, evict_clean};
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
 
 /// How often room for the first run is made: other threads take what is free.
@@ -23,6 +26,9 @@ const FIRST_TRIES: u32 = 4;
 
 /// Pages that a thread without lent memory evicts at a time: an access waits for it.
 const PAGES_AT_ONCE: u32 = 16;
+
+/// How long a task rests that has found no lent memory.
+const TASK_NAP: Duration = Duration::from_micros(500);
 
 /// A folio for a mirror, of order `wish` or smaller, counted as
 /// [`alloc_lent`](crate::frame::Frames::alloc_lent) does. With `needed`, evicts until there is one,
@@ -59,28 +65,38 @@ pub(crate) fn allocate_lent(
     }
 }
 
-/// A turn of eviction and a short sleep, for a thread that has no folio, and then tries again.
+/// A turn of eviction and a short sleep, for a thread or a task that has no folio, and then tries
+/// again.
 ///
 /// # Errors
 /// Its patience is at an end.
-pub(crate) fn wait_for_lent(
+pub(crate) async fn wait_for_lent(
     core: &Core,
     wish: Order,
     patience: &mut Patience,
+    waiter: Waiter<'_>,
 ) -> Result<(), Shortage> {
     if patience.is_over_for_lent(core) {
         return Err(shortage(core, wish.bytes() as u64));
     }
     let seen = core.pressure.progress_seen();
-    if evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX).evicted == 0 {
-        core.pressure.wait_for_progress(seen, NAP_MAX);
+    match waiter {
+        Waiter::Thread => {
+            if evict(core, wish.frames().max(PAGES_AT_ONCE), EFFORT_MAX).evicted == 0 {
+                core.pressure.wait_for_progress(seen, NAP_MAX);
+            }
+        }
+        // It has just evicted what it could.
+        Waiter::Task(rests) => rests.rest(TASK_NAP).await,
     }
     Ok(())
 }
 
-/// [`allocate_lent`] after one turn of eviction: for who may not sleep.
+/// [`allocate_lent`] after one turn of eviction, for who may not sleep: nothing is written for it,
+/// which is left to the reclaiming thread.
 pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
-    evict(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+    core.pressure.bell.ring();
+    evict_clean(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
     at_once(core, wish)
 }
 

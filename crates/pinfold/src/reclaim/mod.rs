@@ -44,7 +44,7 @@ use crate::sizes::BLOCK_ORDER_MIN;
 use crate::source;
 use crate::sync::Ordering;
 use census::Census;
-use evict::EFFORT_MAX;
+use evict::{EFFORT_MAX, evict_clean};
 
 #[cfg(feature = "testing")]
 pub(crate) use by_range::{migrate_range, split_range};
@@ -95,14 +95,14 @@ impl Shortage {
 }
 
 /// A folio of order `wish` or smaller. With `needed`, evicts until there is one, or says why there
-/// is none; without, returns `None` if there is none at once.
+/// is none; without, returns `None` if there is none at once, and waits for nothing.
 pub(crate) fn allocate(
     core: &Core,
     wish: Order,
     needed: bool,
 ) -> Result<Option<(FrameNumber, Order)>, Shortage> {
     let whole = core.frames.alloc(wish).map(|head| (head, wish));
-    let whole = whole.or_else(|| make_whole(core, wish).map(|head| (head, wish)));
+    let whole = whole.or_else(|| make_whole(core, wish, needed).map(|head| (head, wish)));
     let got = whole.or_else(|| core.frames.alloc_at_most(wish));
     if let Some(got) = got {
         if core.frames.free_frames() < core.pressure.low_frames {
@@ -112,7 +112,8 @@ pub(crate) fn allocate(
     }
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
-    evict(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
+    let evict_first = if needed { evict } else { evict_clean };
+    evict_first(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
     let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
     // Ends: when memory comes, or patience is at an end.
     loop {
@@ -135,13 +136,14 @@ pub(crate) fn allocate(
 
 /// A folio of `order` where the free memory is in smaller pieces. Used as they are, they would be
 /// evicted as pieces, and so on.
-fn make_whole(core: &Core, order: Order) -> Option<FrameNumber> {
+fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
     if order == Order::MIN {
         return None;
     }
     // First, as much as is wanted is evicted, in the order in which it came: large folios leave
     // large pieces. But small ones would leave ever more small pieces, and memory unused.
     if core.frames.free_frames() < core.pressure.high_frames + 2 * order.frames() {
+        let evict = if needed { evict } else { evict_clean };
         evict(core, order.frames(), EFFORT_MAX);
         let got = core.frames.alloc(order);
         if got.is_some() {

@@ -17,6 +17,7 @@ use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::OwnMemory;
 use crate::source::{Extent, Hint};
 use crate::swap::pages::Pages;
+use crate::task::{Waiter, now};
 
 /// Memory of the program's own under the cache's budget: anonymous memory
 /// ([`Space::map_anon`](crate::Space::map_anon)), or a private view of a file
@@ -286,7 +287,7 @@ impl AnonMap {
                         break;
                     }
                     if !self.area.look(handle, page, Access::Load)? {
-                        self.area.bring(handle, page, Access::Load)?;
+                        now(self.area.bring(handle, page, Access::Load, Waiter::Thread))?;
                     }
                 }
             }

@@ -4,11 +4,12 @@
 //! Called by `signal.rs`, by the threads of `handlers.rs`, which are given `serve_message`, and by
 //! `map.rs`, which changes the records.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::anon::Area;
 use super::fault::{self, By, Fault, Shared};
-use super::handlers::Handlers;
+use super::handlers::{Handlers, Task};
 use super::index::Index;
 use super::vma::{Access, Table, Vma, Wanted};
 use crate::cache::Cache;
@@ -16,6 +17,8 @@ use crate::error::Result;
 use crate::file::File;
 use crate::lend::{self, Brought, Look, Mapper};
 use crate::mirror::Shown;
+use crate::mutant::{self, Mutant};
+use crate::task::{Rests, Waiter, now};
 use crate::uffd::Uffd;
 
 /// The records and the index of all spaces of the process.
@@ -29,12 +32,16 @@ fn find(address: usize) -> Option<&'static Vma<Arc<Target>>> {
 
 /// Serves a fault at `address`, of which a signal tells.
 pub(super) fn serve_signal(address: usize, access: Access) -> Fault {
-    fault::serve_access(address, By::Signal, access, find)
+    now(fault::serve_access(address, By::Signal, access, Waiter::Thread, find))
 }
 
-/// Serves a fault at `address`, of which a message tells.
-pub(super) fn serve_message(address: usize, access: Access) -> Fault {
-    fault::serve_access(address, By::Message, access, find)
+/// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
+pub(super) fn serve_message(address: usize, access: Access, rests: Rc<Rests>) -> Task {
+    Box::pin(async move {
+        let blocks = mutant::on(Mutant::HandlerBlocks);
+        let waiter = if blocks { Waiter::Thread } else { Waiter::Task(&rests) };
+        fault::serve_access(address, By::Message, access, waiter, find).await
+    })
 }
 
 /// The file behind a map, and its space.
@@ -54,7 +61,12 @@ impl fault::Target for Arc<Target> {
         &self.space.shared
     }
 
-    fn look(&self, wanted: &Wanted, brought: Option<Option<Brought<'_>>>) -> Result<bool> {
+    fn look(
+        &self,
+        wanted: &Wanted,
+        brought: Option<Option<Brought<'_>>>,
+        waiter: Waiter<'_>,
+    ) -> Result<bool> {
         let Wanted { page, access, start, ref pages } = *wanted;
         if let Some(area) = &self.own {
             return area.look(self.file.handle(), page, access);
@@ -64,16 +76,18 @@ impl fault::Target for Arc<Target> {
         self.file.handle().check_page(page)?;
         let shown = Shown { uffd: &self.space.uffd, pages: pages.clone(), start };
         // SAFETY: the map's lock is held, so these pages are there.
-        let looked =
-            unsafe { lend::look(self.file.handle(), page, Some(&shown), brought.flatten()) }?;
-        Ok(matches!(looked, Look::There(_)))
+        let looked = unsafe {
+            lend::look(self.file.handle(), page, Some(&shown), brought.flatten(), waiter)
+        };
+        Ok(matches!(looked?, Look::There(_)))
     }
 
-    fn bring(&self, wanted: &Wanted) -> Result<Option<Brought<'_>>> {
+    async fn bring(&self, wanted: &Wanted, waiter: Waiter<'_>) -> Result<Option<Brought<'_>>> {
         let Wanted { page, access, .. } = *wanted;
+        let handle = self.file.handle();
         match &self.own {
-            Some(area) => area.bring(self.file.handle(), page, access).map(|()| None),
-            None => lend::bring(self.file.handle(), page).map(Some),
+            Some(area) => area.bring(handle, page, access, waiter).await.map(|()| None),
+            None => lend::bring(handle, page, waiter).await.map(Some),
         }
     }
 }

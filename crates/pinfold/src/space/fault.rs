@@ -2,8 +2,8 @@
 //! moment at which the access can be repeated.
 //!
 //! The steps, and in which order the locks are taken. Called by `signal.rs`, in the thread that
-//! faults, and by `handlers.rs`, in another one. What a page needs to be there is not here (the
-//! mirror's `look` and `bring`), nor who is called if it cannot be.
+//! faults, and by `handlers.rs`, as a task of another one. What a page needs to be there is not here
+//! (the mirror's `look` and `bring`), nor who is called if it cannot be.
 //!
 //! # States of a fault
 //!
@@ -42,6 +42,7 @@ use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::sizes::RETRIES_MAX;
 use crate::sync::{Mutex, RwLock, between_steps};
+use crate::task::{Waiter, now};
 use crate::wait::together;
 
 /// Which lock a fault takes again, once its page was read.
@@ -60,7 +61,8 @@ pub enum FaultIo {
     /// It lets go of the lock, and takes one again when the page was read.
     #[default]
     Drop,
-    /// It keeps the lock. Whoever unmaps or changes the map waits for the read.
+    /// It keeps the lock. Whoever unmaps or changes the map waits for the read, and so does a
+    /// handler thread, which serves nothing else meanwhile.
     Hold,
 }
 
@@ -69,7 +71,7 @@ pub enum FaultIo {
 pub(crate) enum By {
     /// The thread that faults, which got a signal.
     Signal,
-    /// A thread of the space, which got a message.
+    /// A task of a thread of the space, which got a message.
     Message,
 }
 
@@ -105,10 +107,19 @@ pub(crate) trait Target: Clone {
 
     /// Whether the page is where the kernel can map it; puts it there if it is cached. Reads
     /// nothing. The map's lock is held.
-    fn look(&self, wanted: &Wanted, brought: Option<Self::Brought<'_>>) -> Result<bool>;
+    fn look(
+        &self,
+        wanted: &Wanted,
+        brought: Option<Self::Brought<'_>>,
+        waiter: Waiter<'_>,
+    ) -> Result<bool>;
 
     /// Reads the page, or waits for who reads it.
-    fn bring(&self, wanted: &Wanted) -> Result<Self::Brought<'_>>;
+    fn bring(
+        &self,
+        wanted: &Wanted,
+        waiter: Waiter<'_>,
+    ) -> impl Future<Output = Result<Self::Brought<'_>>>;
 }
 
 /// How a fault ended.
@@ -129,25 +140,26 @@ pub(crate) fn serve<'v, T: Target + 'v>(
     by: By,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
-    serve_access(address, by, Access::Load, find)
+    now(serve_access(address, by, Access::Load, Waiter::Thread, find))
 }
 
 /// Serves an access at `address`, whose record `find` gives.
 ///
 /// A signal for a map whose faults come as messages says that its page is poisoned (`handlers.rs`):
 /// the access would be the same again, whatever is brought.
-pub(crate) fn serve_access<'v, T: Target + 'v>(
+pub(crate) async fn serve_access<'v, T: Target + 'v>(
     address: usize,
     by: By,
     access: Access,
+    waiter: Waiter<'_>,
     find: impl Fn(usize) -> Option<&'v Vma<T>>,
 ) -> Fault {
     let Some(vma) = find(address) else { return Fault::Elsewhere };
     between_steps();
-    match together(|| first_look(vma, address, by, access)) {
+    match together(|| first_look(vma, address, by, access, waiter)) {
         First::Ended(fault) => fault,
         First::Absent(share, wanted, generation) => {
-            let served = retry(vma, &share, generation, &wanted);
+            let served = retry(vma, &share, generation, &wanted, waiter).await;
             ended(&share, served)
         }
     }
@@ -161,7 +173,13 @@ enum First<T> {
 }
 
 /// Looks for the page under its map's lock, and with [`FaultIo::Hold`] also brings it.
-fn first_look<T: Target>(vma: &Vma<T>, address: usize, by: By, access: Access) -> First<T> {
+fn first_look<T: Target>(
+    vma: &Vma<T>,
+    address: usize,
+    by: By,
+    access: Access,
+    waiter: Waiter<'_>,
+) -> First<T> {
     let (body, waited) = vma.read();
     let Some((target, wanted)) = body.at(address) else { return First::Ended(Fault::Elsewhere) };
     let wanted = Wanted { access, ..wanted };
@@ -171,7 +189,7 @@ fn first_look<T: Target>(vma: &Vma<T>, address: usize, by: By, access: Access) -
     }
     shared.counters.faults.add(1);
     shared.counters.map_readers.note(waited);
-    let served = match target.look(&wanted, None) {
+    let served = match target.look(&wanted, None, waiter) {
         Ok(true) => {
             shared.counters.there.add(1);
             Ok(())
@@ -192,8 +210,8 @@ fn first_look<T: Target>(vma: &Vma<T>, address: usize, by: By, access: Access) -
 fn hold<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
     // Ends, and if the page is not there then: as in `retry`.
     for _ in 0..RETRIES_MAX {
-        let brought = target.bring(wanted)?;
-        if target.look(wanted, Some(brought))? {
+        let brought = now(target.bring(wanted, Waiter::Thread))?;
+        if target.look(wanted, Some(brought), Waiter::Thread)? {
             break;
         }
         target.shared().counters.retry_io_miss.add(1);
@@ -203,14 +221,20 @@ fn hold<T: Target>(target: &T, wanted: &Wanted) -> Result<()> {
 
 /// Brings a page that is absent, without a lock or under that of the whole space, and looks again
 /// under the lock of its map, which had `generation` when it was looked for.
-fn retry<T: Target>(vma: &Vma<T>, share: &T, generation: u64, wanted: &Wanted) -> Result<()> {
+async fn retry<T: Target>(
+    vma: &Vma<T>,
+    share: &T,
+    generation: u64,
+    wanted: &Wanted,
+    waiter: Waiter<'_>,
+) -> Result<()> {
     for _ in 0..RETRIES_MAX {
         let brought = match share.shared().io {
-            FaultIo::Drop => Some(share.bring(wanted)?),
+            FaultIo::Drop => Some(share.bring(wanted, waiter).await?),
             FaultIo::Hold => None,
         };
         between_steps();
-        if together(|| look_again(vma, share, generation, wanted, brought))? {
+        if together(|| look_again(vma, share, generation, wanted, brought, waiter))? {
             break;
         }
         share.shared().counters.retry_io_miss.add(1);
@@ -225,6 +249,7 @@ fn look_again<'a, T: Target>(
     generation: u64,
     wanted: &Wanted,
     brought: Option<T::Brought<'a>>,
+    waiter: Waiter<'_>,
 ) -> Result<bool> {
     let (shared, counters) = (share.shared(), &share.shared().counters);
     counters.retries.add(1);
@@ -242,7 +267,7 @@ fn look_again<'a, T: Target>(
         return Ok(true);
     }
     let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
-    if share.look(wanted, brought)? {
+    if share.look(wanted, brought, waiter)? {
         return Ok(true);
     }
     if shared.io == FaultIo::Hold {

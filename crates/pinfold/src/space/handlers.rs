@@ -3,10 +3,11 @@
 //! For programs that cannot have SIGBUS handled in the thread that faults, and for system calls
 //! that touch the memory: `write(2)` from a map waits for its pages.
 //!
-//! Here: the threads, their messages, and the poisoning of pages that cannot be read. Each thread
-//! waits for the descriptor, takes one message, serves that fault (`fault.rs`), and wakes whoever
-//! waits for the page. So as many faults are served at once as there are threads; further ones wait
-//! in the kernel's queue.
+//! Here: the threads, their messages, and the poisoning of pages that cannot be read. A fault is a
+//! task of the thread that took its message (`fault.rs`): while it waits for a read, for memory, or
+//! for its turn, the thread serves others. So a few threads serve any number; how many matters only
+//! for what they do themselves, which is to copy pages and to evict. What is more than a thread's
+//! [`TASKS_MAX`] waits in the kernel's queue.
 //!
 //! # A page that cannot be read
 //!
@@ -15,18 +16,36 @@
 //! EFAULT, until it is unmapped or zapped (`advise` with `DontNeed`). Then it is read again.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::fault::Fault;
 use super::vma::Access;
 use crate::error::{ErrorKind, Result};
 use crate::frame::PAGE_BYTES;
+use crate::futures::{Ready, Set};
+use crate::task::Rests;
 use crate::uffd::Uffd;
 
-/// What serves a fault at an address.
-type Serve = fn(usize, Access) -> Fault;
+/// A fault that is served.
+pub(super) type Task = Pin<Box<dyn Future<Output = Fault>>>;
+
+/// What serves a fault at an address, as a task of the thread with these timers.
+type Serve = fn(usize, Access, Rc<Rests>) -> Task;
+
+/// The most tasks of a thread.
+const TASKS_MAX: usize = 1024;
+
+/// The messages that a thread takes at a time: there may be other threads.
+const MESSAGES_MAX: usize = 4;
+
+/// After so long without an event the tasks look again: a task whose turn comes because another's
+/// read takes long is woken by nobody.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The threads' name.
 const NAME: &str = "pinfold-fault";
@@ -50,7 +69,8 @@ impl Handlers {
         for _ in 0..n {
             let (uffd, stop) = (uffd.clone(), handlers.stop.clone());
             let thread = std::thread::Builder::new().name(NAME.to_owned());
-            let thread = thread.spawn(move || run(&uffd, &stop, serve));
+            let ready = Ready::new()?;
+            let thread = thread.spawn(move || run(&uffd, &stop, Set::of(ready), serve));
             // If it fails, those that run are stopped by the drop.
             handlers.threads.push(
                 thread.map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?,
@@ -76,32 +96,59 @@ impl Drop for Handlers {
     }
 }
 
-/// Serves faults until it is told to stop.
-fn run(uffd: &Uffd, stop: &OwnedFd, serve: Serve) {
-    let mut fds = [
-        PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-        PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN),
-    ];
+/// Serves faults until it is told to stop. By then no map is left, and so no task.
+fn run(
+    uffd: &Uffd,
+    stop: &OwnedFd,
+    mut tasks: Set<usize, dyn Future<Output = Fault>>,
+    serve: Serve,
+) {
+    let rests = Rc::new(Rests::default());
     // Ends: the space's end makes `stop` readable.
     loop {
-        match rustix::event::poll(&mut fds, None) {
-            Ok(_) => {}
+        let rested = rests.wake();
+        let idle = (tasks.len() > 0).then_some(LOOK_AGAIN);
+        let time = rested.into_iter().chain(idle).min();
+        let is_full = tasks.len() >= TASKS_MAX;
+        let wanted = if is_full { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = [
+            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(tasks.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(uffd.as_fd(), wanted),
+        ];
+        let time = time.map(|time| Timespec::try_from(time).expect("it is short"));
+        let events = match rustix::event::poll(&mut fds, time.as_ref()) {
+            Ok(events) => events,
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => panic!("waiting for faults failed: {error}"),
-        }
-        if fds[0].revents().contains(PollFlags::IN) {
+        };
+        let [is_over, _, has_messages] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
+        if is_over {
             return;
         }
-        // Another thread may have taken the message.
-        if let Ok(Some((address, stores))) = uffd.next() {
+        if events == 0 && rested.is_none_or(|rest| rest >= LOOK_AGAIN) {
+            tasks.wake_all();
+        }
+        while let Some((address, fault)) = tasks.next() {
+            answer(uffd, address, &fault);
+        }
+        for _ in 0..if has_messages { MESSAGES_MAX } else { 0 } {
+            // Another thread may have taken the message.
+            let Ok(Some((address, stores))) = uffd.next() else { break };
             let access = if stores { Access::Store } else { Access::Load };
-            answer(uffd, address & !(PAGE_BYTES - 1), access, serve);
+            let address = address & !(PAGE_BYTES - 1);
+            if let Some((address, fault)) =
+                tasks.begin(address, serve(address, access, rests.clone()))
+            {
+                answer(uffd, address, &fault);
+            }
         }
     }
 }
 
-fn answer(uffd: &Uffd, address: usize, access: Access, serve: Serve) {
-    if serve(address, access) == Fault::Failed && uffd.poison(address, PAGE_BYTES).is_ok() {
+/// Lets those go on that wait for a page.
+fn answer(uffd: &Uffd, address: usize, fault: &Fault) {
+    if *fault == Fault::Failed && uffd.poison(address, PAGE_BYTES).is_ok() {
         return; // which wakes them
     }
     // What is in no map is being unmapped: the access is repeated, and ends by a signal.

@@ -29,6 +29,8 @@ mod core;
 pub(crate) mod fault;
 #[cfg(not(loom))]
 mod handlers;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod handlers_tests;
 pub(crate) mod index;
 #[cfg(not(loom))]
 mod making;

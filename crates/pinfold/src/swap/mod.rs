@@ -24,7 +24,10 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use crate::frame::PAGE_BYTES;
 use crate::guarded::guarded;
 use crate::limits::check_file_end;
-use crate::source::{Access, Extent, Preference, Source, open_file};
+use crate::source::{
+    Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, is_refusal, open,
+    read_later,
+};
 use pages::Unused;
 use slots::{SLOTS_MAX, Slot, Slots};
 
@@ -82,6 +85,8 @@ pub struct SwapStats {
 #[derive(Debug)]
 pub(crate) struct Swap {
     source: Arc<dyn Source>,
+    /// The same source, for reads that tasks wait for.
+    backing: Backing,
     slots: Slots,
     pub(crate) counters: Counters,
     last_error: crate::sync::locks::Mutex<Option<String>>,
@@ -144,20 +149,25 @@ impl Swap {
     ///
     /// # Errors
     /// It is less than a page; the file cannot be made, or its file system has no room.
-    pub(crate) fn new(place: &SwapPlace, bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(place: &SwapPlace, bytes: u64, engine: &Arc<Engine>) -> io::Result<Self> {
         let slots = u32::try_from(bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(SLOTS_MAX / 2);
         if slots == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page has 4096 bytes"));
         }
-        let source = match place {
-            SwapPlace::Source(source) => source.clone(),
-            SwapPlace::Dir(dir) => make(dir, u64::from(slots) * PAGE_BYTES as u64)?,
+        let (source, backing) = match place {
+            SwapPlace::Source(source) => {
+                (source.clone(), Backing::new(source.clone(), engine.clone()))
+            }
+            SwapPlace::Dir(dir) => {
+                let opened = make(dir, u64::from(slots) * PAGE_BYTES as u64, engine)?;
+                (opened.source.clone(), Backing::of_file(opened, engine.clone()))
+            }
         };
         if source.alignment() > PAGE_BYTES {
             return Err(io::Error::other("its alignment is above 4096"));
         }
         let (counters, last_error, rest) = Default::default();
-        Ok(Swap { source, slots: Slots::new(slots), counters, last_error, rest })
+        Ok(Swap { source, backing, slots: Slots::new(slots), counters, last_error, rest })
     }
 
     /// Its slots.
@@ -215,7 +225,28 @@ impl Swap {
     pub(crate) fn read(&self, first: Slot, to: &mut [u8]) -> io::Result<()> {
         let bytes = to.len();
         let read = || self.source.read_extents_at(offset(first), &[Extent::of(to)]);
-        let done = guarded("read_extents_at", read);
+        self.was_read(bytes, guarded("read_extents_at", read))
+    }
+
+    /// The same for a task: into the first `bytes` bytes of a buffer, which comes back.
+    ///
+    /// # Errors
+    /// As [`read_later`].
+    pub(crate) async fn read_later(
+        &self,
+        first: Slot,
+        to: AlignedBuffer,
+        bytes: usize,
+    ) -> (AlignedBuffer, io::Result<()>) {
+        let (to, done) = read_later(&self.backing, offset(first), to, bytes).await;
+        let done = match done {
+            Err(refused) if is_refusal(&refused) => Err(refused),
+            done => self.was_read(bytes, done),
+        };
+        (to, done)
+    }
+
+    fn was_read(&self, bytes: usize, done: io::Result<usize>) -> io::Result<()> {
         let done = done.and_then(|got| match got {
             got if got == bytes => Ok(()),
             // The source ends there, though all of it was written.
@@ -265,7 +296,7 @@ fn offset(Slot(slot): Slot) -> u64 {
 
 /// A file of `bytes` bytes in `dir`, which has no name any more when this returns: it goes with the
 /// process. Its blocks are allocated where the file system can do that.
-fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
+fn make(dir: &Path, bytes: u64, engine: &Engine) -> io::Result<Opened> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     // Ends: a name that is taken is that of a process with this number that was killed in here.
@@ -278,7 +309,7 @@ fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
             Err(error) => return Err(error.into()),
         }
     };
-    let opened = open_file(&path, Access::ReadWrite, Preference::Auto);
+    let opened = open(&path, Access::ReadWrite, Preference::Auto, engine);
     rustix::fs::unlink(&path)?;
     check_file_end(bytes)?;
     let allocate = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes);
@@ -297,14 +328,18 @@ fn make(dir: &Path, bytes: u64) -> io::Result<Arc<dyn Source>> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::source::Memory;
+    use crate::source::{EngineOptions, Memory};
+
+    fn engine() -> Arc<Engine> {
+        Arc::new(Engine::new(EngineOptions::default()))
+    }
 
     #[test]
     fn a_name_that_a_killed_process_has_left_is_passed_over() {
         let dir = tempfile::tempdir().unwrap();
         let taken = |number: u32| dir.path().join(format!(".pinfold-swap-{}-{number}", process()));
         (0..100).for_each(|number| std::fs::write(taken(number), "").unwrap());
-        make(dir.path(), 1 << 20).unwrap();
+        make(dir.path(), 1 << 20, &engine()).unwrap();
         let left = std::fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(left, 100, "its own name is gone");
     }
@@ -316,7 +351,7 @@ mod tests {
     #[test]
     fn pages_come_back_from_their_slots_and_the_file_has_no_name() {
         let dir = tempfile::tempdir().unwrap();
-        let swap = Swap::new(&SwapPlace::Dir(dir.path().to_owned()), 1 << 20).unwrap();
+        let swap = Swap::new(&SwapPlace::Dir(dir.path().to_owned()), 1 << 20, &engine()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let mut pages = crate::source::AlignedBuffer::zeroed(3 * PAGE_BYTES, PAGE_BYTES);
         for (n, byte) in pages.iter_mut().enumerate() {
@@ -334,7 +369,8 @@ mod tests {
 
     #[test]
     fn a_swap_that_lost_its_bytes_says_so() {
-        let swap = Swap::new(&SwapPlace::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20);
+        let swap =
+            Swap::new(&SwapPlace::Source(Arc::new(Memory::new(Vec::new()))), 1 << 20, &engine());
         let swap = swap.unwrap();
         let error = swap.read(Slot(0), &mut [0; PAGE_BYTES]).unwrap_err();
         assert_eq!(error.to_string(), "the swap gave 0 bytes of 4096");
@@ -345,7 +381,7 @@ mod tests {
     #[test]
     fn who_is_full_rests_until_there_is_a_slot() {
         let source = Arc::new(Memory::new(Vec::new()));
-        let swap = Swap::new(&SwapPlace::Source(source), PAGE_BYTES as u64).unwrap();
+        let swap = Swap::new(&SwapPlace::Source(source), PAGE_BYTES as u64, &engine()).unwrap();
         assert!(!swap.rests());
         let taken: Vec<u32> = swap.slots.take(1).into_iter().flatten().collect();
         // Long enough for a slow machine.
@@ -368,16 +404,19 @@ mod tests {
         let source = SwapPlace::Source(Arc::new(Memory::new(Vec::new())));
         for place in [SwapPlace::Dir(dir.path().to_owned()), source] {
             for bytes in [0, 1, 4095] {
-                let error = Swap::new(&place, bytes).unwrap_err();
+                let error = Swap::new(&place, bytes, &engine()).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{bytes}: {error}");
             }
-            assert_eq!(Swap::new(&place, 8191).unwrap().stats().total_bytes, 4096);
+            assert_eq!(Swap::new(&place, 8191, &engine()).unwrap().stats().total_bytes, 4096);
         }
     }
 
     #[test]
     fn a_directory_that_is_not_there_is_an_error() {
         let place = SwapPlace::Dir("/no/such/directory".into());
-        assert_eq!(Swap::new(&place, 1 << 20).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            Swap::new(&place, 1 << 20, &engine()).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 }

@@ -16,8 +16,12 @@
 //!
 //! If a read fails, the folios leave the index, and whoever wants one of these pages reads it
 //! alone.
+//!
+//! A task does the same. It waits for its turn, for other threads and for reads without blocking
+//! its thread; if there is no memory, it evicts what needs no write, rests, and begins anew.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use pinfold_policy::Shadow;
 
@@ -30,15 +34,20 @@ use crate::frame::{self, FrameNumber, Identity, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::index::InsertError;
 use crate::lend;
-use crate::mapping::Changing;
-use crate::reclaim;
-use crate::source::AlignedBuffer;
+use crate::mapping::{Changing, Mapping};
+use crate::reclaim::{self, Patience};
+use crate::source::{AlignedBuffer, is_refusal};
 use crate::space::vma::Access;
 use crate::swap::pages::{State, Unused};
 use crate::swap::slots::Slot;
+use crate::task::{Waiter, now};
+use crate::wait;
 
 /// The most pages that come at once.
 const RUN_MAX: u64 = 32;
+
+/// How long a task rests if all who read for sources are busy.
+const BUSY_NAP: Duration = Duration::from_millis(1);
 
 /// What a fault finds.
 enum Look<'a> {
@@ -76,7 +85,9 @@ impl Area {
     pub(crate) fn look(&self, handle: &Handle, page: u64, access: Access) -> Result<bool> {
         match self.find(handle, page, access)? {
             Look::There => Ok(true),
-            Look::Absent(run) if self.is_zeros(&run) => self.fill(handle, page, run, access, false),
+            Look::Absent(run) if self.is_zeros(&run) => {
+                now(self.fill(handle, page, run, access, None))
+            }
             Look::OnItsWay(_) | Look::Absent(_) => Ok(false),
         }
     }
@@ -85,42 +96,57 @@ impl Area {
     ///
     /// # Errors
     /// It cannot be read, there is no memory for it, or the map is not there any more.
-    pub(crate) fn bring(&self, handle: &Handle, page: u64, access: Access) -> Result<()> {
-        self.bring_as(handle, page, access, None)
-    }
-
-    /// The same; or for a store of all of the page, the `whole` bytes: those that it had are not
-    /// read from the swap.
-    pub(super) fn bring_as(
+    pub(crate) async fn bring(
         &self,
         handle: &Handle,
         page: u64,
         access: Access,
-        whole: Option<&[u8]>,
+        waiter: Waiter<'_>,
     ) -> Result<()> {
-        let core = &handle.core;
-        // Ends: each turn waits for another thread, or follows one in which another was faster.
+        let (core, mapping) = (&*handle.core, &*handle.mapping);
+        let mut patience = None;
+        // Ends: each turn waits for another thread, or for memory, which patience bounds, or follows
+        // one in which another was faster.
         loop {
             match self.find(handle, page, access)? {
                 Look::There => return Ok(()),
-                Look::OnItsWay(held) => {
-                    core.counters.count(Event::Wait);
-                    let is_on_its_way = || crate::fill::is_on_its_way(held.frame());
-                    core.waiters.wait(held.head().0, || !is_on_its_way());
-                }
-                Look::Absent(mut run) => {
-                    let whole = whole.filter(|_| matches!(run.states[0], State::Swapped(_)));
-                    if whole.is_some() {
-                        run.states.truncate(1);
-                    }
-                    let _bringing = lend::bringing(core, run.states.len() as u32);
-                    let has_come = match whole {
-                        Some(bytes) => self.replace(handle, run, bytes)?,
-                        None => self.fill(handle, page, run, access, true)?,
-                    };
-                    if has_come {
+                Look::OnItsWay(held) => wait_for(core, &held, waiter).await,
+                Look::Absent(run) => {
+                    let bringing = lend::bringing(core, run.states.len() as u32, waiter).await;
+                    if self.fill(handle, page, run, access, Some(waiter)).await? {
                         return Ok(());
                     }
+                    drop(bringing);
+                    if let Waiter::Task(_) = waiter {
+                        let patience = patience.get_or_insert_with(|| Patience::new(core));
+                        let order = frame::Order::MIN;
+                        let rested = reclaim::wait_for_lent(core, order, patience, waiter).await;
+                        rested.map_err(|why| {
+                            Area::no_memory(core, mapping, page, why.of(mapping, page))
+                        })?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same for a store of all of the page, by a thread, which gives the bytes: those that it had
+    /// are not read from the swap.
+    pub(super) fn bring_whole(&self, handle: &Handle, page: u64, bytes: &[u8]) -> Result<()> {
+        let core = &*handle.core;
+        // Ends: as in `bring`.
+        loop {
+            match self.find(handle, page, Access::Store)? {
+                Look::There => return Ok(()),
+                Look::OnItsWay(held) => now(wait_for(core, &held, Waiter::Thread)),
+                Look::Absent(run) if matches!(run.states[0], State::Swapped(_)) => {
+                    let _bringing = now(lend::bringing(core, 1, Waiter::Thread));
+                    if self.replace(handle, Run::of(page, run.states[0]), bytes)? {
+                        return Ok(());
+                    }
+                }
+                Look::Absent(_) => {
+                    return now(self.bring(handle, page, Access::Store, Waiter::Thread));
                 }
             }
         }
@@ -222,71 +248,99 @@ impl Area {
     }
 
     /// Steps 2 to 7 for `page`, the first of a run. False: another thread was faster; or there is
-    /// no memory at once, unless it is `needed`.
-    fn fill(
+    /// no memory at once, unless a thread waits for it. Without a waiter, nothing is read.
+    async fn fill(
         &self,
         handle: &Handle,
         page: u64,
         mut run: Run,
         access: Access,
-        needed: bool,
+        waiter: Option<Waiter<'_>>,
     ) -> Result<bool> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
-        let mut frames = Vec::with_capacity(run.states.len());
-        for n in 0..run.states.len() {
-            let got = reclaim::allocate_lent(core, frame::Order::MIN, needed && n == 0);
-            let got =
-                got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)));
-            match got {
-                Ok(Some((head, _))) => frames.push(head),
-                Ok(None) => break,
-                Err(error) => return Err(error),
+        let waits = matches!(waiter, Some(Waiter::Thread));
+        // Ends: the second turn is for the page alone.
+        loop {
+            let mut frames = Area::allocate(handle, &run, waiter)?;
+            run.states.truncate(frames.len());
+            if run.states.is_empty() {
+                return Ok(false);
             }
-        }
-        run.states.truncate(frames.len());
-        if run.states.is_empty() {
-            return Ok(false);
-        }
-        let mut buffer = AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES);
-        if let (State::Origin, Origin::File(file, from)) = (run.states[0], &self.origin) {
-            let read = file.read_at(&mut buffer, from + (page << PAGE_SHIFT)).and_then(|bytes| {
-                // The file may have become shorter.
-                file.handle().check_page((from >> PAGE_SHIFT) + page)?;
-                Ok(bytes.div_ceil(PAGE_BYTES).max(1))
-            });
-            match read {
-                Ok(pages) => {
-                    run.states.truncate(pages);
-                    give_back(core, frames.drain(run.states.len()..));
-                }
-                Err(error) => {
-                    give_back(core, frames);
-                    if run.states.len() > 1 {
-                        let alone = Run::of(page, run.states[0]);
-                        return self.fill(handle, page, alone, access, needed);
+            let is_alone = run.states.len() == 1;
+            let mut buffer = AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES);
+            if run.states[0] == State::Origin {
+                match self.read_origin(page, &mut buffer, waiter).await {
+                    Ok(pages) => {
+                        run.states.truncate(pages);
+                        give_back(core, frames.drain(run.states.len()..));
                     }
-                    return Err(error);
+                    Err(error) => {
+                        give_back(core, frames);
+                        if is_alone {
+                            return Err(error);
+                        }
+                        run.states.truncate(1);
+                        continue;
+                    }
                 }
             }
-        }
-        let coming = self.insert(handle, &run, frames, needed)?;
-        if coming.is_empty() {
-            return Ok(false);
-        }
-        self.expect(page, page + coming.len() as u64);
-        let read = Area::read(core, run.states[0], &mut buffer[..coming.len() * PAGE_BYTES]);
-        let alone = coming.len() == 1;
-        match (self.land(handle, &coming, &run, &buffer, read, access), alone) {
-            (Ok(()), _) => Ok(true),
-            (Err(_), false) => {
-                // Another page may be at fault.
-                self.fill(handle, page, Run::of(page, run.states[0]), access, needed)
+            let coming = self.insert(handle, &run, frames, waits)?;
+            if coming.is_empty() {
+                return Ok(false);
             }
-            (Err(error), true) => {
-                let why = Area::read_error(handle, page, run.states[0], error);
-                Err(why)
+            self.expect(page, page + coming.len() as u64);
+            let bytes = coming.len() * PAGE_BYTES;
+            let read;
+            (buffer, read) = Area::read(core, run.states[0], buffer, bytes, waiter).await;
+            match self.land(handle, &coming, &run, &buffer, read, access) {
+                Ok(()) => return Ok(true),
+                Err(error) if coming.len() == 1 => {
+                    return Err(Area::read_error(mapping, page, run.states[0], error));
+                }
+                Err(_) => run.states.truncate(1), // another page may be at fault
             }
         }
+    }
+
+    /// Step 2: a lent folio for the first page, and for as many others as there is memory for.
+    fn allocate(
+        handle: &Handle,
+        run: &Run,
+        waiter: Option<Waiter<'_>>,
+    ) -> Result<Vec<FrameNumber>> {
+        let (core, mapping, page) = (&*handle.core, &*handle.mapping, run.first);
+        let mut frames = Vec::with_capacity(run.states.len());
+        while frames.len() < run.states.len() {
+            let is_first = frames.is_empty();
+            let waits = is_first && matches!(waiter, Some(Waiter::Thread));
+            let got = reclaim::allocate_lent(core, frame::Order::MIN, waits);
+            let mut got =
+                got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
+            if got.is_none() && is_first && matches!(waiter, Some(Waiter::Task(_))) {
+                got = reclaim::evict_for_lent(core, frame::Order::MIN);
+            }
+            let Some((head, _)) = got else { break };
+            frames.push(head);
+        }
+        Ok(frames)
+    }
+
+    /// Step 3. Returns how many pages the file has of these.
+    async fn read_origin(
+        &self,
+        page: u64,
+        to: &mut [u8],
+        waiter: Option<Waiter<'_>>,
+    ) -> Result<usize> {
+        let Origin::File(file, from) = &self.origin else { return Ok(to.len() / PAGE_BYTES) };
+        let offset = from + (page << PAGE_SHIFT);
+        let bytes = match waiter {
+            Some(Waiter::Task(_)) => file.read_at_async(to, offset).await?,
+            _ => file.read_at(to, offset)?,
+        };
+        // The file may have become shorter.
+        file.handle().check_page((from >> PAGE_SHIFT) + page)?;
+        Ok(bytes.div_ceil(PAGE_BYTES).max(1))
     }
 
     /// Steps 2, 4, 6 and 7 for a run of one page, all of which is stored to. False: another thread
@@ -307,12 +361,11 @@ impl Area {
     }
 
     fn read_error(
-        handle: &Handle,
+        mapping: &Mapping,
         page: u64,
         state: State,
         error: std::io::Error,
     ) -> crate::error::Error {
-        let mapping = &*handle.mapping;
         if let State::Swapped(_) = state {
             let (name, offset) = (mapping.path.clone(), page << PAGE_SHIFT);
             return ErrorKind::SwapRead { name, offset, cause: std::sync::Arc::new(error) }.into();
@@ -389,19 +442,34 @@ impl Area {
         Ok(coming)
     }
 
-    /// Step 5.
-    fn read(core: &Core, first: State, to: &mut [u8]) -> std::io::Result<()> {
-        match (first, &core.swap) {
-            (State::Swapped(slot), Some(swap)) => {
-                let call = core.engine.begin_call();
-                let done = swap.read(slot, to);
-                if done.is_err() {
-                    call.fail();
-                }
-                done
+    /// Step 5: the first `bytes` bytes of the buffer, which comes back.
+    async fn read(
+        core: &Core,
+        first: State,
+        mut to: AlignedBuffer,
+        bytes: usize,
+        waiter: Option<Waiter<'_>>,
+    ) -> (AlignedBuffer, std::io::Result<()>) {
+        let State::Swapped(slot) = first else { return (to, Ok(())) };
+        let Some(swap) = &core.swap else {
+            return (to, Err(std::io::Error::other("there is no swap")));
+        };
+        let Some(Waiter::Task(rests)) = waiter else {
+            let call = core.engine.begin_call();
+            let done = swap.read(slot, &mut to[..bytes]);
+            if done.is_err() {
+                call.fail();
             }
-            (State::Swapped(_), None) => Err(std::io::Error::other("there is no swap")),
-            _ => Ok(()),
+            return (to, done);
+        };
+        // Ends: those who read for sources are not busy for ever.
+        loop {
+            let done;
+            (to, done) = swap.read_later(slot, to, bytes).await;
+            match done {
+                Err(refused) if is_refusal(&refused) => rests.rest(BUSY_NAP).await,
+                done => return (to, done),
+            }
         }
     }
 
@@ -490,6 +558,16 @@ impl Area {
         }
         core.pressure.progress();
         read
+    }
+}
+
+/// Waits until a page that is on its way has come, or has not.
+async fn wait_for(core: &Core, held: &Held<'_>, waiter: Waiter<'_>) {
+    core.counters.count(Event::Wait);
+    let has_come = || !crate::fill::is_on_its_way(held.frame());
+    match waiter {
+        Waiter::Thread => core.waiters.wait(held.head().0, has_come),
+        Waiter::Task(_) => wait::until(&core.waiters, held.head().0, has_come).await,
     }
 }
 

@@ -11,6 +11,7 @@ use crate::handle::Handle;
 use crate::mapping::Changing;
 use crate::source::Extent;
 use crate::space::vma::Access;
+use crate::task::{Waiter, now};
 
 /// At most this part of a budget is held.
 const HELD_SHARE: u32 = 4;
@@ -127,7 +128,7 @@ impl Area {
         held.ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into())
     }
 
-    /// Brings `page` for an access, as [`bring_as`](Self::bring_as). Returns the `change` mutex, under which it is there.
+    /// Brings `page` for an access, as [`bring`](Self::bring). Returns the `change` mutex, under which it is there.
     fn there<'a>(
         &self,
         handle: &'a Handle,
@@ -152,7 +153,10 @@ impl Area {
             let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
             let Some(head) = changing.head(page).filter(is_there) else {
                 drop(changing);
-                self.bring_as(handle, page, access, whole)?;
+                match whole {
+                    Some(bytes) => self.bring_whole(handle, page, bytes)?,
+                    None => now(self.bring(handle, page, access, Waiter::Thread))?,
+                }
                 continue;
             };
             if access == Access::Store {

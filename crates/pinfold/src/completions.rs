@@ -103,8 +103,9 @@ impl Completions {
     /// Nothing to wait for yet.
     ///
     /// # Errors
-    /// [`ErrorKind::Eventfd`]: the process has as many descriptors as it may have, or the system
-    /// has no memory; [`ErrorKind::ForkHandler`].
+    /// [`ErrorKind::Eventfd`](crate::ErrorKind::Eventfd): the process has as many descriptors as it
+    /// may have, or the system has no memory;
+    /// [`ErrorKind::ForkHandler`](crate::ErrorKind::ForkHandler).
     pub fn new() -> Result<Self> {
         Ok(Completions { waiting: Set::of(Ready::new()?), ended: VecDeque::new() })
     }

@@ -372,8 +372,8 @@ impl Clients {
         self.clients.values().filter_map(of).min()
     }
 
-    /// Does what there is to do, a bounded part of it for each client. It waits for nothing but,
-    /// where the cache has a swap, for a write of own memory that it evicts.
+    /// Does what there is to do, a bounded part of it for each client. It waits for no read, write
+    /// or memory.
     pub fn work(&mut self) -> Vec<ClientEvent> {
         let mut told = Vec::new();
         if !self.is_here() {

@@ -1,8 +1,7 @@
 //! The futures of [`File::read_at_async`](crate::File::read_at_async),
 //! [`get_async`](crate::File::get_async) and [`get_many_async`](crate::File::get_many_async). They
 //! run on any runtime. A poll waits neither for a source nor for memory. It may take a lock for a
-//! moment, evict (and for that write own memory to the swap, where there is one), and copy up to
-//! the whole buffer.
+//! moment, evict what needs no write, and copy up to the whole buffer.
 //!
 //! They can be sent to other threads, and borrow their file: a task that is spawned takes an
 //! `Arc<File>` with it.

@@ -52,7 +52,7 @@ impl SpaceOptions {
 
     /// How many threads of the space serve faults: up to 64; more are taken for 64. 0, which is the
     /// default: none, and each thread serves its own, by a SIGBUS handler ([`Space`], "Who serves a
-    /// fault").
+    /// fault"). A few are enough, however many faults wait for reads.
     #[must_use]
     pub fn handlers(mut self, threads: usize) -> Self {
         self.handlers = threads.min(HANDLERS_MAX);
@@ -104,12 +104,13 @@ impl SpaceOptions {
 ///   - The memory of a map must not be what an allocator manages, nor be read in a signal handler:
 ///     no access may happen where the thread could not call the cache.
 /// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
-///   kernel. It costs two switches of threads for each fault, and at most as many faults wait for
-///   reads at once as there are threads. Nothing of the above concerns such a space: system calls
-///   wait for their pages, too, if the process may have a userfaultfd that serves them
+///   kernel. It costs two switches of threads for each fault. A handler thread waits for no read
+///   (but with [`FaultIo::Hold`]), so one is enough for any number of faults that wait; more of them
+///   share the work of copying pages and evicting. Nothing of the above concerns such a space: system
+///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
 ///   ([`serves_system_calls`](Self::serves_system_calls)). But a
-///   [`Source`](crate::source::Source) must not access maps of such a space: where all its threads
-///   wait for sources, nobody serves them.
+///   [`Source`](crate::source::Source) must not access maps of such a space: all threads that read
+///   for sources could then wait for pages that only they read.
 ///
 /// # A page that cannot be read
 ///

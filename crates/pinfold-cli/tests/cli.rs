@@ -690,6 +690,7 @@ fn bench_fault_refuses_what_makes_no_sense() {
     refused(&["--memory-bytes", "4K"], "--memory-bytes 4 KiB: must be a multiple of 256 KiB");
     refused(&["--file-bytes", "4K"], "--file-bytes 4 KiB: must be a multiple of 32 KiB");
     refused(&["--thread-bytes", "100"], "--thread-bytes 100 B: must be a multiple of 4 KiB");
+    refused(&["--handlers", "65"], "--handlers 65: must be from 0 to 64");
     refused(&["--maps", "0"], "--maps 0: must be from 1 to 16384");
     refused(&["--ratio", "0"], "--ratio 0: must be from 1 to 4096");
     refused(&["--warm-up", "NaN"], "--warm-up NaN: must be from 0 to 3600");

@@ -111,8 +111,8 @@ Engines of the others
   kernel-mmap   mmap(2), with MADV_RANDOM in `random` and `zipf`; in `swap` MADV_PAGEOUT, to a swap
                 file in --dir that swapon(2) switches on meanwhile
   pinfold       a map of a space of the cache. --lock: a fault takes the lock of its VMA, or that of
-                the whole space; --io: it drops that lock while it reads, or holds it. `warm`,
-                `random` and `zipf` are measured with the first of each
+                the whole space; --io: it drops that lock while it reads, or holds it; --handlers:
+                who serves it. `warm`, `random` and `zipf` are measured with the first lock and io
 
 Metrics
   ns_per_page        time of the thread that took longest, divided by its pages
@@ -165,6 +165,11 @@ pub struct FaultArgs {
     /// What becomes of the lock while a page is read: drop, hold [default: both]
     #[arg(long, value_name = "POLICY,..", value_delimiter = ',')]
     io: Vec<String>,
+
+    /// Handler threads of pinfold, up to 64, which serve the faults of others; 0: each thread serves
+    /// its own, by a signal
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    handlers: usize,
 
     /// Length of what `install`, `fill`, `evict` and `warm` map; a multiple of 256 KiB
     #[arg(long, value_name = "SIZE", default_value = "128M")]
@@ -255,6 +260,7 @@ impl FaultArgs {
         whole("--file-bytes", self.file_bytes, page * self.ratio)?;
         whole("--thread-bytes", self.thread_bytes, page)?;
         whole("--swap-bytes", self.swap_bytes, 1 << 20)?;
+        ensure!(self.handlers <= 64, "--handlers {}: must be from 0 to 64", self.handlers);
         ensure!((1..=16384).contains(&self.maps), "--maps {}: must be from 1 to 16384", self.maps);
         let lasts = |seconds: f64| (0.0..=3600.0).contains(&seconds);
         ensure!(lasts(self.warm_up), "--warm-up {}: must be from 0 to 3600", self.warm_up);
@@ -344,7 +350,8 @@ impl FaultArgs {
                 (MAPPED, _) => Engine::Mapped,
                 (_, None) => Engine::Kernel,
                 (_, Some((lock, io))) => {
-                    Engine::Pinfold { lock: lock.to_owned(), io: io.to_owned() }
+                    let handlers = self.handlers;
+                    Engine::Pinfold { lock: lock.to_owned(), io: io.to_owned(), handlers }
                 }
             },
             threads: cell.threads,
@@ -420,6 +427,7 @@ pub fn run(args: &FaultArgs) -> Result<()> {
         "file_bytes": args.file_bytes.0,
         "ratio": args.ratio,
         "thread_bytes": args.thread_bytes.0,
+        "handlers": args.handlers,
         "maps": args.maps,
         "swap_bytes": args.swap_bytes.0,
         "allowance_bytes": ALLOWANCE_BYTES,

@@ -20,7 +20,7 @@ use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::fault_job::{Engine, Figure, IMAGE_MAP_BYTES, Job, Outcome, SEED, Task, figure};
-use super::fault_maps::{Mapped, Mapper};
+use super::fault_maps::{Mapped, Mapper, Serving};
 use super::fault_race::{longest_write, race, slowest_over_mean};
 use super::fault_touch::{Order, PAGE_BYTES};
 use super::limited::{self, CacheFigures, WARM_UP_WORKERS, numbers};
@@ -66,7 +66,9 @@ impl Job {
                 return Ok(Outcome { figures, cache: None });
             }
             Engine::Mapped | Engine::Kernel => None,
-            Engine::Pinfold { lock, io } => Some((lock.as_str(), io.as_str())),
+            Engine::Pinfold { lock, io, handlers } => {
+                Some(Serving { lock, io, handlers: *handlers })
+            }
         };
         if self.task == Task::Swap {
             return fault_swap::outcome(self, pinfold);

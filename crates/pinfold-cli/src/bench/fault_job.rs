@@ -50,6 +50,8 @@ pub enum Engine {
         lock: String,
         /// What becomes of it during I/O.
         io: String,
+        /// The space's handler threads; 0: each thread serves its own faults.
+        handlers: usize,
     },
 }
 

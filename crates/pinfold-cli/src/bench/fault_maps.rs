@@ -46,19 +46,27 @@ pub enum Mapped {
 pub const DECADES: [&str; WAIT_DECADES] =
     ["<1us", "<10us", "<100us", "<1ms", "<10ms", "<100ms", "<1s", ">=1s"];
 
-/// The space of a cache, with these locks and this policy.
-pub fn space(cache: &Cache, lock: &str, io: &str) -> Result<Space> {
-    let lock = match lock {
+/// How a space serves faults: its locks, its policy of I/O, and its handler threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Serving<'a> {
+    pub lock: &'a str,
+    pub io: &'a str,
+    pub handlers: usize,
+}
+
+/// The space of a cache that serves faults like this.
+pub fn space(cache: &Cache, serving: Serving<'_>) -> Result<Space> {
+    let lock = match serving.lock {
         "vma" => FaultLock::Vma,
         "space" => FaultLock::Space,
         other => bail!("no lock {other}"),
     };
-    let io = match io {
+    let io = match serving.io {
         "drop" => FaultIo::Drop,
         "hold" => FaultIo::Hold,
         other => bail!("no policy {other} of I/O"),
     };
-    Ok(Space::new(cache, SpaceOptions::new().lock(lock).io(io))?)
+    Ok(Space::new(cache, SpaceOptions::new().lock(lock).io(io).handlers(serving.handlers))?)
 }
 
 /// Whether this system lets the cache map files. The error says why not.
@@ -69,19 +77,19 @@ pub fn check() -> Result<()> {
 }
 
 impl Mapper {
-    /// Opens the files: by the kernel, or with a cache of this budget whose space has these locks
-    /// and this policy.
+    /// Opens the files: by the kernel, or with a cache of this budget whose space serves faults like
+    /// this.
     pub fn open(
         paths: &[PathBuf],
         budget_bytes: u64,
-        pinfold: Option<(&str, &str)>,
+        pinfold: Option<Serving<'_>>,
     ) -> Result<Self> {
-        let Some((lock, io)) = pinfold else {
+        let Some(serving) = pinfold else {
             let files = paths.iter().map(|path| open_plain(path)).collect::<Result<_>>()?;
             return Ok(Mapper::Kernel(files));
         };
         let cache = Cache::new(Options::new(budget_bytes))?;
-        let space = space(&cache, lock, io)?;
+        let space = space(&cache, serving)?;
         let files = paths.iter().map(|path| cache.open(path)).collect::<pinfold::Result<_>>()?;
         Ok(Mapper::Pinfold(cache, space, files))
     }

@@ -19,7 +19,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use pinfold::{AnonMap, Cache, Options, Space};
 
 use super::fault_job::{Figure, Job, Outcome, figure};
-use super::fault_maps::{counted, space};
+use super::fault_maps::{Serving, counted, space};
 use super::fault_race::{longest_write, race, slowest_over_mean};
 use super::fault_touch::PAGE_BYTES;
 use super::limited::CacheFigures;
@@ -40,12 +40,12 @@ enum Memory {
 }
 
 impl Memory {
-    fn new(job: &Job, pinfold: Option<(&str, &str)>) -> Result<Self> {
+    fn new(job: &Job, pinfold: Option<Serving<'_>>) -> Result<Self> {
         let bytes = job.file_bytes as usize;
-        let Some((lock, io)) = pinfold else { return Ok(Memory::Kernel(anonymous(bytes)?)) };
+        let Some(serving) = pinfold else { return Ok(Memory::Kernel(anonymous(bytes)?)) };
         let options = Options::new(job.budget_bytes).swap(&job.dir, 2 * job.file_bytes);
         let cache = Cache::new(options)?;
-        let space = space(&cache, lock, io)?;
+        let space = space(&cache, serving)?;
         let map = space.map_anon(bytes)?;
         Ok(Memory::Pinfold(cache, space, map))
     }
@@ -100,7 +100,7 @@ enum Part {
 }
 
 /// Takes the sample.
-pub fn outcome(job: &Job, pinfold: Option<(&str, &str)>) -> Result<Outcome> {
+pub fn outcome(job: &Job, pinfold: Option<Serving<'_>>) -> Result<Outcome> {
     let memory = Memory::new(job, pinfold)?;
     let (threads, pages) = (job.threads, job.file_bytes as usize / PAGE_BYTES);
     ensure!(threads <= WORDS - 2, "{threads} threads: a page has words for {}", WORDS - 2);

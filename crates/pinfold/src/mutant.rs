@@ -197,6 +197,8 @@ mutants! {
     ForkedClientsRemove,
     /// A loop that looks for a page waits for memory of the index.
     LookWaits,
+    /// A task that gives up keeps its place in the queue of those who bring pages.
+    PlaceInQueueStays,
     /// A handler thread waits for what its fault waits for.
     HandlerBlocks,
     /// Who may not wait evicts what has to be written first.

@@ -184,7 +184,9 @@ impl<'a> Future for Queued<'a> {
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        let Some(number) = self.number else { return };
+        let Some(number) = self.number.filter(|_| !mutant::on(Mutant::PlaceInQueueStays)) else {
+            return;
+        };
         let mut state = self.load.state.lock();
         state.waiting.retain(|it| it.number != number);
         self.load.wake_first(state);
@@ -236,6 +238,8 @@ impl Drop for Bringing<'_> {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use pinfold_testing::waker::Counted;
+
     use super::*;
 
     const FOR_EVER: Duration = Duration::from_secs(1 << 30);
@@ -292,6 +296,73 @@ mod tests {
         drop(one);
         let _all = load.begin(11);
         assert_eq!(load.state.lock().pages, 11);
+    }
+
+    fn poll<'a>(queued: &mut Queued<'a>, waker: &Waker) -> Option<Bringing<'a>> {
+        match Pin::new(queued).poll(&mut Context::from_waker(waker)) {
+            Poll::Ready(bringing) => Some(bringing),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Two tasks wait, and the first gives up or begins: whether the second begins when it is woken.
+    fn tasks_begin_in_turn(gives_up: bool) -> bool {
+        let load = load(Duration::ZERO, FOR_EVER);
+        let under_way = load.begin(9);
+        let ([first_woken, second_woken], [of_first, of_second]) = {
+            let (one, two) = (Counted::waker(), Counted::waker());
+            ([one.0, two.0], [one.1, two.1])
+        };
+        let (mut first, mut second) = (load.queue(5), load.queue(1));
+        assert!(poll(&mut first, &of_first).is_none() && poll(&mut second, &of_second).is_none());
+        assert_eq!(load.state.lock().waiting.len(), 2, "nobody passes the first");
+        assert!(poll(&mut second, &of_second).is_none(), "it is not the first");
+        drop(under_way);
+        assert_eq!((first_woken.times(), second_woken.times()), (1, 0));
+        let begun = if gives_up { None } else { Some(poll(&mut first, &of_first).unwrap()) };
+        drop(first);
+        let third = (second_woken.times() == 1).then(|| poll(&mut second, &of_second)).flatten();
+        let pages = load.state.lock().pages;
+        assert!(third.is_none() || pages == if begun.is_some() { 6 } else { 1 });
+        third.is_some()
+    }
+
+    #[test]
+    fn tasks_wait_in_the_order_in_which_they_came() {
+        assert!(tasks_begin_in_turn(false) && tasks_begin_in_turn(true));
+        let stays = mutant::with(Some(Mutant::PlaceInQueueStays), || tasks_begin_in_turn(true));
+        assert!(!stays, "the mutant does nothing");
+    }
+
+    #[test]
+    fn a_thread_begins_after_the_task_before_it() {
+        let load = load(Duration::ZERO, FOR_EVER);
+        let under_way = load.begin(10);
+        let (woken, waker) = Counted::waker();
+        let mut task = load.queue(10);
+        assert!(poll(&mut task, &waker).is_none());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| drop(load.begin(10)));
+            while load.state.lock().waiting.len() < 2 {
+                std::thread::yield_now();
+            }
+            drop(under_way);
+            assert_eq!(woken.times(), 1);
+            assert!(!thread.is_finished());
+            drop(poll(&mut task, &waker).unwrap());
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_task_that_looks_again_does_not_wait_for_what_takes_long() {
+        let load = load(Duration::ZERO, Duration::from_millis(1));
+        let _hangs = load.begin(10);
+        let mut task = load.queue(10);
+        // Ends: the other one takes long.
+        while poll(&mut task, Waker::noop()).is_none() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

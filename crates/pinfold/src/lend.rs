@@ -31,7 +31,7 @@ use crate::mutant::{self, Mutant};
 use crate::pressure::Bringing;
 use crate::reclaim::{self, Patience, Shortage};
 use crate::source;
-use crate::task::{Waiter, now};
+use crate::task::Waiter;
 use crate::wait;
 
 /// The most pages that are lent for one access, beside those of the wanted folio.
@@ -383,16 +383,16 @@ async fn ready<'a>(
 ///
 /// # Errors
 /// As [`bring`].
-pub(crate) fn put(handle: &Handle, page: u64) -> Result<Held<'_>> {
+pub(crate) async fn put<'a>(handle: &'a Handle, page: u64, waiter: Waiter<'_>) -> Result<Held<'a>> {
     let mut brought = None;
     // Ends: as in [`bring`].
     loop {
         // SAFETY: nothing is shown.
-        let looked = unsafe { look(handle, page, None, brought.take(), Waiter::Thread) };
+        let looked = unsafe { look(handle, page, None, brought.take(), waiter) };
         if let Look::There(held) = looked? {
             return Ok(held);
         }
-        brought = Some(now(bring(handle, page, Waiter::Thread))?);
+        brought = Some(bring(handle, page, waiter).await?);
     }
 }
 

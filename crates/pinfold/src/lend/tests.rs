@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::source::Memory;
+use crate::task::now;
 use crate::{Cache, File, Hint, Options};
 
 const MIB: usize = 1 << 20;
@@ -370,7 +371,7 @@ fn access_in_pieces() -> crate::Result<()> {
     }
     assert_eq!(core.frames.free_lent(), 200);
     for page in 0..PIECES {
-        drop(put(file.handle(), page)?);
+        drop(now(put(file.handle(), page, Waiter::Thread))?);
     }
     Ok(())
 }
@@ -420,7 +421,7 @@ fn index_nodes_keep_no_run_from_being_lent() {
         let (_cache, file) = emptied(pinned);
         let core = &file.handle().core;
         for page in 0..2000 {
-            drop(put(file.handle(), page).unwrap());
+            drop(now(put(file.handle(), page, Waiter::Thread)).unwrap());
         }
         file.invalidate(0..file.len()).unwrap();
         core.let_go_of_recent(|_| true);

@@ -47,6 +47,7 @@ use crate::mirror::{MayMap, Showings, prepare};
 use crate::mutant::{self, Mutant};
 use crate::source::Hint;
 use crate::sync::RwLockWriteGuard;
+use crate::task::{Waiter, now};
 use crate::uffd::Uffd;
 
 /// A range of a file in memory, for reading. Made by [`Space::map_file`](super::Space::map_file).
@@ -240,7 +241,8 @@ impl Map {
         for page in pages {
             // As in `File::read_at`, the end is no error, if the file has become shorter. It may do
             // so in the middle of this.
-            let done = handle.check_page(page).and_then(|()| lend::put(handle, page).map(drop));
+            let put = || now(lend::put(handle, page, Waiter::Thread)).map(drop);
+            let done = handle.check_page(page).and_then(|()| put());
             match done {
                 Err(error) if matches!(error.kind(), ErrorKind::BeyondEnd { .. }) => break,
                 done => done?,

@@ -11,23 +11,28 @@
 //! | there is one home: what is not mirrored is not there, and all is free in the end | the end |
 
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 // Not from `crate::sync`: what the model remembers is no part of what it explores.
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 
-use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, spawn};
+use super::{Fixture, Plan, SMALL, Stores, draw, holds_and_catches, park, spawn};
+use crate::core::Held;
 use crate::frame::PAGE_BYTES;
 use crate::freeze;
+use crate::handle::Handle;
 use crate::lend;
 use crate::mirror::Mirror;
 use crate::mutant::Mutant;
 use crate::reclaim;
+use crate::task::{Rests, Waiter, now};
 
 const PAGES: u64 = 3;
 
 /// Eight runs of eight frames, the first of which has the table and the index nodes: whatever is
 /// held, one of the others can be lent.
-const PLAN: Plan = Plan { frames: 64, files: 1, pages: PAGES, ..SMALL };
+const PLAN: Plan = Plan { frames: 64, files: 1, pages: PAGES, device: true, ..SMALL };
 
 /// What a thread does in a step, one of these each time.
 type Step = fn(&Maps);
@@ -56,9 +61,9 @@ impl Maps {
         self.mirror().shown(page, |_, _| ()).is_some()
     }
 
-    /// What an access does: the kernel maps what is there. Otherwise the page is brought, and the
-    /// access is made again.
-    fn access(&self, page: u64) {
+    /// What an access does: the kernel maps what is there. Otherwise the page is brought, by the
+    /// thread or by a task, and the access is made again.
+    fn access(&self, page: u64, as_task: bool) {
         let file = &self.fixture.files[0];
         let settled = self.settled.load(Ordering::Relaxed);
         // Ends: each turn follows a drop or an eviction by another thread.
@@ -77,7 +82,7 @@ impl Maps {
                 );
                 return;
             }
-            let held = lend::put(file, page).expect("there is memory");
+            let held = if as_task { put_as_task(file, page) } else { put(file, page) };
             let is_there = self.is_there(page);
             assert!(is_there, "page {page} is mirrored, and not there");
             drop(held);
@@ -91,7 +96,7 @@ impl Maps {
         let first = generation(&guard);
         for _ in 0..2 {
             if draw(2) == 0 {
-                self.access(page);
+                self.access(page, false);
             }
             let is_mirrored = guard.deref().as_ptr() == self.mirror().address(page).cast_const();
             let is_there = !is_mirrored || self.is_there(page);
@@ -127,7 +132,7 @@ impl Maps {
                 is_there, is_mirrored,
                 "page {page} is in the mirror, or in the index alone"
             );
-            self.access(page);
+            self.access(page, false);
         }
         core.let_go_of_recent(|_| true);
         self.fixture.ends();
@@ -162,8 +167,28 @@ fn zeros_for_what_is_not_there() {
     assert_eq!(done, 0, "SIGBUS can be handled");
 }
 
+fn put(file: &Handle, page: u64) -> Held<'_> {
+    now(lend::put(file, page, Waiter::Thread)).expect("there is memory")
+}
+
+/// As the task of a thread that has no other.
+fn put_as_task(file: &Handle, page: u64) -> Held<'_> {
+    let rests = Rests::default();
+    let mut task = pin!(lend::put(file, page, Waiter::Task(&rests)));
+    let ended =
+        park::until(None, |waker| match task.as_mut().poll(&mut Context::from_waker(waker)) {
+            Poll::Ready(held) => Some(held.expect("there is memory")),
+            Poll::Pending => None,
+        });
+    ended.expect("it is polled until it ends")
+}
+
 fn access_any(maps: &Maps) {
-    maps.access(draw(PAGES));
+    maps.access(draw(PAGES), false);
+}
+
+fn access_as_task(maps: &Maps) {
+    maps.access(draw(PAGES), true);
 }
 
 fn hold_any(maps: &Maps) {
@@ -206,7 +231,7 @@ fn run(plan: Plan, steps: &'static [Step]) {
 
 /// Lenders beside those who drop.
 fn dropped() {
-    run(PLAN, &[access_any, access_any, Maps::invalidate, hold_any]);
+    run(PLAN, &[access_any, access_as_task, Maps::invalidate, hold_any]);
 }
 
 #[test]
@@ -227,7 +252,7 @@ fn what_is_dropped_leaves_the_mirror_with_its_last_user() {
 
 /// Lenders beside those who evict, or want pages in the arena.
 fn evicted() {
-    run(PLAN, &[access_any, access_any, evict, hold_any, move_out]);
+    run(PLAN, &[access_any, access_as_task, evict, hold_any, move_out]);
 }
 
 #[test]
@@ -247,7 +272,7 @@ fn what_is_evicted_or_moved_leaves_the_mirror() {
 fn all() {
     run(
         Plan { order_max: 1, ..PLAN },
-        &[access_any, access_any, evict, hold_any, move_out, take_back, Maps::invalidate],
+        &[access_any, access_as_task, evict, hold_any, move_out, take_back, Maps::invalidate],
     );
 }
 

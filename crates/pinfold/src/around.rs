@@ -56,7 +56,7 @@ pub(crate) fn read(handle: &Handle, page: u64) {
 }
 
 /// Begins to read all absent pages of `pages`, which are those of the block of `page` that may be
-/// wanted. Waits for nothing. Does nothing if the handle's accesses go on in order: then its stream
+/// wanted. Waits for nothing; the caller waits for `page`. Does nothing if the handle's accesses go on in order: then its stream
 /// says what is read, in larger windows.
 pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
     if !is_room(&handle.core) || !handle.stream.on_fault(page, pages.end) {
@@ -64,5 +64,5 @@ pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
     }
     let (start, ahead_end) = (pages.start, pages.end);
     let plan = Plan { now_end: start, ahead_end, window_pages: PAGES as u32, mark: false };
-    fill::start_ahead(handle, start, plan);
+    fill::start_around(handle, start, plan, Some(page));
 }

@@ -28,7 +28,7 @@ use crate::handle::Handle;
 use crate::index::FolioAt;
 use crate::mirror::{Claim, Mirror, Shown};
 use crate::mutant::{self, Mutant};
-use crate::pressure::Bringing;
+use crate::pressure::{Bringing, LOOK_AGAIN};
 use crate::reclaim::{self, Patience, Shortage};
 use crate::source;
 use crate::task::Waiter;
@@ -43,6 +43,9 @@ const WINDOW_PAGES: u32 = 32;
 
 /// How long a thread sleeps at a time while others own the place.
 const NAP: Duration = Duration::from_millis(1);
+
+/// The same for a task, which has a thread wait so long once.
+const COPY_NAP: Duration = Duration::from_micros(100);
 
 /// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
 /// arena has some left when three are lent.
@@ -82,7 +85,7 @@ impl Drop for Mapper {
 pub(crate) enum Look<'a> {
     /// The page is in the mirror, as long as this reference is held.
     There(Held<'a>),
-    /// It is not cached, or on its way.
+    /// It is not cached, or on its way, or somebody else lends it.
     Absent,
 }
 
@@ -129,6 +132,7 @@ pub(crate) unsafe fn look<'a>(
         Some(it) => (Some(it.read), it.spare, it.bringing),
         None => (None, None, None),
     };
+    let mut waited = false;
     // Ends: each turn but the last lends the folio, or waits for another thread, a few times.
     for _ in 0..NAPS_MAX {
         // Frozen: as if it were absent, where it is waited for.
@@ -145,11 +149,15 @@ pub(crate) unsafe fn look<'a>(
         let mirror = of(handle)?;
         let place = place_of(&held);
         // SAFETY: the caller's promise.
-        match unsafe { lend(handle, mirror, held, spare.take(), shown) }? {
+        let lent = unsafe { lend(handle, mirror, held, spare.take(), shown) }?;
+        let has_waited = std::mem::replace(&mut waited, lent == Lent::PlaceTaken);
+        match lent {
             Lent::Done => {}
             Lent::NoMemory => break,
             Lent::PlaceTaken => match waiter {
                 Waiter::Thread => mirror.wait_for_place(&place, NAP),
+                // To copy pages takes no longer, as a rule.
+                Waiter::Task(_) if !has_waited => mirror.wait_for_place(&place, COPY_NAP),
                 Waiter::Task(_) => break,
             },
         }
@@ -293,7 +301,10 @@ pub(crate) async fn bringing<'a>(
     match waiter {
         Waiter::Thread if source::in_a_source() => None,
         Waiter::Thread => Some(core.pressure.bring(pages)),
-        Waiter::Task(_) => Some(core.pressure.bring_later(pages).await),
+        Waiter::Task(rests) => {
+            let turn = core.pressure.bring_later(pages);
+            Some(rests.poll_each(LOOK_AGAIN, turn).await)
+        }
     }
 }
 
@@ -337,8 +348,8 @@ async fn ready<'a>(
             if may_wait_with.is_some() {
                 got = reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?;
             } else if got.is_none() {
-                if !blocks {
-                    got = reclaim::evict_for_lent(core, identity.order);
+                if let Waiter::Task(rests) = waiter {
+                    got = reclaim::evict_for_task(core, identity.order, rests);
                 }
                 if got.is_none() {
                     drop(read);

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 pub(crate) enum Waiter<'r> {
     /// The calling thread, in the call.
     Thread,
-    /// A task of the handler thread with these timers. It never blocks the thread but for locks.
+    /// A task of the handler thread with these timers. It blocks the thread for locks and copies
+    /// alone, but with [`FaultIo::Hold`](crate::FaultIo).
     Task(&'r Rests),
 }
 
@@ -35,6 +36,8 @@ pub(crate) struct Rests {
     /// By the time, and a number that tells apart those of the same time.
     ends: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next: Cell<u64>,
+    /// When [`once_in`](Self::once_in) was true.
+    last: Cell<Option<Instant>>,
 }
 
 impl Rests {
@@ -55,6 +58,34 @@ impl Rests {
             Poll::Pending
         })
         .await;
+    }
+
+    /// The end of `future`, which is polled again after each `time`, whether it was woken or not.
+    pub(crate) async fn poll_each<T>(&self, time: Duration, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        // Ends: with the future.
+        loop {
+            let mut rest = pin!(self.rest(time));
+            let ended = std::future::poll_fn(|context| {
+                if let Poll::Ready(end) = future.as_mut().poll(context) {
+                    return Poll::Ready(Some(end));
+                }
+                rest.as_mut().poll(context).map(|()| None)
+            });
+            if let Some(end) = ended.await {
+                return end;
+            }
+        }
+    }
+
+    /// Whether this was not true for `time`, in this thread.
+    pub(crate) fn once_in(&self, time: Duration) -> bool {
+        let now = Instant::now();
+        let is_over = self.last.get().is_none_or(|last| now.duration_since(last) >= time);
+        if is_over {
+            self.last.set(Some(now));
+        }
+        is_over
     }
 
     /// Wakes those whose time is over. Returns how long the next one rests, if there is one.
@@ -89,6 +120,35 @@ mod tests {
     #[should_panic(expected = "a thread waits in place")]
     fn a_thread_does_not_pend() {
         now(std::future::pending::<()>());
+    }
+
+    #[test]
+    fn what_nobody_wakes_is_polled_again() {
+        let rests = Rests::default();
+        let polls = Cell::new(0);
+        let third = std::future::poll_fn(|_| {
+            polls.set(polls.get() + 1);
+            if polls.get() == 3 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let mut task = pin!(rests.poll_each(Duration::from_millis(1), third));
+        let (woken, waker) = Counted::waker();
+        let mut seen = 0;
+        // Ends: time passes.
+        while task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            while woken.times() == seen {
+                rests.wake();
+                std::thread::yield_now();
+            }
+            seen = woken.times();
+        }
+        assert_eq!(polls.get(), 3);
+    }
+
+    #[test]
+    fn something_happens_once_in_a_while() {
+        let rests = Rests::default();
+        let long = Duration::from_secs(1000);
+        assert!(rests.once_in(long) && !rests.once_in(long) && rests.once_in(Duration::ZERO));
     }
 
     #[test]

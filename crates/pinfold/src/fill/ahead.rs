@@ -36,6 +36,11 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
 /// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:
 /// no thread waits for it.
 pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
+    start_around(reader, from, plan, None);
+}
+
+/// The same with a page that somebody waits for: what it is read with goes before other reads ahead.
+pub(crate) fn start_around(reader: &Handle, from: u64, plan: Plan, wanted: Option<u64>) {
     let mut requests = Vec::new();
     let mut page = from;
     // Ends: each turn advances `page`.
@@ -63,7 +68,9 @@ pub(crate) fn start_ahead(reader: &Handle, from: u64, plan: Plan) {
             reader.core.frames.frame(head).set_flags(Flags::READAHEAD);
         }
         reader.core.counters.add(Event::Readahead, batch.folios() as u64);
-        requests.push(batch::request(reader, batch));
+        let request = batch::request(reader, batch);
+        let is_wanted = wanted.is_some_and(|wanted| (start..page).contains(&wanted));
+        requests.push(if is_wanted { request.awaited() } else { request });
         if requests.len() == REQUESTS_MAX {
             reader.mapping.backing.submit(&mut requests);
             if !requests.is_empty() {

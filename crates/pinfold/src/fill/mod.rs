@@ -46,7 +46,7 @@ use crate::frame::{Frame, MAPPING_NONE};
 use crate::handle::Handle;
 use crate::pressure::Refused;
 use crate::stream::Plan;
-pub(crate) use ahead::{give_up, read_further, start_ahead};
+pub(crate) use ahead::{give_up, read_further, start_ahead, start_around};
 pub(crate) use alone::Wanted;
 pub(crate) use batch::{Batch, For, request};
 pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};

@@ -64,7 +64,7 @@ impl<T, F: Future + ?Sized> Set<T, F> {
 
     /// One that has ended by now. If there is none, the descriptor is not readable any more.
     pub(crate) fn next(&mut self) -> Option<(T, F::Output)> {
-        // Ends: each turn takes a key, and each key was added by what another thread did.
+        // Ends: each turn takes a key, and each key was added because something has happened.
         loop {
             let key = self.ready.take()?;
             // Without a future if it was given up, or woken once more.
@@ -73,13 +73,6 @@ impl<T, F: Future + ?Sized> Set<T, F> {
                 let ended = self.waiting.remove(&key)?;
                 return Some((ended.tag, output));
             }
-        }
-    }
-
-    /// All are polled again by the next calls of [`next`](Self::next), woken or not.
-    pub(crate) fn wake_all(&self) {
-        for key in self.waiting.keys() {
-            self.ready.add(*key);
         }
     }
 

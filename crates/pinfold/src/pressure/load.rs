@@ -12,8 +12,8 @@
 //! What takes longer than [`LONG`] is not counted any more: a source that hangs must not keep others
 //! from theirs. It is no guarantee, then: `may_wait_with` has the bound on which progress rests.
 //!
-//! Handler threads wait as tasks do ([`Queued`]), in the same queue. If only tasks wait, nobody
-//! notices what takes long; so a handler polls them again after a while.
+//! The tasks of handler threads wait in the same queue ([`Queued`]). Nothing wakes a task because
+//! others take long; so it looks again after a while ([`LOOK_AGAIN`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -30,6 +30,9 @@ const SHARE: u32 = 16;
 
 /// A device that is not overloaded takes less for a read.
 const LONG: Duration = Duration::from_millis(50);
+
+/// How long a task that waits sleeps at most. Those behind it wait for its look.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long others may pass a thread that waits.
 const PATIENT: Duration = Duration::from_millis(20);
@@ -162,6 +165,8 @@ impl<'a> Future for Queued<'a> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Bringing<'a>> {
         let (load, pages, waker) = (self.load, self.pages, context.waker().clone());
         let mut state = load.state.lock();
+        // Ends: each turn forgets one.
+        while state.let_long_go(load.long).is_none() {}
         let Some(number) = self.number else {
             if load.may_pass(&state, pages) {
                 return Poll::Ready(load.begun(&mut state, pages));
@@ -169,8 +174,6 @@ impl<'a> Future for Queued<'a> {
             self.number = Some(state.queue(Some(waker)));
             return Poll::Pending;
         };
-        // Ends: each turn forgets one.
-        while state.let_long_go(load.long).is_none() {}
         if state.is_first(number) && state.has_room(pages, load.pages_max) {
             self.number = None;
             return Poll::Ready(load.first_begins(state, pages));
@@ -325,6 +328,20 @@ mod tests {
         let pages = load.state.lock().pages;
         assert!(third.is_none() || pages == if begun.is_some() { 6 } else { 1 });
         third.is_some()
+    }
+
+    #[test]
+    fn a_task_that_was_woken_in_vain_is_woken_again() {
+        let load = load(Duration::ZERO, FOR_EVER);
+        let (one, two) = (load.begin(5), load.begin(5));
+        let (woken, waker) = Counted::waker();
+        let mut task = load.queue(10);
+        assert!(poll(&mut task, &waker).is_none());
+        drop(one);
+        assert!(poll(&mut task, &waker).is_none(), "half of it is not enough");
+        drop(two);
+        assert_eq!(woken.times(), 2);
+        assert!(poll(&mut task, &waker).is_some());
     }
 
     #[test]

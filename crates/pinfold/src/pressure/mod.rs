@@ -33,7 +33,7 @@ use crate::wait;
 use bell::Bell;
 pub(crate) use bell::Listener;
 use load::Load;
-pub(crate) use load::{Bringing, Queued};
+pub(crate) use load::{Bringing, LOOK_AGAIN, Queued};
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Turn};
 

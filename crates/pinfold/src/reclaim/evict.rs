@@ -59,7 +59,8 @@ pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     evict_as(core, pages, effort_max, IfDirty::Write)
 }
 
-/// The same for who may not wait: dirty folios stay.
+/// The same for who may not wait: dirty folios stay. Others may be writing for long, so how many
+/// threads evict does not matter.
 pub(crate) fn evict_clean(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let if_dirty = if mutant::on(Mutant::TaskWrites) { IfDirty::Write } else { IfDirty::Stay };
     evict_as(core, pages, effort_max, if_dirty)
@@ -68,7 +69,10 @@ pub(crate) fn evict_clean(core: &Core, pages: u32, effort_max: u32) -> SweepCoun
 fn evict_as(core: &Core, pages: u32, effort_max: u32, if_dirty: IfDirty) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
-    let Some(_turn) = core.pressure.evictors.enter(EVICTORS_MAX) else { return sweep.counts() };
+    let turn = core.pressure.evictors.enter(EVICTORS_MAX);
+    if turn.is_none() && if_dirty != IfDirty::Stay {
+        return sweep.counts();
+    }
     let mut turns = Turns::default();
     // Ends: the sweep's effort is bounded.
     while let left = u64::from(pages).saturating_sub(sweep.counts().evicted_pages)

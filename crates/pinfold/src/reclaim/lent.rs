@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::core::Core;
 use crate::frame::{FrameNumber, Order};
 use crate::sync::Ordering;
-use crate::task::Waiter;
+use crate::task::{Rests, Waiter};
 
 use super::compact;
 use super::evict::{EFFORT_MAX, evict, evict_clean};
@@ -28,7 +28,7 @@ const FIRST_TRIES: u32 = 4;
 const PAGES_AT_ONCE: u32 = 16;
 
 /// How long a task rests that has found no lent memory.
-const TASK_NAP: Duration = Duration::from_micros(500);
+pub(crate) const TASK_NAP: Duration = Duration::from_micros(500);
 
 /// A folio for a mirror, of order `wish` or smaller, counted as
 /// [`alloc_lent`](crate::frame::Frames::alloc_lent) does. With `needed`, evicts until there is one,
@@ -86,7 +86,7 @@ pub(crate) async fn wait_for_lent(
                 core.pressure.wait_for_progress(seen, NAP_MAX);
             }
         }
-        // It has just evicted what it could.
+        // What could be evicted was, and the reclaiming thread is at work.
         Waiter::Task(rests) => rests.rest(TASK_NAP).await,
     }
     Ok(())
@@ -98,6 +98,15 @@ pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, O
     core.pressure.bell.ring();
     evict_clean(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
     at_once(core, wish)
+}
+
+/// The same for a task, of which there may be many: one in a while evicts for all of its thread.
+pub(crate) fn evict_for_task(
+    core: &Core,
+    wish: Order,
+    rests: &Rests,
+) -> Option<(FrameNumber, Order)> {
+    if rests.once_in(TASK_NAP) { evict_for_lent(core, wish) } else { at_once(core, wish) }
 }
 
 /// What is free, or can be lent.

@@ -54,7 +54,9 @@ pub(crate) use compact::{make_block, take_back};
 pub(crate) use evict::evict;
 #[cfg(not(loom))]
 pub(crate) use evict::evict_these;
-pub(crate) use lent::{allocate_lent, evict_for_lent, lend_first, wait_for_lent};
+pub(crate) use lent::{
+    TASK_NAP, allocate_lent, evict_for_lent, evict_for_task, lend_first, wait_for_lent,
+};
 pub(crate) use unmovable::{alloc_unmovable, alloc_unmovable_now};
 
 /// How long a thread sleeps at a time when nothing can be evicted: at first, and at most. The end

@@ -25,9 +25,9 @@
 //! [`FaultIo::Drop`] lets go of the lock before it brings, and comes back by *retries*. With
 //! [`FaultIo::Hold`] it brings under the lock, and is there; where that is to be the lock of the
 //! space, it lets go of the map's first, looks again under both, and brings under both. A page that
-//! needs no read is never waited for by way of *retries*: `look` itself waits for the thread that
-//! is just putting it there. What was brought is kept until it was looked for, and then mapped at
-//! once, where the access wants it.
+//! needs no read is seldom waited for by way of *retries*: `look` itself waits for the thread that
+//! is just putting it there, though a task only for a moment. What was brought is kept until it was
+//! looked for, and then mapped at once, where the access wants it.
 //!
 //! # Why it ends
 //!
@@ -230,7 +230,15 @@ async fn retry<T: Target>(
 ) -> Result<()> {
     for _ in 0..RETRIES_MAX {
         let brought = match share.shared().io {
-            FaultIo::Drop => Some(share.bring(wanted, waiter).await?),
+            FaultIo::Drop => match share.bring(wanted, waiter).await {
+                Ok(brought) => Some(brought),
+                // The addresses may be another map's by now: it is that one's fault.
+                Err(_) if vma.read().0.generation != generation => {
+                    share.shared().counters.changed.add(1);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            },
             FaultIo::Hold => None,
         };
         between_steps();

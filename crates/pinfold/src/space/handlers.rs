@@ -19,7 +19,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -42,10 +41,6 @@ const TASKS_MAX: usize = 1024;
 
 /// The messages that a thread takes at a time: there may be other threads.
 const MESSAGES_MAX: usize = 4;
-
-/// After so long without an event the tasks look again: a task whose turn comes because another's
-/// read takes long is woken by nobody.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The threads' name.
 const NAME: &str = "pinfold-fault";
@@ -96,7 +91,8 @@ impl Drop for Handlers {
     }
 }
 
-/// Serves faults until it is told to stop. By then no map is left, and so no task.
+/// Serves faults until it is told to stop. By then there is no task: each that waits has a share of
+/// the space.
 fn run(
     uffd: &Uffd,
     stop: &OwnedFd,
@@ -106,9 +102,7 @@ fn run(
     let rests = Rc::new(Rests::default());
     // Ends: the space's end makes `stop` readable.
     loop {
-        let rested = rests.wake();
-        let idle = (tasks.len() > 0).then_some(LOOK_AGAIN);
-        let time = rested.into_iter().chain(idle).min();
+        let time = rests.wake();
         let is_full = tasks.len() >= TASKS_MAX;
         let wanted = if is_full { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = [
@@ -117,17 +111,14 @@ fn run(
             PollFd::from_borrowed_fd(uffd.as_fd(), wanted),
         ];
         let time = time.map(|time| Timespec::try_from(time).expect("it is short"));
-        let events = match rustix::event::poll(&mut fds, time.as_ref()) {
-            Ok(events) => events,
+        match rustix::event::poll(&mut fds, time.as_ref()) {
+            Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => panic!("waiting for faults failed: {error}"),
-        };
+        }
         let [is_over, _, has_messages] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
         if is_over {
             return;
-        }
-        if events == 0 && rested.is_none_or(|rest| rest >= LOOK_AGAIN) {
-            tasks.wake_all();
         }
         while let Some((address, fault)) = tasks.next() {
             answer(uffd, address, &fault);

@@ -23,6 +23,9 @@ const MIB: usize = 1 << 20;
 /// Longer than anything here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
+/// In which a task without memory evicts many times.
+const SWEEPS: Duration = Duration::from_millis(20);
+
 /// Calls of sources that hang until they are let go on.
 #[derive(Debug, Default)]
 struct Gate {
@@ -112,16 +115,20 @@ impl Tasks {
 
     /// Waits for the end of a task.
     fn end(&mut self, address: *const u8) -> Fault {
+        self.end_within(address, LONG).expect("the task does not end")
+    }
+
+    fn end_within(&mut self, address: *const u8, time: Duration) -> Option<Fault> {
         let since = Instant::now();
-        loop {
+        while since.elapsed() < time {
             if let Some((of, fault)) = self.set.next() {
                 assert_eq!(of, address.addr(), "another one has ended");
-                return fault;
+                return Some(fault);
             }
-            assert!(since.elapsed() < LONG, "the task does not end");
             self.rests.wake();
             std::thread::yield_now();
         }
+        None
     }
 }
 
@@ -140,6 +147,13 @@ fn passes(mutant: Option<Mutant>, gate: &Gate, body: impl FnOnce(&dyn Fn()) + Se
         gate.set_closed(false);
         passed
     })
+}
+
+/// Makes a page of a map that is there one that has to be written: zeros are not.
+fn store(address: *const u8) {
+    let word = std::ptr::with_exposed_provenance_mut::<u64>(address.addr());
+    // SAFETY: the page is in a map of the test's, which nobody else uses.
+    unsafe { word.write_volatile(1) };
 }
 
 fn space(cache: &Cache) -> Space {
@@ -222,14 +236,21 @@ fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
     let options = Options::new(8 * MIB as u64).swap_source(swap.clone(), 64 * MIB as u64);
     let cache = Cache::new(options).unwrap();
     let map = space(&cache).map_anon(16 * MIB).unwrap();
-    let start = map.as_ptr().addr();
+    let start = map.as_ptr().expose_provenance();
     swap.page.store(u64::MAX / 2, Ordering::Relaxed); // no page
     swap.write.set_closed(true);
     passes(mutant, &swap.write, |reached| {
         let mut tasks = Tasks::new();
         let address = |page: usize| std::ptr::without_provenance(start + page * PAGE);
-        let full =
-            (0..16 * MIB / PAGE).find(|page| tasks.begin(address(*page), Access::Store).is_none());
+        let mut is_served = |page: &usize| {
+            let begun = tasks.begin(address(*page), Access::Store);
+            let served = begun.or_else(|| tasks.end_within(address(*page), SWEEPS)).is_some();
+            if served {
+                store(address(*page));
+            }
+            served
+        };
+        let full = (0..16 * MIB / PAGE).find(|page| !is_served(page));
         // All of it has had memory only if it was written.
         let Some(full) = full else { return };
         assert!(full > MIB / PAGE, "most of it was free");
@@ -254,6 +275,50 @@ fn other_faults_are_served_while_a_page_comes_from_the_swap() {
 fn who_serves_others_does_not_wait_for_a_page_out() {
     assert!(nothing_is_written_for_a_task(None));
     assert!(!nothing_is_written_for_a_task(Some(Mutant::TaskWrites)));
+}
+
+/// A map that goes while faults of it wait, and another at its addresses: what was is no failure.
+#[test]
+fn a_fault_of_a_map_that_has_gone_is_not_anothers_failure() {
+    let swap = Gated::new(Vec::new());
+    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
+    let cache = Cache::new(options).unwrap();
+    let space = space(&cache);
+    let map = space.map_anon(4 * MIB).unwrap();
+    map.write_at(&[7; PAGE], 9 * PAGE).unwrap();
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    swap.read.set_closed(true);
+    let address = map.as_ptr().wrapping_add(9 * PAGE);
+    let mut tasks = Tasks::new();
+    assert_eq!(tasks.begin(address, Access::Load), None);
+    swap.read.wait_for_one();
+    // It waits for the page of the other.
+    assert_eq!(tasks.begin(address, Access::Load), None);
+    drop(map);
+    swap.read.set_closed(false);
+    assert_eq!([tasks.end(address), tasks.end(address)], [Fault::Served, Fault::Served]);
+    assert_eq!((space.stats().failed, space.stats().changed), (0, 2));
+}
+
+#[test]
+fn a_task_without_memory_fails_when_its_patience_is_over() {
+    let mut options = Options::new(8 * MIB as u64); // without a swap
+    options.patience = Duration::from_millis(50);
+    let cache = Cache::new(options).unwrap();
+    let map = space(&cache).map_anon(16 * MIB).unwrap();
+    map.as_ptr().expose_provenance();
+    let address = |page: usize| map.as_ptr().wrapping_add(page * PAGE);
+    let mut tasks = Tasks::new();
+    let mut all = 0..16 * MIB / PAGE;
+    let mut fails = |page: usize| {
+        let begun = tasks.begin(address(page), Access::Store);
+        let fails = begun.unwrap_or_else(|| tasks.end(address(page))) == Fault::Failed;
+        if !fails {
+            store(address(page));
+        }
+        fails
+    };
+    assert!(all.any(&mut fails), "there is no memory for all of it");
 }
 
 /// A handler thread has many tasks: each of these threads waits for a page that hangs.

@@ -105,8 +105,10 @@ impl SpaceOptions {
 ///     no access may happen where the thread could not call the cache.
 /// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
 ///   kernel. It costs two switches of threads for each fault. A handler thread waits for no read
-///   (but with [`FaultIo::Hold`]), so one is enough for any number of faults that wait; more of them
-///   share the work of copying pages and evicting. Nothing of the above concerns such a space: system
+///   (but with [`FaultIo::Hold`]): the cache's ring reads, or its threads. So one handler is enough
+///   for any number of faults that wait; more of them share the work of copying pages and evicting.
+///   A fault that needs one of the cache's threads fails if other sources keep all of them for 30
+///   seconds, in which no read ends. Nothing of the above concerns such a space: system
 ///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
 ///   ([`serves_system_calls`](Self::serves_system_calls)). But a
 ///   [`Source`](crate::source::Source) must not access maps of such a space: all threads that read

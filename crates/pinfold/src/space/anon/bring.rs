@@ -56,6 +56,16 @@ enum Look<'a> {
     Absent(Run),
 }
 
+/// What became of a run.
+#[derive(Debug, PartialEq, Eq)]
+enum Filled {
+    Came,
+    /// Another thread was faster.
+    Faster,
+    /// There is no memory at once, for the page or for the index.
+    NoMemory,
+}
+
 /// Pages that can come at once.
 #[derive(Clone, Debug)]
 struct Run {
@@ -86,7 +96,7 @@ impl Area {
         match self.find(handle, page, access)? {
             Look::There => Ok(true),
             Look::Absent(run) if self.is_zeros(&run) => {
-                now(self.fill(handle, page, run, access, None))
+                Ok(now(self.fill(handle, page, run, access, None))? == Filled::Came)
             }
             Look::OnItsWay(_) | Look::Absent(_) => Ok(false),
         }
@@ -113,17 +123,21 @@ impl Area {
                 Look::OnItsWay(held) => wait_for(core, &held, waiter).await,
                 Look::Absent(run) => {
                     let bringing = lend::bringing(core, run.states.len() as u32, waiter).await;
-                    if self.fill(handle, page, run, access, Some(waiter)).await? {
-                        return Ok(());
-                    }
-                    drop(bringing);
-                    if let Waiter::Task(_) = waiter {
-                        let patience = patience.get_or_insert_with(|| Patience::new(core));
-                        let order = frame::Order::MIN;
-                        let rested = reclaim::wait_for_lent(core, order, patience, waiter).await;
-                        rested.map_err(|why| {
-                            Area::no_memory(core, mapping, page, why.of(mapping, page))
-                        })?;
+                    match self.fill(handle, page, run, access, Some(waiter)).await? {
+                        Filled::Came => return Ok(()),
+                        Filled::Faster => {}
+                        Filled::NoMemory => {
+                            drop(bringing);
+                            let patience = patience.get_or_insert_with(|| Patience::new(core));
+                            if patience.is_over(core) {
+                                let short = reclaim::shortage(core, PAGE_BYTES as u64);
+                                let why = short.of(mapping, page);
+                                return Err(Area::no_memory(core, mapping, page, why));
+                            }
+                            if let Waiter::Task(rests) = waiter {
+                                rests.rest(reclaim::TASK_NAP).await;
+                            }
+                        }
                     }
                 }
             }
@@ -247,8 +261,8 @@ impl Area {
         stream.store(end, Ordering::Relaxed);
     }
 
-    /// Steps 2 to 7 for `page`, the first of a run. False: another thread was faster; or there is
-    /// no memory at once, unless a thread waits for it. Without a waiter, nothing is read.
+    /// Steps 2 to 7 for `page`, the first of a run. A thread waits for memory. Without a waiter,
+    /// the run is one of zeros.
     async fn fill(
         &self,
         handle: &Handle,
@@ -256,7 +270,7 @@ impl Area {
         mut run: Run,
         access: Access,
         waiter: Option<Waiter<'_>>,
-    ) -> Result<bool> {
+    ) -> Result<Filled> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         let waits = matches!(waiter, Some(Waiter::Thread));
         // Ends: the second turn is for the page alone.
@@ -264,7 +278,7 @@ impl Area {
             let mut frames = Area::allocate(handle, &run, waiter)?;
             run.states.truncate(frames.len());
             if run.states.is_empty() {
-                return Ok(false);
+                return Ok(Filled::NoMemory);
             }
             let is_alone = run.states.len() == 1;
             let mut buffer = AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES);
@@ -284,16 +298,18 @@ impl Area {
                     }
                 }
             }
-            let coming = self.insert(handle, &run, frames, waits)?;
+            let Some(coming) = self.insert(handle, &run, &frames, waits)? else {
+                return Ok(Filled::NoMemory);
+            };
             if coming.is_empty() {
-                return Ok(false);
+                return Ok(Filled::Faster);
             }
             self.expect(page, page + coming.len() as u64);
             let bytes = coming.len() * PAGE_BYTES;
             let read;
             (buffer, read) = Area::read(core, run.states[0], buffer, bytes, waiter).await;
             match self.land(handle, &coming, &run, &buffer, read, access) {
-                Ok(()) => return Ok(true),
+                Ok(()) => return Ok(Filled::Came),
                 Err(error) if coming.len() == 1 => {
                     return Err(Area::read_error(mapping, page, run.states[0], error));
                 }
@@ -316,8 +332,8 @@ impl Area {
             let got = reclaim::allocate_lent(core, frame::Order::MIN, waits);
             let mut got =
                 got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
-            if got.is_none() && is_first && matches!(waiter, Some(Waiter::Task(_))) {
-                got = reclaim::evict_for_lent(core, frame::Order::MIN);
+            if let (None, true, Some(Waiter::Task(rests))) = (got, is_first, waiter) {
+                got = reclaim::evict_for_task(core, frame::Order::MIN, rests);
             }
             let Some((head, _)) = got else { break };
             frames.push(head);
@@ -351,7 +367,7 @@ impl Area {
         let got = got.map_err(|why| Area::no_memory(core, mapping, page, why.of(mapping, page)))?;
         let Some((head, _)) = got else { return Ok(false) };
         let run = Run { is_replaced: true, ..run };
-        let coming = self.insert(handle, &run, vec![head], true)?;
+        let coming = self.insert(handle, &run, &[head], true)?.unwrap_or_default();
         if coming.is_empty() {
             return Ok(false);
         }
@@ -373,14 +389,15 @@ impl Area {
         Area::refused(mapping, "bring", &(page..page + 1), error)
     }
 
-    /// Step 4: as many as are still absent, and as they were, from the first on.
+    /// Step 4: as many as are still absent, and as they were, from the first on. `None`: the index
+    /// has no memory at once, and it is not `needed`.
     fn insert(
         &self,
         handle: &Handle,
         run: &Run,
-        frames: Vec<FrameNumber>,
+        frames: &[FrameNumber],
         needed: bool,
-    ) -> Result<Vec<Coming>> {
+    ) -> Result<Option<Vec<Coming>>> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         let mut coming: Vec<Coming> = Vec::with_capacity(frames.len());
         let mut changing = mapping.change();
@@ -416,21 +433,17 @@ impl Area {
                     };
                     match reclaim::refill_nodes(core, wanted, first) {
                         Ok(true) => {}
-                        Ok(false) if coming.is_empty() => {
-                            give_back(core, frames);
-                            return Ok(coming);
-                        }
                         Ok(false) => {
-                            give_back(core, frames[coming.len()..].to_vec());
-                            return Ok(coming);
+                            give_back(core, frames[coming.len()..].iter().copied());
+                            return Ok((!coming.is_empty()).then_some(coming));
                         }
                         Err(why) => {
-                            give_back(core, frames[coming.len()..].to_vec());
+                            give_back(core, frames[coming.len()..].iter().copied());
                             let error = why.of(mapping, run.first);
                             if coming.is_empty() {
                                 return Err(Area::no_memory(core, mapping, run.first, error));
                             }
-                            return Ok(coming);
+                            return Ok(Some(coming));
                         }
                     }
                     changing = mapping.change();
@@ -438,8 +451,8 @@ impl Area {
             }
         }
         drop(changing);
-        give_back(core, frames[coming.len()..].to_vec());
-        Ok(coming)
+        give_back(core, frames[coming.len()..].iter().copied());
+        Ok(Some(coming))
     }
 
     /// Step 5: the first `bytes` bytes of the buffer, which comes back.
@@ -462,11 +475,17 @@ impl Area {
             }
             return (to, done);
         };
-        // Ends: those who read for sources are not busy for ever.
+        let mut patience = Patience::new(core);
+        // Ends: patience does, which other reads that end renew.
         loop {
             let done;
             (to, done) = swap.read_later(slot, to, bytes).await;
             match done {
+                Err(refused) if is_refusal(&refused) && patience.is_over(core) => {
+                    let text = "all of the cache's threads are waiting for other sources";
+                    let late = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+                    return (to, Err(late));
+                }
                 Err(refused) if is_refusal(&refused) => rests.rest(BUSY_NAP).await,
                 done => return (to, done),
             }

@@ -83,6 +83,7 @@ static void setup(struct cores *c, unsigned long nr_pages, int order)
 	init_mapping(&w->mapping);
 	w->pages = cores_alloc((nr_pages + 1) * sizeof(struct page), PAGE_SIZE);
 	w->spare = w->pages + nr_pages;
+	init_page_count(w->spare);
 	w->order = order;
 	c->world = w;
 	for (i = 0; i < nr_pages; i++)
@@ -100,21 +101,33 @@ static void setup(struct cores *c, unsigned long nr_pages, int order)
 	}
 }
 
+/* What two mutants leave at the end. */
+static void mutant_end(struct cores *c)
+{
+	struct world *w = world_of(c);
+
+	if (c->mutant == CORES_LIVE_TAIL)
+		page_ref_unfreeze(&w->pages[1], 1);
+	if (c->mutant == CORES_LEFT_ENTRY)
+		store(&w->mapping, (struct folio *)w->spare, w->order);
+}
+
 /* After all workers have ended, only the page cache has references. */
 static void check(struct cores *c, unsigned long nr_pages)
 {
 	struct world *w = world_of(c);
 	unsigned long i;
 
+	mutant_end(c);
 	for (i = 0; i < nr_pages; i++) {
 		unsigned long head = round_down(i, 1UL << w->order);
 		int expected = i == head ? 1 << w->order : 0;
 
+		if (!expected && folio_try_get((struct folio *)&w->pages[i]))
+			cores_wrong("tails got", 1, 0);
 		if (page_ref_count(&w->pages[i]) != expected)
 			cores_wrong("references left at the end",
 				    page_ref_count(&w->pages[i]), expected);
-		if (!expected && folio_try_get((struct folio *)&w->pages[i]))
-			cores_wrong("tails got", 1, 0);
 		if (xa_load(&w->mapping.i_pages, i) != &w->pages[head])
 			cores_wrong("index with another folio than at the start", i, -1);
 	}
@@ -132,15 +145,26 @@ static void gone(struct cores *c, int me)
 	smp_store_release(&c->worker[me].gone, 1);
 }
 
-/* A worker's first lookup does what a mutant does, once. */
+/* The first lookups of a worker are followed by what a mutant does, once. */
 static void mutant_put(struct cores *c, int me, struct folio *folio)
 {
+	struct world *w = world_of(c);
+
 	if (me || c->worker[me].ops)
 		return;
+	if (c->mutant == CORES_WRONG_ENTRY)
+		store(&w->mapping, (struct folio *)w->spare, w->order);
 	if (c->mutant == CORES_LOST_PUT)
 		folio_get(folio);
 	if (c->mutant == CORES_EXTRA_PUT)
 		folio_put(folio);
+}
+
+/* Something else was found than the folio of this index. */
+static noinline void wrong_folio(struct folio *found, unsigned long index)
+{
+	cores_wrong("folio found at the index of another",
+		    found && !xa_is_value(found) ? found->index : -1, index);
 }
 
 /* One folio, at index 0. */
@@ -163,7 +187,7 @@ static noinline void one_batch(struct address_space *mapping, struct folio *expe
 		struct folio *folio = filemap_get_entry(mapping, 0);
 
 		if (unlikely(folio != expected))
-			cores_wrong("folio found at index 0", (long)folio, (long)expected);
+			wrong_folio(folio, 0);
 		folio_put(folio);
 	}
 }
@@ -207,7 +231,7 @@ static noinline void many_batch(struct world *w, unsigned long *seed)
 		struct folio *folio = filemap_get_entry(&w->mapping, index);
 
 		if (unlikely(folio != (struct folio *)&w->pages[index]))
-			cores_wrong("other folio found at index", index, -1);
+			wrong_folio(folio, index);
 		folio_put(folio);
 	}
 }
@@ -322,7 +346,7 @@ static void failing_getter(struct cores *c, int me, struct folio *expected)
 		smp_store_release(&w->entered, round);
 		folio = filemap_get_entry(&world_of(c)->mapping, 0);
 		if (folio != expected)
-			cores_wrong("folio found at index 0", (long)folio, (long)expected);
+			wrong_folio(folio, 0);
 		if (READ_ONCE(c->frozen))
 			cores_wrong("folios got while they were frozen", 1, 0);
 		folio_put(folio);
@@ -590,7 +614,7 @@ static noinline void mixed_batch(struct world *w, unsigned long *seed)
 		if (unlikely(!folio || xa_is_value(folio)))
 			cores_wrong("index without a folio", index, -1);
 		if (unlikely(index - folio->index >= folio_nr_pages(folio)))
-			cores_wrong("folio found at the index of another", folio->index, index);
+			wrong_folio(folio, index);
 		if (unlikely(READ_ONCE(folio->private)))
 			cores_wrong("folios got while they were frozen", 1, 0);
 		folio_put(folio);
@@ -611,8 +635,10 @@ static void mixed_work(struct cores *c, int me)
 	gone(c, me);
 }
 
-#define COUNTS (BIT(CORES_LOST_PUT) | BIT(CORES_EXTRA_PUT))
-#define FROZEN (BIT(CORES_LOST_PUT) | BIT(CORES_NO_FREEZE))
+#define COUNTS (BIT(CORES_LOST_PUT) | BIT(CORES_EXTRA_PUT) | BIT(CORES_WRONG_ENTRY) | \
+		BIT(CORES_LEFT_ENTRY))
+#define FROZEN (BIT(CORES_LOST_PUT) | BIT(CORES_NO_FREEZE) | BIT(CORES_LEFT_ENTRY))
+#define HUGE_FROZEN (FROZEN | BIT(CORES_LIVE_TAIL))
 /* On while the struct pages of hugetlb folios' tails are read-only aliases. */
 #define HVO "hugetlb_optimize_vmemmap_key"
 
@@ -635,7 +661,7 @@ const struct cores_case cores_cases[] = {
 		.work = many_work, .check = many_check,
 	}, {
 		.name = "failed-get", .figure = CORES_NS, .min_workers = 1,
-		.mutants = FROZEN, .setup = huge_setup,
+		.mutants = HUGE_FROZEN, .setup = huge_setup,
 		.work = failed_get_work, .check = huge_check,
 	}, {
 		.name = "failed-get-brief", .figure = CORES_NS, .min_workers = 1,
@@ -644,7 +670,7 @@ const struct cores_case cores_cases[] = {
 	}, {
 		.name = "lookups-beside-splits", .figure = CORES_OPS_PER_S,
 		.second = "splits-beside-lookups", .min_workers = 2,
-		.mutants = FROZEN | BIT(CORES_WRONG_ENTRY), .setup = mixed_setup,
+		.mutants = HUGE_FROZEN | BIT(CORES_WRONG_ENTRY), .setup = mixed_setup,
 		.work = mixed_work, .check = mixed_check,
 	},
 	{ }

@@ -28,7 +28,9 @@ enum cores_mutant {
 	CORES_LOST_PUT,		/* one reference is never put */
 	CORES_EXTRA_PUT,	/* one reference is put twice */
 	CORES_NO_FREEZE,	/* a freeze changes nothing */
-	CORES_WRONG_ENTRY,	/* a split leaves the head at a tail's index */
+	CORES_WRONG_ENTRY,	/* the index has another folio, where one is looked up */
+	CORES_LEFT_ENTRY,	/* the index has another folio at the end */
+	CORES_LIVE_TAIL,	/* a tail has a reference at the end */
 };
 
 /* In memory that all workers share, be they threads or processes. */

@@ -77,6 +77,8 @@ static const struct {
 	[CORES_EXTRA_PUT] = { "extra-put", "folios destroyed that are in the page cache" },
 	[CORES_NO_FREEZE] = { "no-freeze", "folios got while they were frozen" },
 	[CORES_WRONG_ENTRY] = { "wrong-entry", "folio found at the index of another" },
+	[CORES_LEFT_ENTRY] = { "left-entry", "index with another folio than at the start" },
+	[CORES_LIVE_TAIL] = { "live-tail", "tails got" },
 };
 
 #define NR_MUTANTS (sizeof(mutants) / sizeof(mutants[0]))

@@ -340,28 +340,26 @@ async fn ready<'a>(
         if !mirror.is_taken(&place) {
             waits.place = None;
             let shortage = |why: Shortage| why.of(mapping, identity.index);
-            let mut got = reclaim::allocate_lent(core, identity.order, false).map_err(shortage)?;
-            let mut may_wait_with = None;
-            if got.is_none() && blocks {
-                may_wait_with = core.pressure.may_wait_with(identity.order.frames());
-            }
-            if may_wait_with.is_some() {
-                got = reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?;
-            } else if got.is_none() {
-                if let Waiter::Task(rests) = waiter {
-                    got = reclaim::evict_for_task(core, identity.order, rests);
+            let at_once = reclaim::allocate_lent(core, identity.order, false);
+            let got = match (at_once.map_err(shortage)?, waiter) {
+                (None, Waiter::Thread) => {
+                    match core.pressure.may_wait_with(identity.order.frames()) {
+                        Some(_waits) => {
+                            reclaim::allocate_lent(core, identity.order, true).map_err(shortage)?
+                        }
+                        None => None,
+                    }
                 }
-                if got.is_none() {
-                    drop(read);
-                    let patience = waits.memory.get_or_insert_with(|| Patience::new(core));
-                    let order = identity.order;
-                    reclaim::wait_for_lent(core, order, patience, waiter)
-                        .await
-                        .map_err(shortage)?;
-                    return Ok(None);
-                }
-            }
-            let Some((new, order)) = got else { return Ok(None) };
+                (None, Waiter::Task(rests)) => reclaim::evict_for_task(core, identity.order, rests),
+                (got, _) => got,
+            };
+            let Some((new, order)) = got else {
+                drop(read);
+                let patience = waits.memory.get_or_insert_with(|| Patience::new(core));
+                let waited = reclaim::wait_for_lent(core, identity.order, patience, waiter);
+                waited.await.map_err(shortage)?;
+                return Ok(None);
+            };
             let spare = Spare { core, head: new, order };
             if order == identity.order {
                 return Ok(Some((read, Some(spare))));

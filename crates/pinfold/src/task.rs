@@ -88,6 +88,12 @@ impl Rests {
         is_over
     }
 
+    /// How often tasks have rested.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn times(&self) -> u64 {
+        self.next.get()
+    }
+
     /// Wakes those whose time is over. Returns how long the next one rests, if there is one.
     pub(crate) fn wake(&self) -> Option<Duration> {
         let now = Instant::now();

@@ -26,6 +26,7 @@ use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 use crate::pressure::{Refused, Turn};
 use crate::reclaim::{self, Patience};
+use crate::source::all_busy;
 use crate::stream::Plan;
 use crate::wait::Ticket;
 
@@ -245,13 +246,11 @@ impl<'f> Bring<'f> {
     fn given_up(&self, refused: &Begun<'_>) -> Error {
         let handle = self.handle;
         if matches!(refused, Begun::NoWorker) {
-            let text = "all of the cache's threads are waiting for other sources";
-            let cause = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
             return ErrorKind::Read {
                 path: handle.mapping.path.clone(),
                 offset: self.page << PAGE_SHIFT,
                 asked_bytes: self.bytes as u64,
-                cause: cause.into(),
+                cause: all_busy().into(),
             }
             .into();
         }

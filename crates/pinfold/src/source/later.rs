@@ -76,3 +76,63 @@ pub(crate) async fn read_later(
     let buffer = shared.buffer.lock().take().expect("it was put there, and taken once");
     (buffer, result)
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::borrow::Cow;
+    use std::pin::pin;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::task::Context;
+
+    use super::super::{Engine, EngineOptions, Memory, Source, is_refusal};
+    use super::*;
+
+    /// Its reads wait until they may go on.
+    #[derive(Debug)]
+    struct Hanging(Mutex<Receiver<()>>);
+
+    impl Source for Hanging {
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(100)
+        }
+
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+            self.0.lock().recv().expect("the test goes on");
+            buf.fill(9);
+            Ok(buf.len())
+        }
+
+        fn kind(&self) -> Cow<'static, str> {
+            "hanging".into()
+        }
+    }
+
+    fn buffer() -> AlignedBuffer {
+        AlignedBuffer::zeroed(16, 8)
+    }
+
+    #[test]
+    fn who_finds_all_busy_is_refused_and_the_buffer_comes_back() {
+        let options = EngineOptions { workers_max: 1, ..EngineOptions::default() };
+        let engine = Arc::new(Engine::new(options));
+        let (go_on, hanging) = channel();
+        let hanging = Backing::new(Arc::new(Hanging(Mutex::new(hanging))), engine.clone());
+        let other = Backing::new(Arc::new(Memory::new(vec![7; 100])), engine.clone());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut hangs = pin!(read_later(&hanging, 0, buffer(), 8));
+        assert!(hangs.as_mut().poll(&mut context).is_pending());
+        let refused = pin!(read_later(&other, 0, buffer(), 8)).poll(&mut context);
+        let Poll::Ready((back, Err(why))) = refused else { panic!("{:?}", refused.is_ready()) };
+        assert!(is_refusal(&why), "{why}");
+        assert_eq!(back[..], [0; 16]);
+        go_on.send(()).unwrap();
+        // Ends: it goes on.
+        let (back, read) = loop {
+            if let Poll::Ready(ended) = hangs.as_mut().poll(&mut context) {
+                break ended;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!((read.unwrap(), &back[..8], &back[8..]), (8, &[9; 8][..], &[0; 8][..]));
+    }
+}

@@ -86,9 +86,9 @@ pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub use open::{Access, OpenError, Preference, open_file};
 pub(crate) use open::{Opened, descriptors_max, open};
 pub(crate) use own_ring::Reading;
-pub(crate) use request::is_refusal;
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
+pub(crate) use request::{all_busy, is_refusal};
 pub(crate) use shared::{SharedSource, shared_bytes};
 pub(crate) use under_way::in_a_source;
 

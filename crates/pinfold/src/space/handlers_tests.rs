@@ -23,8 +23,8 @@ const MIB: usize = 1 << 20;
 /// Longer than anything here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// In which a task without memory evicts many times.
-const SWEEPS: Duration = Duration::from_millis(20);
+/// How often a task without memory rests, and evicts before, until it is taken to get none.
+const RESTS: u64 = 10;
 
 /// Calls of sources that hang until they are let go on.
 #[derive(Debug, Default)]
@@ -115,12 +115,14 @@ impl Tasks {
 
     /// Waits for the end of a task.
     fn end(&mut self, address: *const u8) -> Fault {
-        self.end_within(address, LONG).expect("the task does not end")
+        self.end_within(address, u64::MAX).expect("no number of rests is too many")
     }
 
-    fn end_within(&mut self, address: *const u8, time: Duration) -> Option<Fault> {
-        let since = Instant::now();
-        while since.elapsed() < time {
+    /// The same, as long as it rests at most so often.
+    fn end_within(&mut self, address: *const u8, times: u64) -> Option<Fault> {
+        let (since, before) = (Instant::now(), self.rests.times());
+        while self.rests.times() - before < times {
+            assert!(since.elapsed() < LONG, "the task does not end");
             if let Some((of, fault)) = self.set.next() {
                 assert_eq!(of, address.addr(), "another one has ended");
                 return Some(fault);
@@ -132,8 +134,8 @@ impl Tasks {
     }
 }
 
-/// Whether a thread, with this mutant, gets to the end of `body` while `gate` is closed; it is
-/// opened then. `come` waits for the call that hangs.
+/// Whether a thread, with this mutant, gets to where `body` calls its argument while `gate` is
+/// closed; it is opened then.
 fn passes(mutant: Option<Mutant>, gate: &Gate, body: impl FnOnce(&dyn Fn()) + Send) -> bool {
     let (sender, passed) = channel();
     std::thread::scope(|scope| {
@@ -158,6 +160,19 @@ fn store(address: *const u8) {
 
 fn space(cache: &Cache) -> Space {
     Space::new(cache, SpaceOptions::new().handlers(1)).unwrap()
+}
+
+/// Own memory whose page 9 is in the first slot of the swap, which hangs when it is read.
+fn paged_out() -> (Arc<Gated>, Cache, Space, AnonMap) {
+    let swap = Gated::new(Vec::new());
+    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
+    let cache = Cache::new(options).unwrap();
+    let space = space(&cache);
+    let map = space.map_anon(4 * MIB).unwrap();
+    map.write_at(&[7; PAGE], 9 * PAGE).unwrap();
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
+    swap.read.set_closed(true);
+    (swap, cache, space, map)
 }
 
 /// Whether faults of other pages are served while the read of a file's page hangs.
@@ -194,14 +209,7 @@ fn others_are_served_beside_a_read(mutant: Option<Mutant>) -> bool {
 
 /// The same while a read of the swap hangs.
 fn others_are_served_beside_a_swap_in(mutant: Option<Mutant>) -> bool {
-    let swap = Gated::new(Vec::new());
-    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
-    let cache = Cache::new(options).unwrap();
-    let map = space(&cache).map_anon(4 * MIB).unwrap();
-    map.write_at(&[7; PAGE], 9 * PAGE).unwrap();
-    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
-    swap.page.store(0, Ordering::Relaxed); // the first slot
-    swap.read.set_closed(true);
+    let (swap, _cache, _space, map) = paged_out();
     let [hangs, other] = [9, 500].map(|page| map.as_ptr().wrapping_add(page * PAGE).addr());
     let passed = passes(mutant, &swap.read, |reached| {
         let hangs = std::ptr::without_provenance(hangs);
@@ -244,7 +252,7 @@ fn nothing_is_written_for_a_task(mutant: Option<Mutant>) -> bool {
         let address = |page: usize| std::ptr::without_provenance(start + page * PAGE);
         let mut is_served = |page: &usize| {
             let begun = tasks.begin(address(*page), Access::Store);
-            let served = begun.or_else(|| tasks.end_within(address(*page), SWEEPS)).is_some();
+            let served = begun.or_else(|| tasks.end_within(address(*page), RESTS)).is_some();
             if served {
                 store(address(*page));
             }
@@ -277,17 +285,10 @@ fn who_serves_others_does_not_wait_for_a_page_out() {
     assert!(!nothing_is_written_for_a_task(Some(Mutant::TaskWrites)));
 }
 
-/// A map that goes while faults of it wait, and another at its addresses: what was is no failure.
+/// A map that goes while faults of it wait: another may be at its addresses, so they do not fail.
 #[test]
 fn a_fault_of_a_map_that_has_gone_is_not_anothers_failure() {
-    let swap = Gated::new(Vec::new());
-    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
-    let cache = Cache::new(options).unwrap();
-    let space = space(&cache);
-    let map = space.map_anon(4 * MIB).unwrap();
-    map.write_at(&[7; PAGE], 9 * PAGE).unwrap();
-    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
-    swap.read.set_closed(true);
+    let (swap, _cache, space, map) = paged_out();
     let address = map.as_ptr().wrapping_add(9 * PAGE);
     let mut tasks = Tasks::new();
     assert_eq!(tasks.begin(address, Access::Load), None);
@@ -348,13 +349,7 @@ fn one_handler_thread_has_many_faults_at_once() {
 /// An access to own memory while another one's swap-in hangs, with one handler thread.
 #[test]
 fn one_handler_thread_serves_own_memory_while_the_swap_hangs() {
-    let swap = Gated::new(Vec::new());
-    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), 4 * MIB as u64);
-    let cache = Cache::new(options).unwrap();
-    let map = space(&cache).map_anon(4 * MIB).unwrap();
-    map.write_at(&[7; PAGE], 9 * PAGE).unwrap();
-    assert_eq!(map.page_out(0..4 * MIB).unwrap(), PAGE);
-    swap.read.set_closed(true);
+    let (swap, _cache, _space, map) = paged_out();
     let load = |map: &AnonMap, page: usize| {
         // SAFETY: in the map, and nobody stores there.
         unsafe { map.as_ptr().wrapping_add(page * PAGE).read_volatile() }

@@ -36,7 +36,7 @@ use crate::index::InsertError;
 use crate::lend;
 use crate::mapping::{Changing, Mapping};
 use crate::reclaim::{self, Patience};
-use crate::source::{AlignedBuffer, is_refusal};
+use crate::source::{AlignedBuffer, all_busy, is_refusal};
 use crate::space::vma::Access;
 use crate::swap::pages::{State, Unused};
 use crate::swap::slots::Slot;
@@ -482,9 +482,7 @@ impl Area {
             (to, done) = swap.read_later(slot, to, bytes).await;
             match done {
                 Err(refused) if is_refusal(&refused) && patience.is_over(core) => {
-                    let text = "all of the cache's threads are waiting for other sources";
-                    let late = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
-                    return (to, Err(late));
+                    return (to, Err(all_busy()));
                 }
                 Err(refused) if is_refusal(&refused) => rests.rest(BUSY_NAP).await,
                 done => return (to, done),

@@ -59,13 +59,14 @@ pub const BUDGET_MAX_BYTES: u64 = 256 << 30;
 /// to date at the fork, from a private copy: neither process sees what the other does to its
 /// memory. But it does not have the memory of maps: pages that were brought through a
 /// [`Map`](crate::Map) are [`ErrorKind::Forked`], and reading a guard of one that was taken before
-/// the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a file, `prefetch`, a pin that must move
-/// a folio, advice, invalidation, a new [`Reader`]) fails with [`ErrorKind::Forked`], because the
-/// child has none of the cache's threads, and their locks may have been held at the fork. Three
-/// calls that cannot fail return nothing instead: [`stats`](Self::stats) is all zeros,
-/// [`pins`](Self::pins) is `None`, [`compact`](Self::compact) is false. The `try_` calls return
-/// `None` for what was not cached. Dropping a handle in the child frees nothing: the child keeps
-/// its copy of the cache's memory until it ends or calls exec.
+/// the fork ends the child by SIGSEGV. Whatever needs more than that (a miss, opening a file,
+/// `prefetch`, a pin that must move a folio, advice, invalidation, a new [`Reader`]) fails with
+/// [`ErrorKind::Forked`], because the child has none of the cache's threads, and their locks may
+/// have been held at the fork. Three calls that cannot fail return nothing instead:
+/// [`stats`](Self::stats) is all zeros, [`pins`](Self::pins) is `None`,
+/// [`compact`](Self::compact) is false. The `try_` calls return `None` for what was not cached.
+/// Dropping a handle in the child frees nothing: the child keeps its copy of the cache's memory
+/// until it ends or calls exec.
 ///
 /// A cache that the child makes has threads, as every cache has. Rust's standard library and glibc
 /// hold locks of the whole process while a thread starts or ends. If one of the parent's threads

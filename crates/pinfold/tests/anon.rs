@@ -247,36 +247,6 @@ fn a_swap_that_cannot_be_made_is_named() {
     assert_eq!(error.to_string(), text);
 }
 
-/// The kernel would end the process by SIGXFSZ.
-#[test]
-fn a_swap_beyond_the_limit_for_files_is_refused_without_a_signal() {
-    let dir = tempfile::tempdir().unwrap();
-    let options = Options::new(8 << 20).swap(dir.path(), 32 << 20);
-    let set_limit = || {
-        let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
-        // SAFETY: a limit of this process.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-    };
-    in_a_child(|| {
-        set_limit();
-        let error = Cache::new(options.clone()).unwrap_err();
-        assert_eq!(error.code(), "swap-file", "{error}");
-        assert!(error.to_string().contains("File too large"), "{error}");
-    });
-    in_a_child(|| {
-        let cache = Cache::new(options.clone()).unwrap();
-        set_limit();
-        let map = Space::new(&cache, SpaceOptions::new()).unwrap().map_anon(2 * MIB).unwrap();
-        (0..512).for_each(|page| write_page(&map, page, 1));
-        assert_eq!(map.page_out(0..2 * MIB).unwrap(), MIB, "what the file can have");
-        let swap = cache.swap_stats().unwrap();
-        assert!(swap.write_errors > 0, "{swap:?}");
-        assert!(swap.last_error.unwrap().contains("File too large"));
-        (0..512).for_each(|page| check_page(&map, page, 1));
-    });
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-}
-
 #[test]
 fn where_nothing_can_be_paged_out_the_error_says_why() {
     let full = Subject::new(8 * MIB, MIB, SpaceOptions::new());

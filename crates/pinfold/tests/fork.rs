@@ -1,5 +1,6 @@
 //! A forked child with its parent's cache: it reads what was cached, gets an error for the rest,
-//! drops all of it, and never hangs, whatever the parent's threads were doing at the fork.
+//! drops all of it, and never hangs, whatever the parent's threads were doing at the fork. A cache
+//! of the child's own is in `fork_own_cache.rs`.
 
 #![cfg(not(loom))] // the model checker builds without the public types
 
@@ -252,17 +253,6 @@ fn a_child_reads_what_is_cached_and_never_hangs() {
                 drop(file.clone());
                 drop(taken(&file));
                 drop(taken(&cache));
-
-                // And a cache of its own, with threads of its own.
-                let cache = Cache::new(Options::new(4 << 20).track_pins(true)).unwrap();
-                let memory = Memory::new(pattern.to_vec(1 << 20));
-                let file = cache.attach("own", Arc::new(memory)).unwrap();
-                let mut buf = vec![0; 1 << 20];
-                assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
-                pattern.check(0, &buf).unwrap();
-                let pinned = file.pin(0..PAGE).unwrap();
-                assert_eq!(cache.pins().unwrap().len(), 1);
-                drop((pinned, file, cache));
             });
         }
         drop(end);

@@ -15,7 +15,7 @@ mod child;
 mod starts;
 
 use child::in_a_child;
-use starts::wait_for_starts;
+use starts::wait_until_others_sleep;
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
@@ -37,7 +37,7 @@ fn a_child_reads_batches_by_a_cache_of_its_own() {
     let bytes: Vec<u8> = (0..PAGES).flat_map(|page| [page as u8; PAGE as usize]).collect();
     io::Write::write_all(&mut file, &bytes).unwrap();
     read_in_batches(file.path());
-    wait_for_starts();
+    wait_until_others_sleep();
     in_a_child(|| {
         // Memory that may get the addresses that the ring's queues had.
         let _elsewhere = vec![0xEE_u8; 64 << 20];

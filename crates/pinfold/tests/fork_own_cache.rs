@@ -7,8 +7,8 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use pinfold::source::{Memory, Source};
 use pinfold::{Cache, Hint, Options};
@@ -19,7 +19,7 @@ mod child;
 mod starts;
 
 use child::in_a_child;
-use starts::wait_for_starts;
+use starts::wait_until_others_sleep;
 
 const PAGE: u64 = 4096;
 
@@ -48,7 +48,8 @@ fn a_child_has_a_cache_of_its_own_however_many_threads_fall_asleep_and_wake() {
     let memory = Memory::new(vec![1; 8 * PAGE as usize]);
     let file = cache.attach("busy", Arc::new(Yielding(memory))).unwrap();
     file.advise(0..1, Hint::Random).unwrap();
-    let ended = AtomicBool::new(false);
+    wait_until_others_sleep();
+    let (started, ended) = (Barrier::new(17), AtomicBool::new(false));
     std::thread::scope(|scope| {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -58,28 +59,30 @@ fn a_child_has_a_cache_of_its_own_however_many_threads_fall_asleep_and_wake() {
         }
         let end = End(&ended);
         for n in 0..16 {
-            let (file, ended) = (&file, &ended);
-            let busy = std::thread::Builder::new().name("busy".into());
-            let run = move || {
+            let (file, started, ended) = (&file, &started, &ended);
+            scope.spawn(move || {
+                started.wait();
                 while !ended.load(Ordering::Relaxed) {
                     if n == 0 {
                         file.invalidate(0..8 * PAGE).unwrap();
                     }
                     file.read_at(&mut [0; 8], n % 2 * PAGE).unwrap();
                 }
-            };
-            busy.spawn_scoped(scope, run).unwrap();
+            });
         }
-        wait_for_starts();
+        started.wait();
         for _ in 0..100 {
             in_a_child(|| {
-                let cache = Cache::new(Options::new(4 << 20)).unwrap();
+                let cache = Cache::new(Options::new(4 << 20).track_pins(true)).unwrap();
                 let memory = Arc::new(Memory::new(vec![2; 1 << 16]));
                 let file = cache.attach("own", memory).unwrap();
                 file.advise(0..1 << 16, Hint::WillNeed).unwrap();
                 let mut buf = vec![0; 1 << 16];
                 assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
                 assert!(buf.iter().all(|&byte| byte == 2));
+                let pinned = file.pin(0..PAGE).unwrap();
+                assert_eq!(cache.pins().unwrap().len(), 1);
+                drop((pinned, file, cache));
             });
         }
         drop(end);

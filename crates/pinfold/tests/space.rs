@@ -15,9 +15,6 @@ use pinfold::{
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 use pinfold_testing::pattern::Pattern;
 
-#[path = "support/child.rs"]
-mod child;
-
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
@@ -673,18 +670,4 @@ fn an_absent_page_is_read_with_those_around_it_while_memory_is_unused() {
     subject.file.invalidate(0..BYTES).unwrap();
     subject.check(&map, 500);
     assert_eq!(ahead(), before);
-}
-
-#[test]
-fn a_file_beyond_the_limit_for_files_is_refused_without_a_signal() {
-    child::in_a_child(|| {
-        let limit = libc::rlimit { rlim_cur: MIB, rlim_max: MIB };
-        // SAFETY: a limit of this process.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let subject = Subject::new();
-        let space = subject.space(SpaceOptions::new());
-        let error = space.map_file(&subject.file, 0..MIB).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Mirror { .. }), "{error}");
-        assert!(error.to_string().contains("File too large"), "{error}");
-    });
 }

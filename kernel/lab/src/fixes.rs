@@ -8,8 +8,9 @@ use crate::paths::Paths;
 use crate::{proc, series};
 use anyhow::{Context, Result, bail};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::slice;
 use std::time::Duration;
 
 /// Checks that each fix applies to Debian's source without the others, that it goes to everybody
@@ -27,7 +28,7 @@ pub(crate) fn check(paths: &Paths) -> Result<usize> {
         let name = fix.file_name().unwrap_or_default().to_string_lossy();
         let mail = fs::read_to_string(fix).with_context(|| format!("cannot read {name}"))?;
         applies_alone(&plain, fix).with_context(|| format!("{name}: not by itself"))?;
-        let missing = missing_addresses(&mail, &maintainers(&plain, fix)?);
+        let missing = missing_addresses(&mail, &maintainers(&plain, slice::from_ref(fix))?);
         if !missing.is_empty() {
             bail!("{name}: get_maintainer.pl also names {}", missing.join(", "));
         }
@@ -42,17 +43,21 @@ fn applies_alone(plain: &Path, fix: &Path) -> Result<()> {
     git(plain, &["apply", "--check", &fix.to_string_lossy()]).map(drop)
 }
 
-/// Whom `get_maintainer.pl` names, without looking at the history, which the tree does not have.
-fn maintainers(plain: &Path, fix: &Path) -> Result<String> {
+/// Whom `get_maintainer.pl` names for these patches, without looking at the history, which the
+/// tree does not have.
+///
+/// # Errors
+/// If it fails, or names nobody.
+pub(crate) fn maintainers(plain: &Path, patches: &[PathBuf]) -> Result<String> {
     let mut perl = Command::new("perl");
     perl.args(["scripts/get_maintainer.pl", "--nogit", "--nogit-fallback", "--norolestats"])
-        .arg(fix)
+        .args(patches)
         .current_dir(plain);
     git::without_variables(&mut perl);
     let out = proc::capture(&mut perl, Duration::from_secs(2 * 60))?;
     if !out.status.success() || out.stdout.is_empty() {
         let complaint = String::from_utf8_lossy(&out.stderr).trim().to_string();
-        bail!("get_maintainer.pl on {}: {complaint}", fix.display());
+        bail!("get_maintainer.pl names nobody: {complaint}");
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
@@ -63,7 +68,7 @@ fn address(line: &str) -> &str {
 }
 
 /// The addresses of `named` that are in neither of the mail's headers `To:` and `Cc:`.
-fn missing_addresses(mail: &str, named: &str) -> Vec<String> {
+pub(crate) fn missing_addresses(mail: &str, named: &str) -> Vec<String> {
     let head = mail.split("\n\n").next().unwrap_or_default();
     let mut to = Vec::new();
     let mut counts = false;

@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod cc;
 mod cores;
+mod cover;
 mod coverage;
 mod fixes;
 mod git;

@@ -5,7 +5,7 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
-use crate::{bench, build, cores, fixes, guest, prepare, selftests, series, smoke, stress};
+use crate::{bench, build, cores, cover, fixes, guest, prepare, selftests, series, smoke, stress};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
@@ -44,6 +44,8 @@ fn sources(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     let count = series::check_style(paths)?;
     println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    cover::check(paths)?;
+    println!("series: its cover letter is up to date");
     println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
     Ok(())
 }

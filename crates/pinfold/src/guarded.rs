@@ -1,8 +1,10 @@
-//! Calls of the program's code that may panic: a panic of a source is an error of the source, and
-//! one of a completion or of a function of `Request::on_stop` concerns no other request.
+//! Calls that may panic, so that others do not suffer for it: a panic of a source is an error of
+//! the source, and one of a completion or of a function of `Request::on_stop` concerns no other
+//! request.
 //!
 //! Called by whatever makes such a call: the modules of `source`, and `wait` and `pressure`, which
-//! wake futures.
+//! wake futures; and by the handler threads of `space`, as who waits for one fault must not hang
+//! because another panicked.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::anon::Area;
 use super::fault::{self, By, Fault, Shared};
-use super::handlers::{Handlers, Task};
+use super::handlers::{Handlers, Served};
 use super::index::Index;
 use super::vma::{Access, Table, Vma, Wanted};
 use crate::cache::Cache;
@@ -36,8 +36,8 @@ pub(super) fn serve_signal(address: usize, access: Access) -> Fault {
 }
 
 /// Serves a fault at `address`, of which a message tells, as a task of the thread with these timers.
-pub(super) fn serve_message(address: usize, access: Access, rests: Rc<Rests>) -> Task {
-    Box::pin(async move {
+pub(super) fn serve_message(address: usize, access: Access, rests: Rc<Rests>) -> Served {
+    Served::by(async move {
         let blocks = mutant::on(Mutant::HandlerBlocks);
         let waiter = if blocks { Waiter::Thread } else { Waiter::Task(&rests) };
         fault::serve_access(address, By::Message, access, waiter, find).await

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -27,14 +28,16 @@ use super::vma::Access;
 use crate::error::{ErrorKind, Result};
 use crate::frame::PAGE_BYTES;
 use crate::futures::{Ready, Set};
+use crate::guarded::guarded;
 use crate::task::Rests;
 use crate::uffd::Uffd;
 
-/// A fault that is served.
-pub(super) type Task = Pin<Box<dyn Future<Output = Fault>>>;
+/// A fault that is served. If that panics, which is a mistake of this crate's, who waits for the
+/// page gets an error, and all others are served.
+pub(super) struct Served(Pin<Box<dyn Future<Output = Fault>>>);
 
 /// What serves a fault at an address, as a task of the thread with these timers.
-type Serve = fn(usize, Access, Rc<Rests>) -> Task;
+type Serve = fn(usize, Access, Rc<Rests>) -> Served;
 
 /// The most tasks of a thread.
 const TASKS_MAX: usize = 1024;
@@ -75,6 +78,21 @@ impl Handlers {
     }
 }
 
+impl Served {
+    pub(super) fn by(task: impl Future<Output = Fault> + 'static) -> Self {
+        Served(Box::pin(task))
+    }
+}
+
+impl Future for Served {
+    type Output = Fault;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Fault> {
+        guarded("a fault", || Ok(self.0.as_mut().poll(context)))
+            .unwrap_or(Poll::Ready(Fault::Failed))
+    }
+}
+
 impl Drop for Handlers {
     fn drop(&mut self) {
         // Never read, so it stays readable for all of them. It cannot be full.
@@ -93,12 +111,7 @@ impl Drop for Handlers {
 
 /// Serves faults until it is told to stop. By then there is no task: each that waits has a share of
 /// the space.
-fn run(
-    uffd: &Uffd,
-    stop: &OwnedFd,
-    mut tasks: Set<usize, dyn Future<Output = Fault>>,
-    serve: Serve,
-) {
+fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, Served>, serve: Serve) {
     let rests = Rc::new(Rests::default());
     // Ends: the space's end makes `stop` readable.
     loop {
@@ -128,9 +141,8 @@ fn run(
             let Ok(Some((address, stores))) = uffd.next() else { break };
             let access = if stores { Access::Store } else { Access::Load };
             let address = address & !(PAGE_BYTES - 1);
-            if let Some((address, fault)) =
-                tasks.begin(address, serve(address, access, rests.clone()))
-            {
+            let task = Box::pin(serve(address, access, rests.clone()));
+            if let Some((address, fault)) = tasks.begin(address, task) {
                 answer(uffd, address, &fault);
             }
         }

@@ -6,10 +6,12 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::core::serve_message;
 use super::fault::Fault;
+use super::handlers::Served;
 use super::vma::Access;
 use crate::futures::{Ready, Set};
 use crate::mutant::{self, Mutant};
@@ -97,7 +99,7 @@ impl Source for Gated {
 
 /// The tasks of a handler thread, which the test is.
 struct Tasks {
-    set: Set<usize, dyn Future<Output = Fault>>,
+    set: Set<usize, Served>,
     rests: Rc<Rests>,
 }
 
@@ -110,7 +112,7 @@ impl Tasks {
     fn begin(&mut self, address: *const u8, access: Access) -> Option<Fault> {
         let address = address.addr();
         let task = serve_message(address, access, self.rests.clone());
-        self.set.begin(address, task).map(|(_, fault)| fault)
+        self.set.begin(address, Box::pin(task)).map(|(_, fault)| fault)
     }
 
     /// Waits for the end of a task.
@@ -362,4 +364,24 @@ fn one_handler_thread_serves_own_memory_while_the_swap_hangs() {
         swap.read.set_closed(false);
         assert_eq!(hangs.join().unwrap(), 7);
     });
+}
+
+#[test]
+fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
+    let mut set = Set::of(Ready::new().unwrap());
+    // A mistake that is made in one of its polls.
+    let panics = |mut polls: u32| {
+        Box::pin(Served::by(std::future::poll_fn(move |context| {
+            polls -= 1;
+            assert!(polls > 0, "a mistake");
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })))
+    };
+    assert!(set.begin(1, panics(2)).is_none());
+    assert!(set.begin(2, panics(1)) == Some((2, Fault::Failed)));
+    let served = Served::by(async { Fault::Served });
+    assert!(set.begin(3, Box::pin(served)) == Some((3, Fault::Served)));
+    assert!(set.next() == Some((1, Fault::Failed)));
+    assert!(set.next().is_none() && set.len() == 0);
 }

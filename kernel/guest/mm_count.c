@@ -145,6 +145,29 @@ static double fork_exit(int fd)
 	return start;
 }
 
+/* The same without the child: what the parent does until the call returns. */
+static double fork_call(int fd)
+{
+	char *p = map(-1, MAP_PRIVATE | MAP_ANONYMOUS);
+	long long start;
+	int status;
+	pid_t pid;
+
+	(void)fd;
+	touch(p, 1);
+	start = now_ns();
+	pid = fork();
+	if (!pid)
+		_exit(0);
+	start = now_ns() - start;
+	if (pid < 0)
+		die("fork");
+	if (waitpid(pid, &status, 0) < 0 || status)
+		die("waitpid");
+	unmap(p);
+	return start;
+}
+
 static double fork_cow(int fd)
 {
 	char *p = map(-1, MAP_PRIVATE | MAP_ANONYMOUS);
@@ -182,6 +205,7 @@ static const struct {
 	{ "fault-file", file_read },
 	{ "fault-file-cow", file_cow },
 	{ "fork-2048-pages", fork_exit },
+	{ "fork-call-2048-pages", fork_call },
 	{ "fault-fork-cow", fork_cow },
 };
 

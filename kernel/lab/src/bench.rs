@@ -36,12 +36,13 @@ pub(crate) const ALLOWED_PERCENT: f64 = 1.0;
 const PREAD_BYTES: [u32; 2] = [64, 4096];
 const FILE_SYSTEMS: [&str; 2] = ["tmpfs", "ext4"];
 /// The cases of `mm_count`, which prints a line for each.
-const MM_CASES: [&str; 6] = [
+const MM_CASES: [&str; 7] = [
     "fault-anon",
     "unmap-anon",
     "fault-file",
     "fault-file-cow",
     "fork-2048-pages",
+    "fork-call-2048-pages",
     "fault-fork-cow",
 ];
 /// The arguments of `gup_test`, and how many MiB it pins. It prints whole microseconds, and a

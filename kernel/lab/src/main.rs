@@ -82,6 +82,9 @@ enum Kernel {
         /// Seconds after which a guest that has not finished has failed.
         #[arg(long, default_value_t = 120)]
         limit_s: u64,
+        /// Boot parameters, besides those that a guest needs.
+        #[arg(long, default_value = "")]
+        append: String,
         /// The command for the guest's shell.
         #[arg(last = true, required = true)]
         command: Vec<String>,
@@ -175,10 +178,10 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             println!("{}", image.display());
             Ok(())
         }
-        Kernel::Run { which, limit_s, command } => {
+        Kernel::Run { which, limit_s, append, command } => {
             prepare::prepare(paths)?;
             let image = build::build(paths, which.tree(), which.config)?;
-            suite::run_command(paths, &image, &command.join(" "), limit_s)
+            suite::run_command(paths, &image, &command.join(" "), &append, limit_s)
         }
         Kernel::Selftests => suite::selftests(paths),
         Kernel::Machines => {

@@ -136,8 +136,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     text += "## Instructions\n\n\
              Counted by an emulator whose clock advances by one nanosecond for each instruction\n\
              (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure is the number of\n\
-             instructions, not a time, of one read, one fault, one page of gup_test, or one fork\n\
-             (`fork-2048-pages`).\n\n\
+             instructions, not a time, of one read, one fault, one page of gup_test, or one fork:\n\
+             `fork-2048-pages` has the child's exit and the wait in it,\n\
+             `fork-call-2048-pages` the system call alone.\n\n\
              | case | plain | patched | difference |\n|---|---:|---:|---:|\n";
     for row in &counts {
         let _ = writeln!(

@@ -10,11 +10,17 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
 
-/// `kernel run`: runs a command in a kernel, and prints its output.
+/// `kernel run`: boots a kernel with these parameters, runs a command in it, and prints its output.
 ///
 /// # Errors
 /// If the boot or the command fails.
-pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u64) -> Result<()> {
+pub(crate) fn run_command(
+    paths: &Paths,
+    image: &Path,
+    command: &str,
+    append: &str,
+    limit_s: u64,
+) -> Result<()> {
     let root = guest::root(paths, &[])?;
     let accel = qemu::accel(paths, image, &root)?;
     let outcome = qemu::boot(
@@ -24,7 +30,7 @@ pub(crate) fn run_command(paths: &Paths, image: &Path, command: &str, limit_s: u
             image,
             root: &root,
             command,
-            append: "kunit.enable=0",
+            append: &format!("kunit.enable=0 {append}"),
             accel,
             limit: Duration::from_secs(limit_s),
             mem_mib: 2048,

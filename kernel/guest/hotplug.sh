@@ -2,7 +2,9 @@
 # The guest's command: ROUNDS times (20), takes all blocks of movable memory
 # offline, and then online again. With the boot parameter rcutree.sysrq_rcu=1 a
 # preemptible kernel tells how many grace periods of tasks-RCU have ended, so it
-# also prints how many that took.
+# also prints how many that took. Meanwhile processes begin and end by the
+# dozen, because RCU frees their stacks in softirqs, where DEBUG_VM reads the
+# span of a zone. Blocks that cannot go offline are left alone.
 
 # gps: how many grace periods of tasks-RCU have ended; nothing if there is none
 gps() {
@@ -15,11 +17,16 @@ cd /sys/devices/system/memory || exit 1
 blocks=$(grep -l Movable memory*/valid_zones)
 off=0
 on=0
+while :; do
+	for i in $(seq 30); do sleep 0.2 & done
+	wait
+done &
+load=$!
 before=$(gps)
 for round in $(seq ${ROUNDS:-20}); do
 	for b in $blocks; do
 		b=${b%/*}
-		echo offline > $b/state && off=$((off + 1))
+		(echo offline > $b/state) 2>/dev/null && off=$((off + 1))
 	done
 	for b in $blocks; do
 		b=${b%/*}
@@ -29,5 +36,6 @@ for round in $(seq ${ROUNDS:-20}); do
 	done
 done
 after=$(gps)
+kill $load
 echo "blocks offline $off, online $on; grace periods of tasks-RCU: $((after - before))"
 [ $off -gt 0 ] && [ $off = $on ]

@@ -2,7 +2,9 @@
 //! all that is between is the kernel.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::ioctl::{Updater, ioctl};
@@ -30,6 +32,8 @@ struct Guest {
     uffd: Option<OwnedFd>,
     start: *mut u8,
     bytes: usize,
+    /// What was moved away, in bytes of the mapping: others may map something there.
+    moved: Mutex<Range<usize>>,
     memory: ClientMemory,
 }
 
@@ -63,7 +67,7 @@ impl Guest {
         };
         // SAFETY: the kernel's struct, and the mapping above.
         unsafe { ioctl(&uffd, Updater::<OP_REGISTER, _>::new(&mut register)) }.unwrap();
-        Guest { uffd: Some(uffd), start, bytes, memory }
+        Guest { uffd: Some(uffd), start, bytes, moved: Mutex::default(), memory }
     }
 
     fn uffd(&self) -> &OwnedFd {
@@ -94,8 +98,14 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.uffd = None;
-        // SAFETY: its mapping.
-        unsafe { munmap(self.start.cast(), self.bytes) }.unwrap();
+        let moved = self.moved.get_mut().unwrap().clone();
+        for part in [0..moved.start, moved.end..self.bytes] {
+            if !part.is_empty() {
+                let at = self.start.wrapping_add(part.start);
+                // SAFETY: of its mapping.
+                unsafe { munmap(at.cast(), part.len()) }.unwrap();
+            }
+        }
     }
 }
 
@@ -325,6 +335,8 @@ fn what_a_client_removes_is_zeros_and_what_it_moves_stays_what_it_is() {
             // Moved away, half of it touched before.
             (500..510).for_each(|page| assert_eq!(guest.read(page), byte_of(page)));
             let bytes = 20 * P as usize;
+            let start = 500 * P as usize;
+            *guest.moved.lock().unwrap() = start..start + bytes;
             // SAFETY: in the mapping; it is used no more at the old address.
             let moved = unsafe {
                 mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE)
@@ -346,6 +358,18 @@ fn what_a_client_removes_is_zeros_and_what_it_moves_stays_what_it_is() {
         });
         assert!(told.is_empty(), "{told:?}");
         clients.remove(id);
+        // What is at the old address now is not the guest's. Another thread may have been first.
+        let here = guest.start.wrapping_add(500 * P as usize).cast();
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: replaces nothing.
+        let other = unsafe { mmap_anonymous(here, P as usize, ProtFlags::READ, flags) };
+        drop(guest);
+        if let Ok(other) = other {
+            // SAFETY: mapped above.
+            assert_eq!(unsafe { other.cast::<u8>().read_volatile() }, 0);
+            // SAFETY: the same, and used no more.
+            unsafe { munmap(other, P as usize) }.unwrap();
+        }
     }
 }
 

@@ -56,8 +56,8 @@ pub(crate) fn read(handle: &Handle, page: u64) {
 }
 
 /// Begins to read all absent pages of `pages`, which are those of the block of `page` that may be
-/// wanted. Waits for nothing; the caller waits for `page`. Does nothing if the handle's accesses go on in order: then its stream
-/// says what is read, in larger windows.
+/// wanted. Waits for nothing; the caller waits for `page`. Does nothing if the handle's accesses go
+/// on in order: then its stream says what is read, in larger windows.
 pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
     if !is_room(&handle.core) || !handle.stream.on_fault(page, pages.end) {
         return;

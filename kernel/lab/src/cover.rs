@@ -42,8 +42,8 @@ fn told(paths: &Paths) -> Result<Told> {
     let patches = series::patches_in(paths, "series")?;
     let commits = git(&tree, &["rev-list", "--reverse", &format!("{BASE_TAG}..HEAD")])?;
     let commits: Vec<_> = commits.lines().collect();
-    let (Some(base), Some(end)) =
-        (commits.get(fixes.len().wrapping_sub(1)), commits.get(fixes.len() + patches.len() - 1))
+    let last_of = |patches: usize| commits.get(patches.checked_sub(1)?);
+    let (Some(base), Some(end)) = (last_of(fixes.len()), last_of(fixes.len() + patches.len()))
     else {
         bail!("{} does not have all patches", tree.display());
     };
@@ -80,9 +80,10 @@ fn compare(cover: &str, told: &Told) -> Result<()> {
             bail!("it does not have the list of {what} as it is:\n{text}");
         }
     }
-    let others = cover.lines().filter(|line| line.starts_with("prerequisite-patch-id: ")).count();
-    if others != told.prerequisites.len() {
-        bail!("it is not built on {others} fixes");
+    let named = cover.lines().filter(|line| line.starts_with("prerequisite-patch-id: ")).count();
+    let fixes = told.prerequisites.len();
+    if named != fixes {
+        bail!("it names {named} prerequisite patches, and there are {fixes} fixes");
     }
     let mut missing = fixes::missing_addresses(cover, &told.maintainers);
     missing.sort();
@@ -120,7 +121,7 @@ mod tests {
             ("  mm: two\n", "", "list of the patches"),
             ("2 +-", "3 +-", "list of the changed files"),
             ("id: 34", "id: 43", "list of the fixes"),
-            ("id: 34", "id: 34\nprerequisite-patch-id: 56", "3 fixes"),
+            ("id: 34", "id: 34\nprerequisite-patch-id: 56", "names 3 prerequisite patches"),
             ("two@x", "three@x", "also names two@x"),
         ] {
             let error = compare(&COVER.replace(old, new), &told()).unwrap_err().to_string();

@@ -50,9 +50,9 @@ fn sources(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     let count = series::check_style(paths)?;
     println!("series: {count} patches apply; checkpatch.pl --strict is clean");
+    println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
     cover::check(paths)?;
     println!("series: its cover letter is up to date");
-    println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
     Ok(())
 }
 

@@ -51,29 +51,56 @@ pub(crate) fn lacking(config: &str, requested: &[(String, String)]) -> Vec<Strin
         .collect()
 }
 
-/// The series' `KUnit` suites: their files, without the extension.
-const SUITES: [&str; 2] = ["mm/page_ref_kunit", "mm/page_ref_race_kunit"];
+/// The patches' `KUnit` suites: the option, and the file without its extension.
+const SUITES: [(&str, &str); 3] = [
+    ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit"),
+    ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_race_kunit"),
+    ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit"),
+];
+
+/// The options that patches bring, each with the file that the same patch brings. A tree without
+/// the file does not have the option.
+const BROUGHT: [(&str, &str); 2] = [
+    ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit.c"),
+    ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit.c"),
+];
 
 /// The sources of the suites in a tree.
-pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 2] {
-    SUITES.map(|suite| paths.source(tree).join(suite).with_extension("c"))
+pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 3] {
+    SUITES.map(|(_, suite)| paths.source(tree).join(suite).with_extension("c"))
 }
 
-/// Whether a tree has the suites. Only the series' last patch brings them.
+/// The sources of the suites in the patched tree that a configuration asks for.
+pub(crate) fn tests_in(paths: &Paths, configuration: &str) -> Vec<PathBuf> {
+    let asked = requested(configuration);
+    SUITES
+        .iter()
+        .filter(|(option, _)| {
+            asked.iter().any(|(name, on)| option.strip_prefix("CONFIG_") == Some(name) && on == "y")
+        })
+        .map(|(_, suite)| paths.source(Tree::Series).join(suite).with_extension("c"))
+        .collect()
+}
+
+/// Whether a tree has all suites. The last patches of the sub-series bring them.
 pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
     tests(paths, tree).iter().all(|file| file.is_file())
 }
 
 /// All fragments of a kernel's configuration, as one text.
-fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
+///
+/// # Errors
+/// If one cannot be read.
+pub(crate) fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
     let mut all = String::new();
     for fragment in fragments(paths, config) {
         all += &fs::read_to_string(&fragment)
             .with_context(|| format!("cannot read {}", fragment.display()))?;
     }
-    // A tree without the KUnit tests does not have their option either.
-    if !has_tests(paths, tree) {
-        all = all.replace("CONFIG_PAGE_REF_KUNIT_TEST=y\n", "");
+    for (option, file) in BROUGHT {
+        if !paths.source(tree).join(file).is_file() {
+            all = all.replace(&format!("{option}=y\n"), "");
+        }
     }
     Ok(all)
 }
@@ -113,6 +140,11 @@ pub(crate) fn read(file: &Path) -> Result<String> {
 
 /// `make` in a source tree, with the objects in a folder of their own.
 pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
+    make_in(paths, tree, &paths.objects(tree, config))
+}
+
+/// `make` in a source tree, with the objects in this folder.
+pub(crate) fn make_in(paths: &Paths, tree: Tree, objects: &Path) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
     // The kernel's build asks git for the source's version.
@@ -120,7 +152,7 @@ pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])
         .arg("-C")
         .arg(paths.source(tree))
-        .arg(format!("O={}", paths.objects(tree, config).display()))
+        .arg(format!("O={}", objects.display()))
         .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01")
         .env("KBUILD_BUILD_USER", "lab")
         .env("KBUILD_BUILD_HOST", "lab");
@@ -191,7 +223,7 @@ pub(crate) fn bloat(paths: &Paths) -> Result<String> {
     let script = paths.source(Tree::Plain).join("scripts/bloat-o-meter");
     let all = proc::output(Command::new("python3").arg(script).args([&old, &new]))?;
     let objects = paths.objects(Tree::Series, Config::Fast);
-    let tests = SUITES.map(|suite| objects.join(suite).with_extension("o"));
+    let tests = SUITES.map(|(_, suite)| objects.join(suite).with_extension("o"));
     let symbols = proc::output(Command::new("nm").args(tests))?;
     Ok(sum_bloat(&all, &symbols))
 }
@@ -258,6 +290,34 @@ mod tests {
                     Total: Before=1, After=2, chg +1%\n";
         let text = sum_bloat(rows, "0000 t t_case\n0000 r x.1\n");
         assert!(text.starts_with("2 symbols differ: +20 -5 = +15 bytes"), "{text}");
+    }
+
+    #[test]
+    fn a_suite_is_expected_where_its_option_is_on() {
+        let paths = Paths { kernel: "kernel".into(), cache: "cache".into() };
+        let names = |text: &str| {
+            let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
+            tests_in(&paths, text).iter().map(name).collect::<Vec<_>>()
+        };
+        let (refs, unpin) = ("CONFIG_PAGE_REF_KUNIT_TEST", "CONFIG_UNPIN_KUNIT_TEST");
+        assert_eq!(
+            names(&format!("{refs}=y\n{unpin}=n\n")),
+            ["page_ref_kunit", "page_ref_race_kunit"]
+        );
+        assert_eq!(names(&format!("{unpin}=y\n")), ["unpin_kunit"]);
+        assert_eq!(names("CONFIG_KUNIT=y\n"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_option_is_asked_only_of_a_tree_that_has_it() {
+        let (_dir, paths) = lab();
+        request(&paths, "CONFIG_A=y\nCONFIG_PAGE_REF_KUNIT_TEST=y\nCONFIG_UNPIN_KUNIT_TEST=y\n");
+        let text = || fragments_text(&paths, Tree::Series, Config::Fast).unwrap();
+        assert_eq!(text(), "CONFIG_A=y\n");
+        let mm = paths.source(Tree::Series).join("mm");
+        fs::create_dir_all(&mm).unwrap();
+        fs::write(mm.join("unpin_kunit.c"), "").unwrap();
+        assert_eq!(text(), "CONFIG_A=y\nCONFIG_UNPIN_KUNIT_TEST=y\n");
     }
 
     #[test]

@@ -23,6 +23,16 @@ pub(crate) fn git(tree: &Path, args: &[&str]) -> Result<String> {
     proc::output(git.args(args))
 }
 
+/// Runs git in this tree with an index in this file, in the place of the tree's own.
+///
+/// # Errors
+/// If git fails; the error has its output.
+pub(crate) fn git_index(tree: &Path, index: &Path, args: &[&str]) -> Result<String> {
+    let mut git = Command::new("git");
+    confine(&mut git, tree, inherited());
+    proc::output(git.env("GIT_INDEX_FILE", index).args(args))
+}
+
 /// Removes git's environment variables from a command that runs git itself, so that git finds
 /// the repository by the command's folder.
 pub(crate) fn without_variables(command: &mut Command) {

@@ -71,7 +71,8 @@ pub(crate) fn machines(paths: &Paths) -> Result<()> {
         match machine.boot {
             Some((image, qemu, console)) => {
                 let log = boot(paths, machine.arch, &objects.join(image), qemu, console)?;
-                println!("{}: {}", machine.arch, smoke::suites(paths, &log)?);
+                let asked = fragment(paths, machine)?;
+                println!("{}: {}", machine.arch, smoke::suites(paths, &log, &asked)?);
             }
             None => println!("{}: builds", machine.arch),
         }
@@ -91,11 +92,16 @@ fn make(paths: &Paths, machine: &Machine, objects: &str) -> Command {
     make
 }
 
+/// The fragment of configuration of a machine.
+fn fragment(paths: &Paths, machine: &Machine) -> Result<String> {
+    build::read(&paths.kernel.join(format!("lab/config/{}.config", machine.arch)))
+}
+
 fn build(paths: &Paths, machine: &Machine) -> Result<PathBuf> {
     let objects = paths.cache.join("build").join(format!("series-{}", machine.arch));
     fs::create_dir_all(&objects)?;
     let dir = objects.to_string_lossy().into_owned();
-    let fragment = build::read(&paths.kernel.join(format!("lab/config/{}.config", machine.arch)))?;
+    let fragment = fragment(paths, machine)?;
     let (stamp, dot_config) = (objects.join("lab-fragments"), objects.join(".config"));
     let log = paths.log(&format!("build-series-{}", machine.arch));
     let what = format!("configuring {}", machine.arch);

@@ -19,6 +19,7 @@ mod litmus;
 mod lock;
 mod machines;
 mod paths;
+mod pins;
 mod prepare;
 mod proc;
 mod qemu;
@@ -32,6 +33,7 @@ mod splat;
 mod stress;
 mod suite;
 mod threads;
+mod variant;
 mod writes;
 
 use anyhow::Result;
@@ -124,6 +126,16 @@ enum Kernel {
     Bench,
     /// Count the writes to a file's struct page for each read, in plain and patched kernels.
     Writes,
+    /// Count instructions and cache lines for each page that is pinned and unpinned, in plain
+    /// kernels, in patched ones, and in one that pins page by page as it once was.
+    Pins {
+        /// Write the counts to this file, or to the output if it is `-`.
+        #[arg(long)]
+        json: Option<PathBuf>,
+        /// Instead, check that the tests of unpinning notice mutants.
+        #[arg(long, conflicts_with = "json")]
+        mutants: bool,
+    },
     /// Measure gets, puts, failed gets and splits on this machine's own cores, without booting:
     /// the kernels' own objects run in a program, plain and patched in turn.
     Cores(cores::Plan),
@@ -200,6 +212,8 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         }
         Kernel::Bench => bench::bench(paths),
         Kernel::Writes => writes::writes(paths),
+        Kernel::Pins { mutants: true, .. } => pins::mutants(paths),
+        Kernel::Pins { json, .. } => pins::pins(paths, json.as_deref()),
         Kernel::Cores(plan) => cores::cores(paths, &plan),
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }

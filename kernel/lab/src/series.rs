@@ -1,4 +1,4 @@
-//! Applies the fixes of `kernel/fixes` and then the patches of `kernel/series`, in order, by
+//! Applies the fixes of `kernel/fixes` and then the patches of each sub-series, in order, by
 //! `git am`, and tells whether the patched tree in the cache has exactly these.
 
 use crate::git::{self, BASE_TAG, git};
@@ -11,12 +11,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// All patches in order: the fixes, and the series, which is built on them.
+/// The folders of patches in the order in which they are applied: the fixes, and the sub-series,
+/// which are built on them.
+pub(crate) const FOLDERS: &[&str] = &["fixes", "series", "pins"];
+
+/// The sub-series that must also apply after the fixes alone, so that each can be sent without
+/// the others.
+const APART: &[&str] = &["pins"];
+
+/// All patches in order.
 ///
 /// # Errors
 /// If a folder cannot be read.
 pub(crate) fn patches(paths: &Paths) -> Result<Vec<PathBuf>> {
-    Ok([patches_in(paths, "fixes")?, patches_in(paths, "series")?].concat())
+    let mut all = Vec::new();
+    for folder in FOLDERS {
+        all.append(&mut patches_in(paths, folder)?);
+    }
+    Ok(all)
 }
 
 /// The patches of one folder in order, without the cover letter.
@@ -179,6 +191,27 @@ pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Checks that each sub-series of `APART` applies after the fixes alone. Nothing is checked out
+/// for it: the patches are applied to an index of git's.
+///
+/// # Errors
+/// The first patch that does not apply.
+pub(crate) fn check_apart(paths: &Paths) -> Result<()> {
+    let plain = paths.source(Tree::Plain);
+    let index = paths.cache.join("src/apart");
+    for folder in APART {
+        let _ = fs::remove_file(&index);
+        git::git_index(&plain, &index, &["read-tree", BASE_TAG])?;
+        for patch in [patches_in(paths, "fixes")?, patches_in(paths, folder)?].concat() {
+            let file = patch.to_string_lossy();
+            git::git_index(&plain, &index, &["apply", "--cached", &file]).with_context(|| {
+                format!("{file} does not apply after the fixes without the other sub-series")
+            })?;
+        }
+    }
+    fs::remove_file(&index).context("cannot remove the index of the check")
+}
+
 /// Runs `checkpatch.pl --strict` on every patch. Two of its questions are switched off: the one
 /// about MAINTAINERS, as `mm/` is listed there as a whole; and whether the commits exist that a
 /// message names, as the trees have no history.
@@ -284,7 +317,7 @@ mod tests {
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         fs::rename(repository("one\n").path(), &plain).unwrap();
         git(&plain, &["tag", BASE_TAG]).unwrap();
-        for folder in ["fixes", "series"] {
+        for folder in FOLDERS {
             fs::create_dir_all(paths.kernel.join(folder)).unwrap();
         }
         fs::write(paths.kernel.join("series/0001-change.patch"), PATCH).unwrap();
@@ -331,11 +364,43 @@ mod tests {
     }
 
     #[test]
+    fn a_sub_series_that_needs_another_one_is_found() {
+        let (_dir, paths, file) = cache();
+        let on_it = PATCH.replace("-one", "-two").replace("+two", "+three");
+        fs::write(paths.kernel.join("pins/0001-more.patch"), on_it).unwrap();
+        apply(&paths).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
+        let error = check_apart(&paths).unwrap_err().to_string();
+        assert!(error.contains("0001-more.patch") && error.contains("after the fixes"), "{error}");
+
+        // One that stands without the series applies after a fix, too.
+        fs::write(paths.kernel.join("series/0001-change.patch"), new_file("b")).unwrap();
+        fs::write(paths.kernel.join("fixes/0001-fix.patch"), PATCH).unwrap();
+        check_apart(&paths).unwrap();
+        apply(&paths).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
+    }
+
+    /// A patch that adds a file.
+    fn new_file(name: &str) -> String {
+        PATCH.replace(
+            "diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two\n",
+            &format!(
+                "diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n\
+                 +++ b/{name}\n@@ -0,0 +1 @@\n+new\n"
+            ),
+        )
+    }
+
+    #[test]
     fn the_leftovers_of_a_killed_run_are_removed() {
         let (_dir, paths, file) = cache();
         let tree = paths.source(Tree::Series);
         // A new file of a patch that was being applied: `git am` would not overwrite it.
-        let patch = PATCH.replace("diff --git a/a b/a", "diff --git a/b b/b\nnew file mode 100644\n--- /dev/null\n+++ b/b\n@@ -0,0 +1 @@\n+new\ndiff --git a/a b/a");
+        let patch = new_file("b").replace(
+            "+new\n",
+            "+new\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two\n",
+        );
         fs::write(paths.kernel.join("series/0001-change.patch"), patch).unwrap();
         checkout(&paths).unwrap();
         fs::write(tree.join("b"), "half").unwrap();

@@ -32,13 +32,18 @@ fn kunit(console: &str, suite: &str) -> Result<String> {
     Ok(wanted)
 }
 
-/// Checks the results of the series' suites in a kernel's log, and returns their summaries.
+/// Checks the results of the suites that a configuration asks for in a kernel's log, and returns
+/// their summaries.
 ///
 /// # Errors
-/// If a case of their sources did not pass.
-pub(crate) fn suites(paths: &Paths, console: &str) -> Result<String> {
+/// If a case of their sources did not pass, or none is asked for.
+pub(crate) fn suites(paths: &Paths, console: &str, configuration: &str) -> Result<String> {
     let mut passed = Vec::new();
-    for suite in build::tests(paths, Tree::Series) {
+    let suites = build::tests_in(paths, configuration);
+    if suites.is_empty() {
+        bail!("the configuration asks for no KUnit suite");
+    }
+    for suite in suites {
         passed.push(kunit(console, &fs::read_to_string(suite)?)?);
     }
     Ok(passed.join(", "))
@@ -97,7 +102,7 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
         bail!("{name}: the reads failed with status {}:\n{}", outcome.status, outcome.output);
     }
     let tests = if build::has_tests(paths, tree) {
-        suites(paths, &outcome.console)?
+        suites(paths, &outcome.console, &build::fragments_text(paths, tree, config)?)?
     } else {
         String::from("boots and reads")
     };

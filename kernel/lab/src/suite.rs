@@ -49,6 +49,7 @@ pub(crate) fn run_command(
 fn sources(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
     let count = series::check_style(paths)?;
+    series::check_apart(paths)?;
     println!("series: {count} patches apply; checkpatch.pl --strict is clean");
     cover::check(paths)?;
     println!("series: its cover letter is up to date");

@@ -17,6 +17,8 @@
 #define PAGES 4096
 #define HUGE 9
 #define HUGE_PAGES (1 << HUGE)
+/* 4 GiB, whose struct pages, 64 MiB, are in no cache when they are needed again. */
+#define PINNED_PAGES (1UL << 20)
 /* How often a freeze is tried before it counts as starved. */
 #define TRIES 100000000
 
@@ -635,6 +637,105 @@ static void mixed_work(struct cores *c, int me)
 	gone(c, me);
 }
 
+/* Unpinning an array of pages, in folios that no other worker unpins. */
+
+struct pinned {
+	struct page *pages;
+	/* All pages, in order. */
+	struct page **list;
+	unsigned long nr_pages;
+	int order;
+};
+
+static void pinned_setup(struct cores *c, unsigned long nr_pages, int order)
+{
+	struct pinned *p = cores_alloc(sizeof(*p), CORES_LINE);
+	unsigned long i;
+
+	p->pages = cores_alloc(nr_pages * sizeof(struct page), PAGE_SIZE);
+	p->list = cores_alloc(nr_pages * sizeof(*p->list), PAGE_SIZE);
+	p->nr_pages = nr_pages;
+	p->order = order;
+	c->world = p;
+	for (i = 0; i < nr_pages; i++) {
+		init_frozen(&p->pages[i]);
+		p->list[i] = &p->pages[i];
+	}
+	for (i = 0; i < nr_pages; i += 1 << order) {
+		if (order)
+			make_compound(&p->pages[i], order);
+		page_ref_unfreeze(&p->pages[i], 1);
+	}
+}
+
+static void pinned_huge_setup(struct cores *c)
+{
+	pinned_setup(c, PINNED_PAGES, HUGE);
+}
+
+static void pinned_one_setup(struct cores *c)
+{
+	/* One folio for each worker. */
+	pinned_setup(c, c->workers * HUGE_PAGES, HUGE);
+}
+
+static void pinned_small_setup(struct cores *c)
+{
+	pinned_setup(c, PINNED_PAGES, 0);
+}
+
+/* What a pin of each page of a folio does to it, without the statistics. */
+static void pin_all(struct folio *folio, int order)
+{
+	if (order) {
+		folio_ref_add(folio, 1 << order);
+		atomic_add(1 << order, &folio->_pincount);
+	} else {
+		folio_ref_add(folio, GUP_PIN_COUNTING_BIAS);
+	}
+}
+
+static noinline void pinned_batch(struct pinned *p, unsigned long first)
+{
+	unsigned long i;
+
+	for (i = first; i < first + HUGE_PAGES; i += 1 << p->order)
+		pin_all((struct folio *)&p->pages[i], p->order);
+	unpin_user_pages(&p->list[first], HUGE_PAGES);
+}
+
+static void pinned_work(struct cores *c, int me)
+{
+	struct pinned *p = c->world;
+	unsigned long of_each = round_down(p->nr_pages / c->workers, HUGE_PAGES);
+	unsigned long at = 0;
+
+	if (!me && c->mutant == CORES_LOST_PUT)
+		pin_all((struct folio *)p->pages, p->order);
+	while (!READ_ONCE(c->stop)) {
+		pinned_batch(p, me * of_each + at);
+		c->worker[me].ops += HUGE_PAGES;
+		at += HUGE_PAGES;
+		if (at == of_each)
+			at = 0;
+	}
+}
+
+static void pinned_check(struct cores *c)
+{
+	struct pinned *p = c->world;
+	unsigned long i;
+
+	for (i = 0; i < p->nr_pages; i += 1 << p->order) {
+		struct folio *folio = (struct folio *)&p->pages[i];
+
+		if (folio_ref_count(folio) != 1)
+			cores_wrong("references left at the end", folio_ref_count(folio), 1);
+		if (p->order && atomic_read(&folio->_pincount))
+			cores_wrong("pins left at the end", atomic_read(&folio->_pincount), 0);
+	}
+}
+
 #define COUNTS (BIT(CORES_LOST_PUT) | BIT(CORES_EXTRA_PUT) | BIT(CORES_WRONG_ENTRY) | \
 		BIT(CORES_LEFT_ENTRY))
 #define FROZEN (BIT(CORES_LOST_PUT) | BIT(CORES_NO_FREEZE) | BIT(CORES_LEFT_ENTRY))
@@ -672,6 +773,18 @@ const struct cores_case cores_cases[] = {
 		.second = "splits-beside-lookups", .min_workers = 2,
 		.mutants = HUGE_FROZEN | BIT(CORES_WRONG_ENTRY), .setup = mixed_setup,
 		.work = mixed_work, .check = mixed_check,
+	}, {
+		.name = "unpin-2m", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.mutants = BIT(CORES_LOST_PUT), .setup = pinned_huge_setup,
+		.work = pinned_work, .check = pinned_check,
+	}, {
+		.name = "unpin-2m-cached", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.mutants = BIT(CORES_LOST_PUT), .setup = pinned_one_setup,
+		.work = pinned_work, .check = pinned_check,
+	}, {
+		.name = "unpin-4k", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.mutants = BIT(CORES_LOST_PUT), .setup = pinned_small_setup,
+		.work = pinned_work, .check = pinned_check,
 	},
 	{ }
 };
@@ -684,6 +797,8 @@ const struct cores_stub cores_own[] = {
 	{ "migrate_under_gets()", "what folio_migrate_mapping() does between freeze and unfreeze, "
 				  "with the folio as its own successor; no statistics" },
 	{ "enable()", "in the place of static_branch_enable(), before the workers start" },
+	{ "pin_all()", "what pinning all pages of a folio does to its counts, in the place of "
+		       "pin_user_pages(); timed" },
 	{ "unite()", "in the place of khugepaged, so that there is something to split; not timed" },
 	{ }
 };

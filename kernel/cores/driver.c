@@ -32,7 +32,7 @@
 #include <x86intrin.h>
 #include "cores.h"
 
-#define ARENA_BYTES (16UL << 20)
+#define ARENA_BYTES (96UL << 20)
 #define TRAP_BYTES 4096UL
 /* Beyond the time asked for: a run that does not end has failed. */
 #define GRACE_S 20

@@ -10,6 +10,7 @@
 #include <linux/spinlock.h>
 #include <linux/xarray.h>
 #include <linux/mm.h>
+#include <linux/vmstat.h>
 #include "cores.h"
 
 /*
@@ -117,12 +118,23 @@ void __folio_put(struct folio *folio)
 	cores_wrong("folios destroyed that are in the page cache", 1, 0);
 }
 
+/* No page here is the zero page. Pages are told apart by their addresses. */
+unsigned long zero_pfn;
+unsigned long vmemmap_base;
+
+void mod_node_page_state(struct pglist_data *node, enum node_stat_item item, long delta)
+{
+}
+
 const struct cores_stub cores_stubs[] = {
 	{ "radix_tree_node_cachep", "the slab cache of the index's nodes: no cache" },
 	{ "kmem_cache_alloc_lru_noprof", "a list of nodes; without memcg" },
 	{ "radix_tree_node_rcu_free", "back to that list" },
 	{ "call_rcu", "frees when every worker was between two batches of lookups" },
 	{ "_raw_spin_lock", "the index's lock: compare-and-swap, no queue; interrupts stay on" },
+	{ "zero_pfn", "a frame that no page here is" },
+	{ "vmemmap_base", "the array of struct pages begins at 0" },
+	{ "mod_node_page_state", "does nothing: no statistics of pins" },
 	{ "__folio_put", "is an error: nobody puts the last reference" },
 	{ }
 };

@@ -70,7 +70,8 @@ const MM_CASES: [&str; 7] = [
 ];
 /// The arguments of `gup_test`, and how many MiB it pins. It prints whole microseconds, and a
 /// huge page costs few instructions, so it pins more of them.
-const GUP_CASES: [(&str, u32); 4] = [("-a", 32), ("-L", 32), ("-aH", 256), ("-LH", 256)];
+const GUP_CASES: [(&str, u32); 5] =
+    [("-a", 32), ("-L", 32), ("-aH", 256), ("-LH", 256), ("-Lt", 256)];
 
 /// Every case that must be counted on both kernels, in the order in which the guest prints them.
 fn cases() -> Vec<String> {

@@ -52,22 +52,24 @@ pub(crate) fn lacking(config: &str, requested: &[(String, String)]) -> Vec<Strin
 }
 
 /// The patches' `KUnit` suites: the option, and the file without its extension.
-const SUITES: [(&str, &str); 3] = [
+const SUITES: [(&str, &str); 4] = [
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit"),
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_race_kunit"),
     ("CONFIG_SHORT_READS_KUNIT_TEST", "mm/short_read_kunit"),
+    ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit"),
 ];
 
 /// The options that patches bring, each with the file that the same patch brings. A tree without
 /// the file does not have the option.
-const BROUGHT: [(&str, &str); 3] = [
+const BROUGHT: [(&str, &str); 4] = [
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit.c"),
     ("CONFIG_SHORT_READS", "mm/short_read.c"),
     ("CONFIG_SHORT_READS_KUNIT_TEST", "mm/short_read_kunit.c"),
+    ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit.c"),
 ];
 
 /// The sources of the suites in a tree.
-pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 3] {
+pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 4] {
     SUITES.map(|(_, suite)| paths.source(tree).join(suite).with_extension("c"))
 }
 
@@ -141,6 +143,11 @@ pub(crate) fn read(file: &Path) -> Result<String> {
 
 /// `make` in a source tree, with the objects in a folder of their own.
 pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
+    make_in(paths, tree, &paths.objects(tree, config))
+}
+
+/// `make` in a source tree, with the objects in this folder.
+pub(crate) fn make_in(paths: &Paths, tree: Tree, objects: &Path) -> Command {
     let jobs = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut make = Command::new("nice");
     // The kernel's build asks git for the source's version.
@@ -148,7 +155,7 @@ pub(crate) fn make(paths: &Paths, tree: Tree, config: Config) -> Command {
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}")])
         .arg("-C")
         .arg(paths.source(tree))
-        .arg(format!("O={}", paths.objects(tree, config).display()))
+        .arg(format!("O={}", objects.display()))
         .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01")
         .env("KBUILD_BUILD_USER", "lab")
         .env("KBUILD_BUILD_HOST", "lab");

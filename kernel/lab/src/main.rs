@@ -20,6 +20,7 @@ mod lock;
 mod machines;
 mod mutants;
 mod paths;
+mod pins;
 mod prepare;
 mod proc;
 mod qemu;
@@ -33,6 +34,7 @@ mod splat;
 mod stress;
 mod suite;
 mod threads;
+mod variant;
 mod writes;
 
 use anyhow::Result;
@@ -101,7 +103,7 @@ enum Kernel {
     },
     /// Run the kernel's own selftests alone, on plain and patched.
     Selftests,
-    /// Break the patched kernel by each patch of `kernel/mutants`: a `KUnit` case must notice.
+    /// Break the patched kernel by each patch of `kernel/mutants`: a test must notice.
     Mutants,
     /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
     /// QEMU, and m68k without an MMU, which is big-endian.
@@ -131,6 +133,13 @@ enum Kernel {
     },
     /// Count the writes to a file's struct page for each read, in plain and patched kernels.
     Writes,
+    /// Count instructions and cache lines for each page that is pinned and unpinned, in plain
+    /// kernels, in patched ones, and in one that pins page by page as it once was.
+    Pins {
+        /// Write the counts to this file, or to the output if it is `-`.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
     /// Measure gets, puts, failed gets and splits on this machine's own cores, without booting:
     /// the kernels' own objects run in a program, plain and patched in turn.
     Cores(cores::Plan),
@@ -208,6 +217,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         }
         Kernel::Bench { json } => bench::bench(paths, json.as_deref()),
         Kernel::Writes => writes::writes(paths),
+        Kernel::Pins { json } => pins::pins(paths, json.as_deref()),
         Kernel::Cores(plan) => cores::cores(paths, &plan),
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }

@@ -1,10 +1,11 @@
 //! `kernel mutants`: the patches of `kernel/mutants` break the patched kernel on purpose, each in
-//! one way, and a `KUnit` case must notice. A test that notices nothing shows nothing.
+//! one way, and a `KUnit` case must notice. A test that notices nothing shows nothing. One mutant,
+//! of moving pages, is noticed by pinning them ([`pins`]).
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
-use crate::{build, git, guest, prepare, smoke};
+use crate::{build, git, guest, pins, prepare, smoke};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,7 +142,7 @@ pub(crate) fn mutants(paths: &Paths) -> Result<()> {
         let why = result.with_context(|| format!("the mutant {} is not noticed", mutant.name))?;
         println!("{}: noticed, {} {why}", mutant.name, mutant.case);
     }
-    Ok(())
+    pins::mutant_of_moving(paths)
 }
 
 #[cfg(test)]

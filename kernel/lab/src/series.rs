@@ -13,11 +13,11 @@ use std::time::{Duration, SystemTime};
 
 /// The folders of patches in the order in which they are applied: the fixes, and the sub-series,
 /// which are built on them.
-pub(crate) const FOLDERS: &[&str] = &["fixes", "series", "reads"];
+pub(crate) const FOLDERS: &[&str] = &["fixes", "series", "reads", "pins"];
 
 /// The sub-series that must also apply after the fixes alone, so that each can be sent without
 /// the others.
-const APART: &[&str] = &["reads"];
+const APART: &[&str] = &["reads", "pins"];
 
 /// All patches in order.
 ///

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// The functions of the kernel that a lookup and a split call. What these call is compared, too, and
+/// The functions of the kernel that a lookup, a split and an unpin call. What these call is compared, too, and
 /// what the count has out of line.
-const FUNCTIONS: [&str; 4] = ["filemap_get_entry", "xas_load", "xas_store", "xas_split"];
+const FUNCTIONS: [&str; 5] =
+    ["filemap_get_entry", "xas_load", "xas_store", "xas_split", "unpin_user_pages"];
 /// The lookup, and the loops of `cases.c` around it, which put what the lookup got.
 const LOOKUP: &str = "filemap_get_entry";
 const LOOPS: [&str; 3] = ["one_batch", "many_batch", "mixed_batch"];

@@ -12,7 +12,8 @@ use std::process::Command;
 
 /// The kernel's objects that are linked, without their extension. A tree that lacks the source
 /// of one goes without it: only the series has `mm/page_ref`.
-const OBJECTS: [&str; 5] = ["mm/filemap", "lib/xarray", "lib/bitmap", "lib/find_bit", SLOW_PATHS];
+const OBJECTS: [&str; 6] =
+    ["mm/filemap", "mm/gup", "lib/xarray", "lib/bitmap", "lib/find_bit", SLOW_PATHS];
 /// The object with what the count has out of line.
 const SLOW_PATHS: &str = "mm/page_ref";
 /// The object whose command line `CASES` are compiled with.

@@ -22,10 +22,11 @@ mounted() {
 mounted devtmpfs dev /dev
 mounted proc proc /proc
 mounted sysfs sysfs /sys
-mkdir -p /dev/shm /dev/hugepages
+mkdir -p /dev/shm /dev/hugepages /ram
 mounted debugfs debug /sys/kernel/debug
 mounted tmpfs tmpfs /tmp
 mounted tmpfs tmpfs /dev/shm
+mounted ramfs ramfs /ram
 mounted hugetlbfs huge /dev/hugepages
 # A kernel without ext4 has no disks either.
 if grep -qw ext4 /proc/filesystems; then mounted ext4 /dev/vda /mnt; fi

@@ -111,13 +111,14 @@ static unsigned long owner(struct worker *w, long index)
  * Every byte must be the page's own, or 0 if it is in a hole. Bytes are compared
  * and not words, because a reader beside a writer may see half of a word written.
  */
-static void check(struct worker *w, const unsigned long *page, long index)
+static void check_words(struct worker *w, const unsigned long *page, long words,
+			long index)
 {
 	unsigned long own = owner(w, index);
 	char what[120];
 	long i, b;
 
-	for (i = 0; i < PAGE / 8; i++) {
+	for (i = 0; i < words; i++) {
 		unsigned long word = page[i];
 
 		if (!word || word == own)
@@ -135,6 +136,11 @@ static void check(struct worker *w, const unsigned long *page, long index)
 	}
 }
 
+static void check(struct worker *w, const unsigned long *page, long index)
+{
+	check_words(w, page, PAGE / 8, index);
+}
+
 static void fill(struct worker *w, unsigned long *page, long index)
 {
 	int i;
@@ -143,12 +149,21 @@ static void fill(struct worker *w, unsigned long *page, long index)
 		page[i] = owner(w, index);
 }
 
+/* Whole pages, and more often a few bytes, which the kernel may read in another way. */
 static bool file_read(struct worker *w)
 {
 	unsigned long page[PAGE / 8];
 	long index = pick(w, FILE_PAGES);
-	ssize_t n = pread(w->fd, page, PAGE, index * PAGE);
+	ssize_t n;
 
+	if (pick(w, 4)) {
+		n = pread(w->fd, page, 64, index * PAGE + 64 * pick(w, PAGE / 64));
+		if (n < 0)
+			fail(w, "pread");
+		check_words(w, page, n / 8, index);
+		return n == 64;
+	}
+	n = pread(w->fd, page, PAGE, index * PAGE);
 	if (n < 0)
 		fail(w, "pread");
 	if (n == PAGE)

@@ -7,11 +7,13 @@
  *   pread_bench [-t THREADS | -p PROCESSES] [-b BYTES] [-s SECONDS]
  *               [-f FILE_BYTES] [-d] FILE
  *   pread_bench -n COUNT [-b BYTES] [-f FILE_BYTES] FILE
+ *   pread_bench -m COUNT [-b BYTES] [-a] FILE
  *
  * The first form prints operations per second of all workers together. The
  * second makes COUNT reads and prints nanoseconds per read, which are
- * instructions if the clock counts instructions. -d gives each worker a file of
- * its own.
+ * instructions if the clock counts instructions. The third makes COUNT reads, each
+ * of another page that is not cached; with -a, the kernel may read ahead. -d gives
+ * each worker a file of its own.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,7 +46,7 @@ struct shared {
 
 static struct shared *shared;
 static const char *path;
-static int bytes = 64, own_files;
+static int bytes = 64, own_files, misses, ahead;
 static long file_bytes = 4096;
 
 static void die(const char *what)
@@ -82,6 +84,10 @@ static void make_file(int worker)
 	memset(page, 'x', sizeof(page));
 	for (done = 0; done < file_bytes;) {
 		long part = file_bytes - done;
+
+		/* Or a compressed disk would have next to nothing to read. */
+		for (int i = 0; misses && i < (int)sizeof(page); i++)
+			page[i] = random();
 		ssize_t n = write(fd, page, part < 4096 ? part : 4096);
 
 		if (n <= 0)
@@ -208,12 +214,17 @@ static void count(long reads)
 
 	if (!buf)
 		die("buffer");
+	if (misses && !ahead && posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM))
+		die("fadvise");
 	for (round = 0; round < 5; round++) {
-		long long start = now_ns();
+		long long start;
 		double ns;
 
+		if (misses && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED))
+			die("fadvise");
+		start = now_ns();
 		for (i = 0; i < reads; i++) {
-			if (pread(fd, buf, bytes, 0) != bytes)
+			if (pread(fd, buf, bytes, misses ? i * 4096 : 0) != bytes)
 				die("pread");
 		}
 		ns = (double)(now_ns() - start) / reads;
@@ -229,7 +240,7 @@ int main(int argc, char **argv)
 	double seconds = 1;
 	long reads = 0;
 
-	while ((opt = getopt(argc, argv, "t:p:b:s:f:n:d")) != -1) {
+	while ((opt = getopt(argc, argv, "t:p:b:s:f:n:m:ad")) != -1) {
 		switch (opt) {
 		case 't': workers = atoi(optarg); processes = 0; break;
 		case 'p': workers = atoi(optarg); processes = 1; break;
@@ -237,6 +248,8 @@ int main(int argc, char **argv)
 		case 's': seconds = atof(optarg); break;
 		case 'f': file_bytes = atol(optarg); break;
 		case 'n': reads = atol(optarg); break;
+		case 'm': reads = atol(optarg); misses = 1; break;
+		case 'a': ahead = 1; break;
 		case 'd': own_files = 1; break;
 		default: return 2;
 		}
@@ -244,11 +257,13 @@ int main(int argc, char **argv)
 	if (optind + 1 != argc || workers < 1 || workers > MAX_WORKERS ||
 	    bytes < 1 || bytes > MAX_BYTES || seconds <= 0 || reads < 0) {
 		fprintf(stderr,
-			"usage: pread_bench [-t THREADS | -p PROCESSES | -n COUNT] [-b BYTES] [-s SECONDS] [-f FILE_BYTES] [-d] FILE\n"
+			"usage: pread_bench [-t THREADS | -p PROCESSES | -n COUNT | -m COUNT [-a]] [-b BYTES] [-s SECONDS] [-f FILE_BYTES] [-d] FILE\n"
 			"THREADS and PROCESSES are 1..%d, BYTES is 1..%d\n",
 			MAX_WORKERS, MAX_BYTES);
 		return 2;
 	}
+	if (misses)
+		file_bytes = reads * 4096;
 	if (file_bytes < bytes) {
 		fprintf(stderr, "pread_bench: the file (%ld bytes) must hold a read (%d bytes)\n",
 			file_bytes, bytes);

@@ -90,6 +90,9 @@ phase() {
 	[ $status = 0 ] || exit 1
 }
 
+# Only the patched kernel has short reads without a reference.
+SHORT=/proc/sys/vm/short_reads
+[ ! -e $SHORT ] || echo 1 > $SHORT
 # Each kind of worker must notice wrong data before its result counts.
 echo 8 > /proc/sys/vm/nr_hugepages
 for kind in read map direct huge pipe offline hugetlb; do
@@ -115,6 +118,10 @@ echo "vmemmap_pages_freed $((had - $(memmap)))"
 fallocate -l 2M /dev/hugepages/kept || exit 1
 phase $((S / 3)) 1 /tmp/a /mnt/c /dax/d
 swapoff /dev/zram0 || exit 1
+if [ -e $SHORT ]; then
+	grep ^short_read_ /proc/vmstat
+	grep -qE "^short_read_done [1-9]" /proc/vmstat || [ "$STRESS_IDLE" = 1 ] || exit 1
+fi
 # The counters that the lab's coverage.rs checks, and some for information.
 grep -E "^(pswp|thp_split_page |pgmigrate_success |compact_migrate_scanned |drop_pagecache |htlb_buddy_alloc_success )" /proc/vmstat
 grep -E "^(thp_migration_success|compact_success) " /proc/vmstat

@@ -18,6 +18,7 @@ mod kernels;
 mod litmus;
 mod lock;
 mod machines;
+mod mutants;
 mod paths;
 mod prepare;
 mod proc;
@@ -100,6 +101,8 @@ enum Kernel {
     },
     /// Run the kernel's own selftests alone, on plain and patched.
     Selftests,
+    /// Break the patched kernel by each patch of `kernel/mutants`: a `KUnit` case must notice.
+    Mutants,
     /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
     /// QEMU, and m68k without an MMU, which is big-endian.
     Machines,
@@ -121,7 +124,11 @@ enum Kernel {
         idle: bool,
     },
     /// Count instructions in plain and patched kernels.
-    Bench,
+    Bench {
+        /// Also write the counts to this file: rows of `tree`, `case` and `instructions`.
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
     /// Count the writes to a file's struct page for each read, in plain and patched kernels.
     Writes,
     /// Measure gets, puts, failed gets and splits on this machine's own cores, without booting:
@@ -184,6 +191,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             suite::run_command(paths, &image, &command.join(" "), &append, limit_s)
         }
         Kernel::Selftests => suite::selftests(paths),
+        Kernel::Mutants => mutants::mutants(paths),
         Kernel::Machines => {
             prepare::prepare(paths)?;
             machines::machines(paths)
@@ -198,7 +206,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
                 stress::series(paths, config, load)
             }
         }
-        Kernel::Bench => bench::bench(paths),
+        Kernel::Bench { json } => bench::bench(paths, json.as_deref()),
         Kernel::Writes => writes::writes(paths),
         Kernel::Cores(plan) => cores::cores(paths, &plan),
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),

@@ -58,7 +58,7 @@ done";
 /// For the tiny kernel: without ACPI it finds the CPUs by the firmware's MP table, which has one
 /// for each socket. Kernels with ACPI keep one socket, because they do not trust the TSC across
 /// sockets.
-const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
+pub(crate) const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
 
 /// Boots once to check that the kernel works: the `KUnit` tests run, and two threads and then
 /// two processes read its file systems.

@@ -5,7 +5,9 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
-use crate::{bench, build, cores, cover, fixes, guest, prepare, selftests, series, smoke, stress};
+use crate::{
+    bench, build, cores, cover, fixes, guest, mutants, prepare, selftests, series, smoke, stress,
+};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
@@ -53,6 +55,7 @@ fn sources(paths: &Paths) -> Result<()> {
     println!("series: {count} patches apply; checkpatch.pl --strict is clean");
     cover::check(paths)?;
     println!("series: its cover letter is up to date");
+    println!("mutants: {} apply", mutants::check(paths)?);
     println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
     Ok(())
 }
@@ -71,7 +74,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
         smoke::smoke(paths, tree, config)?;
     }
     cores::smoke(paths)?;
-    bench::bench(paths)?;
+    bench::bench(paths, None)?;
     println!("kernel check: passed");
     Ok(())
 }
@@ -82,6 +85,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
 /// The first step that fails.
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     check(paths)?;
+    mutants::mutants(paths)?;
     selftests::compare(paths)?;
     if each {
         each_patch(paths)?;

@@ -31,12 +31,22 @@ struct PerRead {
     rest: f64,
 }
 
+/// How a file is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    /// With a reference to the folio.
+    Counted,
+    /// Without one; only the patched kernel has such reads.
+    Short,
+}
+
 /// Reads the plugin's output, a line `OFFSET WRITES` for each offset.
 ///
 /// # Errors
-/// If the count was not written to twice for each read, to get and to put: then it is of another
-/// page than the one that was read, or not of writes.
-fn parse(text: &str) -> Result<PerRead> {
+/// If the count was not written to twice for each counted read, to get and to put: then it is of
+/// another page than the one that was read, or not of writes. If any struct page was written to
+/// for each short read.
+fn parse(text: &str, way: Way) -> Result<PerRead> {
     let mut of = PerRead { count: 0.0, rest: 0.0 };
     for line in text.lines() {
         let (offset, writes) = line.split_once(' ').context("a line without two numbers")?;
@@ -47,10 +57,15 @@ fn parse(text: &str) -> Result<PerRead> {
             of.rest += per_read;
         }
     }
-    if !(1.9..2.1).contains(&of.count) {
-        bail!("{:.2} writes to the count for each read, not two:\n{text}", of.count);
+    match way {
+        Way::Counted if !(1.9..2.1).contains(&of.count) => {
+            bail!("{:.2} writes to the count for each read, not two:\n{text}", of.count)
+        }
+        Way::Short if text.is_empty() || of.count + of.rest > 0.1 => {
+            bail!("{:.2} writes to a struct page for each read:\n{text}", of.count + of.rest)
+        }
+        _ => Ok(of),
     }
-    Ok(of)
 }
 
 fn plugin(paths: &Paths) -> Result<PathBuf> {
@@ -65,7 +80,7 @@ fn plugin(paths: &Paths) -> Result<PathBuf> {
     Ok(target)
 }
 
-fn count(paths: &Paths, tree: Tree, dir: &str) -> Result<PerRead> {
+fn count(paths: &Paths, tree: Tree, dir: &str, way: Way) -> Result<PerRead> {
     let plugin = plugin(paths)?;
     let out = paths.log("line_writes");
     prepare::remove_file(&out)?;
@@ -73,13 +88,17 @@ fn count(paths: &Paths, tree: Tree, dir: &str) -> Result<PerRead> {
     let argument =
         format!("{},out={},first={ARRAY:#x},last={last:#x}", plugin.display(), out.display());
     let name = format!("writes-{}", tree.name());
+    let switch = match way {
+        Way::Counted => "",
+        Way::Short => "echo 1 > /proc/sys/vm/short_reads && ",
+    };
     let outcome = qemu::boot(
         paths,
         &Boot {
             name: &name,
             image: &build::image(paths, tree, Config::Fast),
             root: &guest::root(paths, &[])?,
-            command: &format!("pread_bench -n {ROUND} -b 64 {dir}/x"),
+            command: &format!("{switch}pread_bench -n {ROUND} -b 64 {dir}/x"),
             append: "kunit.enable=0",
             accel: Accel::Icount,
             limit: Duration::from_secs(300),
@@ -90,7 +109,7 @@ fn count(paths: &Paths, tree: Tree, dir: &str) -> Result<PerRead> {
     if outcome.status != 0 {
         bail!("{name}: failed with status {}:\n{}", outcome.status, outcome.output);
     }
-    parse(&build::read(&out)?).with_context(|| name)
+    parse(&build::read(&out)?, way).with_context(|| name)
 }
 
 /// `kernel writes`: counts on both kernels, on tmpfs and on ext4.
@@ -104,9 +123,13 @@ pub(crate) fn writes(paths: &Paths) -> Result<()> {
     }
     println!("writes to the struct page for each 64-byte read: to the count, and elsewhere");
     for (system, dir) in [("tmpfs", "/tmp"), ("ext4", "/mnt")] {
-        for tree in [Tree::Plain, Tree::Series] {
-            let of = count(paths, tree, dir)?;
-            println!("  {system:<6} {:<8} {:>6.2} {:>6.2}", tree.name(), of.count, of.rest);
+        for (tree, way, row) in [
+            (Tree::Plain, Way::Counted, "plain"),
+            (Tree::Series, Way::Counted, "series"),
+            (Tree::Series, Way::Short, "series, short reads"),
+        ] {
+            let of = count(paths, tree, dir, way)?;
+            println!("  {system:<6} {row:<20} {:>6.2} {:>6.2}", of.count, of.rest);
         }
     }
     Ok(())
@@ -118,15 +141,23 @@ mod tests {
 
     #[test]
     fn writes_to_the_count_are_told_from_others() {
-        let of = parse("0 200010\n52 200000\n").unwrap();
+        let of = parse("0 200010\n52 200000\n", Way::Counted).unwrap();
         assert!((of.count - 2.0).abs() < 0.001 && (of.rest - 2.0).abs() < 0.001, "{of:?}");
-        assert!(parse("52 200000\n").unwrap().rest < 0.001);
+        assert!(parse("52 200000\n", Way::Counted).unwrap().rest < 0.001);
     }
 
     #[test]
     fn another_page_is_refused() {
         for text in ["", "0 200000\n", "52 100000\n0 300000\n", "52 400000\n", "52\n", "52 x\n"] {
-            parse(text).unwrap_err();
+            parse(text, Way::Counted).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_short_read_writes_to_no_struct_page() {
+        parse("0 400\n52 100\n", Way::Short).unwrap();
+        for text in ["", "0 100000\n", "52 100000\n", "0 6000\n52 6000\n"] {
+            parse(text, Way::Short).unwrap_err();
         }
     }
 }

@@ -1,0 +1,199 @@
+//! `kernel mutants`: the patches of `kernel/mutants` break the patched kernel on purpose, each in
+//! one way, and a `KUnit` case must notice. A test that notices nothing shows nothing.
+
+use crate::kernels::{Config, Tree};
+use crate::paths::Paths;
+use crate::qemu::{self, Boot, Ran};
+use crate::{build, git, guest, prepare, smoke};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The line of a mutant's patch that names the case.
+const NOTICED_BY: &str = "Noticed by: ";
+
+/// A patch that breaks the kernel, and the `KUnit` case that must notice.
+#[derive(Debug, PartialEq)]
+struct Mutant {
+    name: String,
+    file: PathBuf,
+    case: String,
+}
+
+/// Reads a mutant. `suites` are the sources of all `KUnit` suites.
+///
+/// # Errors
+/// If the patch does not say what is broken and which case notices, or no suite has that case.
+fn parse(file: &Path, text: &str, suites: &str) -> Result<Mutant> {
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let head = text.split("diff --git ").next().unwrap_or_default();
+    let case = head
+        .lines()
+        .find_map(|l| l.strip_prefix(NOTICED_BY))
+        .with_context(|| format!("{name}: no line `{NOTICED_BY}CASE` before the patch"))?;
+    if head.lines().next().is_none_or(|l| l.is_empty() || l.starts_with(NOTICED_BY)) {
+        bail!("{name}: does not begin with what is broken");
+    }
+    if !suites.contains(&format!("KUNIT_CASE({case})")) {
+        bail!("{name}: no KUnit suite has the case {case}");
+    }
+    Ok(Mutant { name, file: file.to_path_buf(), case: case.to_string() })
+}
+
+/// All mutants, by name.
+fn all(paths: &Paths) -> Result<Vec<Mutant>> {
+    let suites = build::tests(paths, Tree::Series)
+        .iter()
+        .map(|file| build::read(file))
+        .collect::<Result<String>>()?;
+    let dir = paths.kernel.join("mutants");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let file = entry?.path();
+        if file.extension().is_some_and(|e| e == "patch") {
+            found.push(parse(&file, &build::read(&file)?, &suites)?);
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// Checks that each mutant says what it is, and applies to the patched source. Returns how many
+/// there are.
+///
+/// # Errors
+/// The first one that does not.
+pub(crate) fn check(paths: &Paths) -> Result<usize> {
+    let mutants = all(paths)?;
+    for mutant in &mutants {
+        let file = mutant.file.to_string_lossy();
+        git::git(&paths.source(Tree::Series), &["apply", "--check", &file])
+            .with_context(|| format!("the mutant {} does not apply", mutant.name))?;
+    }
+    if mutants.is_empty() {
+        bail!("there are no mutants");
+    }
+    Ok(mutants.len())
+}
+
+/// Why a boot shows that the case noticed the mutant.
+///
+/// # Errors
+/// If it did not: the case passed, or did not run.
+fn noticed(ran: &Ran, case: &str) -> Result<&'static str> {
+    let result = |line: &str| {
+        let (ok, rest) = line.trim_start().strip_prefix("not ok ").map_or_else(
+            || (true, line.trim_start().strip_prefix("ok ")),
+            |rest| (false, Some(rest)),
+        );
+        let (number, name) = rest?.split_once(' ')?;
+        number.parse::<u32>().ok()?;
+        (name.trim() == case).then_some(ok)
+    };
+    // The kernel's log may have a time before each line.
+    let mut lines = ran.console.lines().map(|l| l.split_once("] ").map_or(l, |(_, rest)| rest));
+    match lines.find_map(result) {
+        Some(true) => bail!("{case} passed"),
+        Some(false) => Ok("failed"),
+        None if ran.splats.is_empty() => bail!("{case} has no result"),
+        None => Ok("did not end: the kernel crashed"),
+    }
+}
+
+/// Builds and boots one mutant.
+fn one(paths: &Paths, tree: &Path, mutant: &Mutant) -> Result<&'static str> {
+    git::git(tree, &["apply", &mutant.file.to_string_lossy()])?;
+    git::git(tree, &["commit", "-q", "-a", "-m", &mutant.name])?;
+    let image = build::build(paths, Tree::Series, Config::Tiny)?;
+    let root = guest::root(paths, &[])?;
+    let ran = qemu::run(
+        paths,
+        &Boot {
+            name: "mutant",
+            image: &image,
+            root: &root,
+            command: "true",
+            append: "",
+            accel: qemu::accel(paths, &image, &root)?,
+            limit: Duration::from_secs(120),
+            mem_mib: 2048,
+            args: smoke::TWO_SOCKETS,
+        },
+    )?;
+    noticed(&ran, &mutant.case)
+}
+
+/// `kernel mutants`: builds and boots a tiny kernel with each mutant.
+///
+/// # Errors
+/// If the kernel without one does not pass, or a case does not notice its mutant.
+pub(crate) fn mutants(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    check(paths)?;
+    build::build(paths, Tree::Series, Config::Tiny)?;
+    smoke::smoke(paths, Tree::Series, Config::Tiny)?;
+    let tree = paths.source(Tree::Series);
+    let head = git::git(&tree, &["rev-parse", "HEAD"])?.trim().to_string();
+    for mutant in all(paths)? {
+        let result = one(paths, &tree, &mutant);
+        git::reset(&tree, &head)?;
+        let why = result.with_context(|| format!("the mutant {} is not noticed", mutant.name))?;
+        println!("{}: noticed, {} {why}", mutant.name, mutant.case);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::splat;
+
+    const SUITES: &str = "\tKUNIT_CASE(short_read_test_races),\n";
+
+    fn read(text: &str) -> Result<Mutant> {
+        parse(Path::new("/x/one-count.patch"), text, SUITES)
+    }
+
+    #[test]
+    fn a_mutant_says_what_it_is() {
+        let text = "One count.\n\nNoticed by: short_read_test_races\n\ndiff --git a/a b/a\n";
+        let mutant = read(text).unwrap();
+        assert_eq!(
+            (mutant.name.as_str(), mutant.case.as_str()),
+            ("one-count", "short_read_test_races")
+        );
+        for (old, new) in [
+            ("One count.\n", ""),
+            ("Noticed by: short_read_test_races\n", ""),
+            ("_races", "_nothing"),
+            (
+                "Noticed by: short_read_test_races\n\ndiff --git a/a b/a\n",
+                "diff --git a/a b/a\nNoticed by: short_read_test_races\n",
+            ),
+        ] {
+            read(&text.replace(old, new)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn only_the_named_case_notices() {
+        let ran = |console: &str| Ran {
+            console: console.to_string(),
+            output: String::new(),
+            splats: splat::find(console),
+            end: Ok(0),
+        };
+        let of = |console: &str| noticed(&ran(console), "races");
+        assert_eq!(of("    not ok 3 races\nok 1 suite\n").unwrap(), "failed");
+        assert_eq!(of("[    1.2]     not ok 3 races\n").unwrap(), "failed");
+        assert!(of("    ok 3 races\n").unwrap_err().to_string().contains("passed"));
+        assert!(
+            of("    not ok 3 races_of_others\n").unwrap_err().to_string().contains("no result")
+        );
+        assert!(of("").unwrap_err().to_string().contains("no result"));
+        let oops = "BUG: unable to handle page fault for address: ffff\nOops: 0000\n";
+        assert!(of(oops).unwrap().contains("crashed"));
+        assert!(of(&format!("    ok 3 races\n{oops}")).unwrap_err().to_string().contains("passed"));
+    }
+}

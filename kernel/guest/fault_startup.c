@@ -7,12 +7,15 @@
  * in an order of its own, so that several readers come to wait for the same page.
  * Meanwhile each writer does one of these again and again: `mmap` maps and unmaps
  * memory of its own, `fork` forks a child that exits at once, `protect` changes
- * the protection of a page in the middle of the first file's mapping, `none`
- * does nothing.
+ * the protection of a page in the middle of the first file's mapping, `unmap`
+ * unmaps the last page of that mapping, which is beyond the file's end, and maps
+ * it again, `write` opens all files for writing, writes to their pages what is
+ * there already, and unmaps them, so that they are faulted in again, `none` does
+ * nothing.
  *
- *	fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|none
+ *	fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|unmap|write|none
  *
- * Prints how many pages were touched, what the writers did, and the major and
+ * Prints how long that took, how many pages were touched, what the writers did, and the major and
  * minor faults of the process. Exits with 1 if a page has wrong data.
  */
 #define _GNU_SOURCE
@@ -26,13 +29,14 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, MAX_THREADS = 64, MAX_FILES = 64, OWN = 16 * PAGE };
+enum { PAGE = 4096, MAX_THREADS = 64, MAX_FILES = 64, OWN = 16 * PAGE, PASSES = 16 };
 
 static struct {
 	unsigned char *map[MAX_FILES];
-	int files;
+	int files, fd[MAX_FILES]; /* for writing if that is what is done, else for reading */
 	size_t pages; /* of each file: a power of two */
 	const char *writing;
 	atomic_int over;
@@ -47,7 +51,7 @@ static unsigned char expected(int file, size_t page)
 static void make_file(const char *dir, int number)
 {
 	char name[256], page[PAGE];
-	int fd;
+	int fd, reader;
 
 	snprintf(name, sizeof(name), "%s/startup-%d", dir, number);
 	fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -60,20 +64,27 @@ static void make_file(const char *dir, int number)
 	}
 	if (fsync(fd) || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED))
 		err(2, "cannot clean and drop %s", name);
-	all.map[number] = mmap(NULL, all.pages * PAGE, PROT_READ, MAP_SHARED, fd, 0);
+	reader = open(name, O_RDONLY);
+	if (reader < 0)
+		err(2, "%s", name);
+	all.map[number] = mmap(NULL, (all.pages + 1) * PAGE, PROT_READ, MAP_SHARED, reader, 0);
 	if (all.map[number] == MAP_FAILED)
 		err(2, "mmap");
-	close(fd);
+	/* Else nobody has it open for writing while it is read, as with programs. */
+	all.fd[number] = all.writing[0] == 'w' ? fd : reader;
+	close(all.writing[0] == 'w' ? reader : fd);
 }
 
 static void *read_all(void *arg)
 {
-	size_t seed = (size_t)arg;
+	/* While there are writes: again and again, and all in the same order. */
+	int passes = all.writing[0] == 'w' ? PASSES : 1;
+	size_t seed = passes > 1 ? 0 : (size_t)arg;
 
-	for (size_t i = 0; i < all.pages * all.files; i++) {
+	for (size_t i = 0; i < all.pages * all.files * passes; i++) {
 		int file = (i + seed) % all.files;
 		/* An odd factor makes this a permutation of the file's pages. */
-		size_t page = (i / all.files * 37 + seed / 2 * 64) % all.pages;
+		size_t page = (i / all.files % all.pages * 37 + seed / 2 * 64) % all.pages;
 		unsigned char found = *(volatile unsigned char *)(all.map[file] + page * PAGE);
 
 		if (found != expected(file, page))
@@ -115,8 +126,37 @@ static void protect_once(void)
 		err(2, "mprotect");
 }
 
+static void unmap_once(void)
+{
+	unsigned char *page = all.map[0] + all.pages * PAGE;
+
+	if (munmap(page, PAGE))
+		err(2, "munmap");
+	/* The address is free for a moment: nobody else here maps anything meanwhile. */
+	if (mmap(page, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, all.fd[0], all.pages * PAGE) != page)
+		err(2, "mmap");
+}
+
+static void write_once(unsigned int *seed)
+{
+	char page[PAGE];
+
+	for (int file = 0; file < all.files; file++) {
+		size_t number = rand_r(seed) % all.pages;
+
+		memset(page, expected(file, number), PAGE);
+		if (pwrite(all.fd[file], page, PAGE, number * PAGE) != PAGE)
+			err(2, "pwrite");
+		/* The pages are there, so all that faults wait for now is a folio's lock. */
+		if (madvise(all.map[file], all.pages * PAGE, MADV_DONTNEED))
+			err(2, "madvise");
+	}
+}
+
 static void *write_again_and_again(void *arg)
 {
+	unsigned int seed = 1;
+
 	(void)arg;
 	while (!atomic_load(&all.over)) {
 		switch (all.writing[0]) {
@@ -129,6 +169,12 @@ static void *write_again_and_again(void *arg)
 		case 'p':
 			protect_once();
 			break;
+		case 'w':
+			write_once(&seed);
+			break;
+		case 'u':
+			unmap_once();
+			break;
 		default:
 			return NULL;
 		}
@@ -138,14 +184,24 @@ static void *write_again_and_again(void *arg)
 	return NULL;
 }
 
+/* Of the guest's clock, which follows the one by which the disk is throttled. */
+static long microseconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
 int main(int argc, char **argv)
 {
 	pthread_t reader[MAX_THREADS], writer[MAX_THREADS];
 	struct rusage before, after;
 	int readers, writers;
+	long began;
 
 	if (argc != 7)
-		errx(2, "usage: fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|none");
+		errx(2, "usage: fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|unmap|write|none");
 	readers = atoi(argv[2]);
 	all.files = atoi(argv[3]);
 	all.pages = (size_t)atoi(argv[4]) * (1 << 20) / PAGE;
@@ -157,6 +213,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < all.files; i++)
 		make_file(argv[1], i);
 	getrusage(RUSAGE_SELF, &before);
+	began = microseconds();
 	for (int i = 0; i < writers; i++)
 		if (pthread_create(&writer[i], NULL, write_again_and_again, NULL))
 			errx(2, "pthread_create");
@@ -165,10 +222,12 @@ int main(int argc, char **argv)
 			errx(2, "pthread_create");
 	for (int i = 0; i < readers; i++)
 		pthread_join(reader[i], NULL);
+	began = microseconds() - began;
 	atomic_store(&all.over, 1);
 	for (int i = 0; i < writers; i++)
 		pthread_join(writer[i], NULL);
 	getrusage(RUSAGE_SELF, &after);
+	printf("microseconds %ld\n", began);
 	printf("pages %ld\nwrites %ld\nmajor %ld\nminor %ld\n", atomic_load(&all.touched),
 	       atomic_load(&all.written), after.ru_majflt - before.ru_majflt,
 	       after.ru_minflt - before.ru_minflt);

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # The workloads of page faults that wait, each with the kernel's counters and its
-# traced waits. It prints lines of WORKLOAD KEY VALUE.
+# traced waits. Each does a given amount of work. It prints lines of WORKLOAD KEY
+# VALUE.
 #
-#	faults.sh SECONDS
+#	faults.sh OPS WORKLOAD...
 #
-# /mnt is a file system on a slow disk, and /dev/vdb a slow disk for swap. Two
-# CPUs are enough: what is looked at is waiting, and not computing.
+# /mnt is a file system on a slow disk, and /dev/vdb a slow disk for swap. Either
+# can do OPS operations a second. In place of the time that a workload took, it
+# prints how many operations a disk can do in that time (disk-turns). Two CPUs are
+# enough: what is looked at is waiting, and not computing.
 
-seconds=$1
+ops=$1
+shift
 trace=/sys/kernel/debug/tracing
 group=/cgroup/faults
 
@@ -16,13 +20,17 @@ fail() {
 	exit 1
 }
 
+# The reads that the disk of /mnt, or of swap, has completed are a counter, too.
 counters() {
 	grep -E '^(retry_|vma_lock_|pgmajfault|workingset_refault_|pswp)' /proc/vmstat
+	awk '{ print "disk-reads", $1 }' /sys/block/vd$disk/stat
 }
 
 # NAME MEMORY SWAP COMMAND...: runs the command in the group with these limits.
 workload() {
 	name=$1
+	disk=a
+	[ "$3" = 0 ] || disk=b
 	echo "$2" >$group/memory.max || fail "memory.max"
 	echo "$3" >$group/memory.swap.max || fail "memory.swap.max"
 	shift 3
@@ -30,17 +38,17 @@ workload() {
 	echo 3 >/proc/sys/vm/drop_caches
 	counters >/tmp/before
 	echo >$trace/trace
-	echo 1 >$trace/events/fault_wait/enable
+	for event in $events; do echo 1 >$trace/events/$event/enable; done
 	sh -c "echo \$\$ >$group/cgroup.procs && exec \"\$@\"" sh "$@" >/tmp/printed
 	status=$?
-	echo 0 >$trace/events/fault_wait/enable
+	for event in $events; do echo 0 >$trace/events/$event/enable; done
 	counters >/tmp/after
-	[ $status = 0 ] || fail "$* failed with status $status"
+	[ $status = 0 ] || fail "$* failed with status $status: $(cat /tmp/printed)"
 	if grep -hE "^overrun: [1-9]" $trace/per_cpu/cpu*/stats; then
 		fail "the trace of $name is not whole"
 	fi
 	{
-		cat /tmp/printed
+		awk -v ops="$ops" '$1 == "microseconds" { $0 = "disk-turns " int($2 * ops / 1000000) } 1' /tmp/printed
 		paste /tmp/before /tmp/after | awk '$1 == $3 { print $1, $4 - $2 }'
 		awk -f /lab/fault_waits.awk $trace/trace
 	} | sed "s/^/$name /"
@@ -54,10 +62,29 @@ echo +memory >/cgroup/cgroup.subtree_control || fail "no memory controller"
 mkdir $group
 mkswap /dev/vdb >/dev/null && swapon /dev/vdb || fail "no swap"
 echo 16384 >$trace/buffer_size_kb || fail "no trace buffer"
-
-for writer in none mmap fork; do
-	workload startup-$writer max 0 fault_startup /mnt 4 4 4 1 $writer
+events="fault_wait mmap_lock/mmap_lock_start_locking mmap_lock/mmap_lock_acquire_returned"
+for event in $events; do
+	[ -e $trace/events/$event ] || fail "no event $event"
+	# Faults take it for reading, which is counted without a trace.
+	case $event in
+	mmap_lock/*) echo 'write == 1' >$trace/events/$event/filter || fail "no filter" ;;
+	esac
 done
-workload thrash-data 12M 0 fault_thrash /mnt 24 4 "$seconds" data
-workload thrash-holes 12M 0 fault_thrash /mnt 24 4 "$seconds" holes
-workload swap max max fault_swap 32 2 3 "$seconds"
+
+for name; do
+	case $name in
+	startup-*) workload $name max 0 fault_startup /mnt 4 4 4 1 ${name#startup-} ;;
+	# All that is read is in one VMA.
+	giant-*) workload $name max 0 fault_startup /mnt 4 1 16 1 ${name#giant-} ;;
+	thrash-*) workload $name 12M 0 fault_thrash /mnt 96 1 2 ${name#thrash-} ;;
+	swap) workload $name max max fault_swap 32 2 3 3000 ;;
+	selftest)
+		# Cases that fail are for the caller to judge.
+		fault_retry /mnt >/tmp/printed
+		grep -q '^# Totals' /tmp/printed || fail "$(cat /tmp/printed)"
+		sed -n 's/^ok \([0-9]*\).*/selftest passed-\1 1/p' /tmp/printed
+		sed -n 's/^not ok \([0-9]*\).*/selftest passed-\1 0/p' /tmp/printed
+		;;
+	*) fail "no workload $name" ;;
+	esac
+done

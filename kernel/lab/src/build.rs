@@ -21,6 +21,8 @@ fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
         Config::Fast => &["fast.config"],
         Config::Debug => &["fast.config", "debug.config"],
         Config::Kcsan => &["fast.config", "debug.config", "kcsan.config"],
+        Config::Faults => &["fast.config", "faults.config"],
+        Config::FaultsDebug => &["fast.config", "debug.config", "faults.config"],
     };
     names.iter().map(|name| dir.join(name)).collect()
 }

@@ -15,8 +15,11 @@ pub(crate) const PROGRAMS: &[&str] = &["pread_bench", "mm_count", "mm_stress", "
 /// Size of the guest's ext4 disk.
 const DISK_MIB: u64 = 512;
 
-/// Compiles a program statically.
-fn compile(paths: &Paths, program: &str) -> Result<PathBuf> {
+/// Compiles a program of `kernel/guest` statically.
+///
+/// # Errors
+/// If it does not compile.
+pub(crate) fn compile(paths: &Paths, program: &str) -> Result<PathBuf> {
     let source = paths.kernel.join("guest").join(format!("{program}.c"));
     let target = paths.guest(program);
     let text =

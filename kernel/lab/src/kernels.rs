@@ -2,31 +2,44 @@
 
 use clap::ValueEnum;
 
-/// A source tree: Debian's, or the same with the series.
+/// A source tree: Debian's, or the same with patches. `Series` has all that is to be sent. The
+/// others compare what page faults may do while they wait: `Counted` only counts it, `Drop` has
+/// `kernel/faults`, and `Hold` has `kernel/faults-hold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Tree {
     Plain,
     Series,
+    Counted,
+    Drop,
+    Hold,
 }
 
 impl Tree {
+    pub(crate) const ALL: [Tree; 5] =
+        [Tree::Plain, Tree::Series, Tree::Counted, Tree::Drop, Tree::Hold];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Tree::Plain => "plain",
             Tree::Series => "series",
+            Tree::Counted => "counted",
+            Tree::Drop => "drop",
+            Tree::Hold => "hold",
         }
     }
 }
 
 /// A configuration. `Tiny` builds in a minute or two and has no disk. `Fast` has no debugging.
 /// `Debug` has KASAN and lockdep. `Kcsan` is separate, because KASAN and KCSAN exclude each
-/// other.
+/// other. `Faults` counts and traces faults that wait, and `FaultsDebug` does that in a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Config {
     Tiny,
     Fast,
     Debug,
     Kcsan,
+    Faults,
+    FaultsDebug,
 }
 
 impl Config {
@@ -36,6 +49,8 @@ impl Config {
             Config::Fast => "fast",
             Config::Debug => "debug",
             Config::Kcsan => "kcsan",
+            Config::Faults => "faults",
+            Config::FaultsDebug => "faults-debug",
         }
     }
 }

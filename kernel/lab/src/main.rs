@@ -10,6 +10,7 @@ mod cc;
 mod cores;
 mod cover;
 mod coverage;
+mod faults;
 mod fixes;
 mod git;
 mod guest;
@@ -143,6 +144,10 @@ enum Kernel {
     /// Measure gets, puts, failed gets and splits on this machine's own cores, without booting:
     /// the kernels' own objects run in a program, plain and patched in turn.
     Cores(cores::Plan),
+    /// Run the workloads of page faults that wait for I/O on three kernels: one that retries
+    /// them under `mmap_lock`, one that retries them under their VMA's lock, and one that holds
+    /// that lock. Compare what they counted.
+    Faults(faults::Plan),
     /// Write a page that compares plain and patched, from what the other commands have kept.
     Report {
         /// The file to write (default: report.md in the cache folder).
@@ -219,6 +224,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         Kernel::Writes => writes::writes(paths),
         Kernel::Pins { json } => pins::pins(paths, json.as_deref()),
         Kernel::Cores(plan) => cores::cores(paths, &plan),
+        Kernel::Faults(plan) => faults::faults(paths, &plan),
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }
 }

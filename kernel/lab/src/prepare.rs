@@ -19,8 +19,16 @@ const TARBALL: &str = "/usr/src/linux-source-6.12.tar.xz";
 /// # Errors
 /// If the source or a program is missing, the disk is full, or a patch does not apply.
 pub(crate) fn prepare(paths: &Paths) -> Result<()> {
+    prepare_tree(paths, Tree::Series)
+}
+
+/// Prepares Debian's source and one patched tree. If they are ready, it changes nothing.
+///
+/// # Errors
+/// The same.
+pub(crate) fn prepare_tree(paths: &Paths, tree: Tree) -> Result<()> {
     unpack(paths, Path::new(TARBALL))?;
-    series::apply(paths)
+    series::apply(paths, tree)
 }
 
 /// What tells one tarball from another: path, length and time. A newer package is unpacked again.
@@ -63,9 +71,10 @@ fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {
     // another source are removed, too: tar sets the files' times, and make might take the
     // objects for newer.
     remove_file(&stamp_file)?;
-    for dir in [paths.source(Tree::Plain), paths.source(Tree::Series), paths.cache.join("build")] {
-        remove(&dir)?;
+    for tree in Tree::ALL {
+        remove(&paths.source(tree))?;
     }
+    remove(&paths.cache.join("build"))?;
     fs::create_dir_all(&plain)?;
     proc::run(
         "unpacking the kernel source",

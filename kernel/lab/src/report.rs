@@ -131,7 +131,7 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         "# The series on Linux {}, plain beside patched\n\n\
          {} patches; x86-64; built with the machine's GCC.\n\n",
         prepare::version(&paths.source(Tree::Plain))?,
-        series::patches(paths)?.len()
+        series::patches(paths, Tree::Series)?.len()
     );
     text += "## Instructions\n\n\
              Counted by an emulator whose clock advances by one nanosecond for each instruction\n\

@@ -15,18 +15,36 @@ use std::time::{Duration, SystemTime};
 /// which are built on them.
 pub(crate) const FOLDERS: &[&str] = &["fixes", "series", "reads", "pins"];
 
+/// The sub-series that is not in the patched kernel, but in kernels of its own. It must apply to
+/// the patched kernel as well.
+const BESIDE: &str = "faults";
+
 /// The sub-series that must also apply after the fixes alone, so that each can be sent without
 /// the others.
-const APART: &[&str] = &["reads", "pins"];
+const APART: &[&str] = &["reads", "pins", "faults"];
 
-/// All patches in order.
+/// The first patches of `faults`. They count what faults wait for, and `faults-hold`, which is
+/// the alternative to the rest of `faults`, is built on them.
+const COUNTING: usize = 3;
+
+/// All patches of a tree in order.
 ///
 /// # Errors
 /// If a folder cannot be read.
-pub(crate) fn patches(paths: &Paths) -> Result<Vec<PathBuf>> {
+pub(crate) fn patches(paths: &Paths, tree: Tree) -> Result<Vec<PathBuf>> {
+    let folders: &[&str] = match tree {
+        Tree::Plain => &[],
+        Tree::Series => FOLDERS,
+        Tree::Counted | Tree::Drop => &["fixes", "faults"],
+        Tree::Hold => &["fixes", "faults", "faults-hold"],
+    };
     let mut all = Vec::new();
-    for folder in FOLDERS {
-        all.append(&mut patches_in(paths, folder)?);
+    for folder in folders {
+        let mut found = patches_in(paths, folder)?;
+        if *folder == "faults" && matches!(tree, Tree::Counted | Tree::Hold) {
+            found.truncate(COUNTING);
+        }
+        all.append(&mut found);
     }
     Ok(all)
 }
@@ -58,9 +76,13 @@ fn all_text(patches: &[PathBuf]) -> Result<String> {
     Ok(all)
 }
 
-/// The file that records what the patched tree was made from.
-fn record_file(paths: &Paths) -> PathBuf {
-    paths.cache.join("src/applied")
+/// The file that records what a patched tree was made from.
+fn record_file(paths: &Paths, tree: Tree) -> PathBuf {
+    let src = paths.cache.join("src");
+    match tree {
+        Tree::Series => src.join("applied"),
+        _ => src.join(format!("applied-{}", tree.name())),
+    }
 }
 
 /// The record of these patches: the hash of the tree that git made of them, and their text.
@@ -68,16 +90,16 @@ fn applied(tree: &Path, patches: &str) -> Result<String> {
     Ok(format!("{}\n{patches}", git::tree_hash(tree)?))
 }
 
-/// Applies all patches to Debian's source. If the tree has them, it changes nothing.
+/// Applies all patches of a tree to Debian's source. If the tree has them, it changes nothing.
 ///
 /// # Errors
 /// If a patch does not apply; the error names it, with git's reason. If the tree was edited, as
 /// the edits would be lost.
-pub(crate) fn apply(paths: &Paths) -> Result<()> {
-    let patches = patches(paths)?;
-    let tree = paths.source(Tree::Series);
+pub(crate) fn apply(paths: &Paths, which: Tree) -> Result<()> {
+    let patches = patches(paths, which)?;
+    let tree = paths.source(which);
     let want = all_text(&patches)?;
-    if let Ok(recorded) = fs::read_to_string(record_file(paths))
+    if let Ok(recorded) = fs::read_to_string(record_file(paths, which))
         && tree.is_dir()
     {
         git::untouched(&tree)?;
@@ -89,22 +111,27 @@ pub(crate) fn apply(paths: &Paths) -> Result<()> {
         }
     }
     let before = Times::of(&tree);
-    let tree = checkout(paths)?;
+    let tree = checkout(paths, which)?;
     for patch in &patches {
         apply_one(&tree, patch)?;
     }
     before.restore(&tree)?;
-    record(paths)
+    record(paths, which)
 }
 
 /// Records that the tree has all patches as they are now.
 ///
 /// # Errors
 /// If a patch cannot be read, or the record cannot be written.
-pub(crate) fn record(paths: &Paths) -> Result<()> {
-    let want = all_text(&patches(paths)?)?;
-    let text = applied(&paths.source(Tree::Series), &want)?;
-    fs::write(record_file(paths), text).context("cannot record which patches were applied")
+pub(crate) fn record(paths: &Paths, tree: Tree) -> Result<()> {
+    let want = all_text(&patches(paths, tree)?)?;
+    let text = applied(&paths.source(tree), &want)?;
+    fs::write(record_file(paths, tree), text).context("cannot record which patches were applied")
+}
+
+/// Removes the record of a tree that is about to get another patch.
+pub(crate) fn forget(paths: &Paths, tree: Tree) {
+    let _ = fs::remove_file(record_file(paths, tree));
 }
 
 /// Whether the tree has all patches as they are now, and nothing else.
@@ -113,11 +140,11 @@ pub(crate) fn record(paths: &Paths) -> Result<()> {
 /// As `apply`.
 pub(crate) fn is_applied(paths: &Paths) -> Result<bool> {
     let tree = paths.source(Tree::Series);
-    let Ok(recorded) = fs::read_to_string(record_file(paths)) else {
+    let Ok(recorded) = fs::read_to_string(record_file(paths, Tree::Series)) else {
         return Ok(false);
     };
     git::untouched(&tree)?;
-    Ok(recorded == applied(&tree, &all_text(&patches(paths)?)?)?)
+    Ok(recorded == applied(&tree, &all_text(&patches(paths, Tree::Series)?)?)?)
 }
 
 /// The content and the times of the files of the series, before the tree is reset and patched
@@ -155,14 +182,14 @@ impl Times {
     }
 }
 
-/// Resets the patched tree to Debian's source, without any patch, and returns its path.
+/// Resets a patched tree to Debian's source, without any patch, and returns its path.
 ///
 /// # Errors
 /// If git cannot make the work tree.
-pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
-    let tree = paths.source(Tree::Series);
+pub(crate) fn checkout(paths: &Paths, which: Tree) -> Result<PathBuf> {
+    let tree = paths.source(which);
     // The record is removed first, so that a failure half-way does not look finished.
-    let _ = fs::remove_file(record_file(paths));
+    forget(paths, which);
     if tree.is_dir() {
         git::reset(&tree, BASE_TAG)?;
     } else {
@@ -170,7 +197,7 @@ pub(crate) fn checkout(paths: &Paths) -> Result<PathBuf> {
         git(&plain, &["worktree", "prune"])?;
         let path = tree.to_string_lossy();
         git(&plain, &["worktree", "add", "-q", "--detach", &path, BASE_TAG])
-            .context("cannot make the series' work tree")?;
+            .with_context(|| format!("cannot make the work tree {}", tree.display()))?;
     }
     Ok(tree)
 }
@@ -191,22 +218,29 @@ pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each sub-series of `APART` applies after the fixes alone. Nothing is checked out
-/// for it: the patches are applied to an index of git's.
+/// Checks that each sub-series of `APART` applies after the fixes alone, and the one of `BESIDE`
+/// after all others. Nothing is checked out for it: the patches are applied to an index of git's.
 ///
 /// # Errors
 /// The first patch that does not apply.
 pub(crate) fn check_apart(paths: &Paths) -> Result<()> {
     let plain = paths.source(Tree::Plain);
     let index = paths.cache.join("src/apart");
+    let fixes = patches_in(paths, "fixes")?;
+    let mut checks = Vec::new();
     for folder in APART {
+        let all = [fixes.clone(), patches_in(paths, folder)?].concat();
+        checks.push((all, "the fixes without the other sub-series"));
+    }
+    let all = [patches(paths, Tree::Series)?, patches_in(paths, BESIDE)?].concat();
+    checks.push((all, "all other sub-series"));
+    for (patches, after) in checks {
         let _ = fs::remove_file(&index);
         git::git_index(&plain, &index, &["read-tree", BASE_TAG])?;
-        for patch in [patches_in(paths, "fixes")?, patches_in(paths, folder)?].concat() {
+        for patch in patches {
             let file = patch.to_string_lossy();
-            git::git_index(&plain, &index, &["apply", "--cached", &file]).with_context(|| {
-                format!("{file} does not apply after the fixes without the other sub-series")
-            })?;
+            git::git_index(&plain, &index, &["apply", "--cached", &file])
+                .with_context(|| format!("{file} does not apply after {after}"))?;
         }
     }
     fs::remove_file(&index).context("cannot remove the index of the check")
@@ -219,7 +253,10 @@ pub(crate) fn check_apart(paths: &Paths) -> Result<()> {
 /// # Errors
 /// If it finds something in a patch. The error has its output.
 pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
-    let patches = patches(paths)?;
+    let mut patches = patches(paths, Tree::Series)?;
+    for folder in [BESIDE, "faults-hold"] {
+        patches.append(&mut patches_in(paths, folder)?);
+    }
     let script = paths.source(Tree::Plain).join("scripts/checkpatch.pl");
     for patch in &patches {
         let mut perl = Command::new("perl");
@@ -317,7 +354,7 @@ mod tests {
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         fs::rename(repository("one\n").path(), &plain).unwrap();
         git(&plain, &["tag", BASE_TAG]).unwrap();
-        for folder in FOLDERS {
+        for folder in FOLDERS.iter().chain(&[BESIDE, "faults-hold"]) {
             fs::create_dir_all(paths.kernel.join(folder)).unwrap();
         }
         fs::write(paths.kernel.join("series/0001-change.patch"), PATCH).unwrap();
@@ -330,23 +367,23 @@ mod tests {
         let (_dir, paths, file) = cache();
         let tree = paths.source(Tree::Series);
         assert!(!is_applied(&paths).unwrap());
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert!(is_applied(&paths).unwrap());
         assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
 
         fs::write(&file, "by hand\n").unwrap();
-        let error = apply(&paths).unwrap_err().to_string();
+        let error = apply(&paths, Tree::Series).unwrap_err().to_string();
         assert!(error.contains("edited by hand") && error.contains(" M a"), "{error}");
         is_applied(&paths).unwrap_err();
         git(&tree, &["commit", "-qam", "by hand"]).unwrap();
         assert!(!is_applied(&paths).unwrap());
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
 
         fs::write(paths.kernel.join("series/0001-change.patch"), PATCH.replace("+two", "+2"))
             .unwrap();
         assert!(!is_applied(&paths).unwrap());
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "2\n");
     }
 
@@ -355,11 +392,11 @@ mod tests {
         let (_dir, paths, file) = cache();
         let fix = PATCH.replace("-one\n+two", "-one\n+fixed");
         fs::write(paths.kernel.join("fixes/0002-fix.patch"), fix).unwrap();
-        let error = apply(&paths).unwrap_err().to_string();
+        let error = apply(&paths, Tree::Series).unwrap_err().to_string();
         assert!(error.contains("0001-change.patch does not apply"), "{error}");
         let on_it = PATCH.replace("-one", "-fixed");
         fs::write(paths.kernel.join("series/0001-change.patch"), on_it).unwrap();
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
     }
 
@@ -368,16 +405,25 @@ mod tests {
         let (_dir, paths, file) = cache();
         let on_it = PATCH.replace("-one", "-two").replace("+two", "+three");
         fs::write(paths.kernel.join("reads/0001-more.patch"), on_it).unwrap();
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
         let error = check_apart(&paths).unwrap_err().to_string();
         assert!(error.contains("0001-more.patch") && error.contains("after the fixes"), "{error}");
+
+        // Nor may `faults` be in the way of the others.
+        fs::remove_file(paths.kernel.join("reads/0001-more.patch")).unwrap();
+        fs::write(paths.kernel.join("faults/0001-wait.patch"), PATCH).unwrap();
+        let error = check_apart(&paths).unwrap_err().to_string();
+        assert!(error.contains("0001-wait.patch") && error.contains("after all"), "{error}");
+        fs::remove_file(paths.kernel.join("faults/0001-wait.patch")).unwrap();
+        let on_it = PATCH.replace("-one", "-two").replace("+two", "+three");
+        fs::write(paths.kernel.join("reads/0001-more.patch"), on_it).unwrap();
 
         // One that stands without the series applies after a fix, too.
         fs::write(paths.kernel.join("series/0001-change.patch"), new_file("b")).unwrap();
         fs::write(paths.kernel.join("fixes/0001-fix.patch"), PATCH).unwrap();
         check_apart(&paths).unwrap();
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
     }
 
@@ -402,10 +448,10 @@ mod tests {
             "+new\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two\n",
         );
         fs::write(paths.kernel.join("series/0001-change.patch"), patch).unwrap();
-        checkout(&paths).unwrap();
+        checkout(&paths, Tree::Series).unwrap();
         fs::write(tree.join("b"), "half").unwrap();
         fs::write(&file, "half").unwrap();
-        apply(&paths).unwrap();
+        apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(tree.join("b")).unwrap(), "new\n");
         assert_eq!(fs::read_to_string(&file).unwrap(), "two\n");
     }

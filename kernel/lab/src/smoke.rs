@@ -91,8 +91,8 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
             append: "",
             accel,
             limit: Duration::from_secs(match config {
-                Config::Tiny | Config::Fast => 120,
-                Config::Debug | Config::Kcsan => 600,
+                Config::Tiny | Config::Fast | Config::Faults => 120,
+                Config::Debug | Config::Kcsan | Config::FaultsDebug => 600,
             }),
             mem_mib: 2048,
             args: if config == Config::Tiny { TWO_SOCKETS } else { &[] },

@@ -112,9 +112,9 @@ pub(crate) fn selftests(paths: &Paths) -> Result<()> {
 
 /// Builds and boots a tiny kernel after each patch.
 fn each_patch(paths: &Paths) -> Result<()> {
-    let patches = series::patches(paths)?;
+    let patches = series::patches(paths, Tree::Series)?;
     let before = series::Times::of(&paths.source(Tree::Series));
-    let tree = series::checkout(paths)?;
+    let tree = series::checkout(paths, Tree::Series)?;
     for patch in &patches {
         series::apply_one(&tree, patch)?;
         let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -124,5 +124,5 @@ fn each_patch(paths: &Paths) -> Result<()> {
         println!("{name}: builds and boots");
     }
     before.restore(&tree)?;
-    series::record(paths)
+    series::record(paths, Tree::Series)
 }

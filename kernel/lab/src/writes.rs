@@ -69,7 +69,7 @@ fn parse(text: &str, way: Way) -> Result<PerRead> {
         }
         // What is left was written to by something else, such as the slab's page of some cache.
         Way::Short => Ok(PerRead { count: 0.0, rest: 0.0 }),
-        _ => Ok(of),
+        Way::Counted => Ok(of),
     }
 }
 

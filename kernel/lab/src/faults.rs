@@ -1,0 +1,131 @@
+//! `kernel faults` runs the workloads of `kernel/guest/faults.sh` on kernels that differ in what a
+//! page fault does with its lock while it waits, and compares what they counted: *plain* retries
+//! under `mmap_lock`, *drop* under the VMA's lock, and *hold* keeps the VMA's lock.
+//!
+//! Each workload does a given amount of work. The disks are slow in the host's time, so that
+//! there is something to wait for. Under emulation only counts and their ratios are judged.
+
+mod boot;
+mod counts;
+mod mutants;
+mod table;
+mod workloads;
+
+use crate::kernels::{Config, Tree};
+use crate::paths::Paths;
+use crate::{build, prepare};
+use anyhow::{Context, Result, bail};
+use boot::run;
+use counts::Counts;
+use std::fs;
+use std::path::PathBuf;
+use workloads::WORKLOADS;
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Plan {
+    /// How often each kernel runs the workloads. The kernels take turns.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Only these workloads.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    only: Vec<String>,
+    /// Write the figures to this file: `rows` of `tree`, `case`, `metric`, `samples` and more.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Fail if a figure that was asked of the series is missed.
+    #[arg(long)]
+    strict: bool,
+    /// Run them once on *drop* with KASAN, lockdep and `DEBUG_VM`. Nothing is compared.
+    #[arg(long, conflicts_with_all = ["json", "strict"])]
+    debug: bool,
+    /// Run the selftest and a workload on each mutant of *drop* in `kernel/mutants/faults`. One
+    /// of them must notice it.
+    #[arg(long, conflicts_with_all = ["json", "strict", "debug", "only"])]
+    mutants: bool,
+}
+
+impl Plan {
+    fn workloads(&self) -> Result<Vec<&'static str>> {
+        if let Some(unknown) = self.only.iter().find(|name| !WORKLOADS.contains(&name.as_str())) {
+            bail!("no workload `{unknown}`; there are {}", WORKLOADS.join(", "));
+        }
+        let asked = |name: &&str| self.only.is_empty() || self.only.iter().any(|o| o == name);
+        Ok(WORKLOADS.into_iter().filter(asked).collect())
+    }
+}
+
+/// The kernels that are compared, as they are called in the tables.
+const KERNELS: [(&str, Tree); 3] =
+    [("plain", Tree::Counted), ("drop", Tree::Drop), ("hold", Tree::Hold)];
+
+/// `kernel faults`.
+///
+/// # Errors
+/// If a kernel does not build or boot, there is a splat in its log, or a workload reads wrong
+/// data. If the plan is strict, also if a figure is missed.
+pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
+    if plan.mutants {
+        return mutants::mutants(paths);
+    }
+    let workloads = plan.workloads()?;
+    if plan.debug {
+        prepare::prepare_tree(paths, Tree::Drop)?;
+        let image = build::build(paths, Tree::Drop, Config::FaultsDebug)?;
+        let counts = run(paths, "drop", &image, &workloads, Config::FaultsDebug)?;
+        println!("{}", table::table(&[("drop", &[counts])]));
+        return Ok(());
+    }
+    let mut images = Vec::new();
+    for (_, tree) in KERNELS {
+        prepare::prepare_tree(paths, tree)?;
+        images.push(build::build(paths, tree, Config::Faults)?);
+    }
+    let mut taken: [Vec<Counts>; 3] = Default::default();
+    for _ in 0..plan.runs {
+        for ((name, _), (image, taken)) in KERNELS.iter().zip(images.iter().zip(&mut taken)) {
+            taken.push(run(paths, name, image, &workloads, Config::Faults)?);
+        }
+    }
+    let [plain, drop, hold] = &taken;
+    println!("{}", table::table(&[("plain", plain), ("drop", drop), ("hold", hold)]));
+    if let Some(file) = &plan.json {
+        let named: Vec<_> = KERNELS.iter().map(|(name, _)| *name).zip(&taken).collect();
+        fs::write(file, serde_json::to_string_pretty(&table::json(&named, plan.runs))? + "\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let verdicts = counts::verdicts([plain, drop, hold]);
+    let mut missed = 0;
+    for (what, met) in &verdicts {
+        println!("{what}: {}", if *met { "met" } else { "MISSED" });
+        missed += usize::from(!met);
+    }
+    if plan.strict && missed > 0 {
+        bail!("{missed} of {} figures that are asked are not met", verdicts.len());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        plan: Plan,
+    }
+
+    #[test]
+    fn workloads_are_chosen_by_name() {
+        let plan = |args: &[&str]| Line::try_parse_from([&["faults"], args].concat()).unwrap().plan;
+        assert_eq!(plan(&[]).workloads().unwrap(), WORKLOADS);
+        assert_eq!(
+            plan(&["--only", "swap,giant-fork"]).workloads().unwrap(),
+            ["giant-fork", "swap"]
+        );
+        let error = plan(&["--only", "swop"]).workloads().unwrap_err().to_string();
+        assert!(error.contains("`swop`") && error.contains("thrash-data"), "{error}");
+    }
+}

@@ -1,0 +1,46 @@
+//! The workloads of `kernel/guest/faults.sh`.
+
+/// The kernel's selftest, which is a workload for the script.
+pub(super) const SELFTEST: &str = "selftest";
+
+/// The workloads of the script. In those of `startup` the files that are read are in four VMAs,
+/// in those of `giant` in one.
+pub(super) const WORKLOADS: [&str; 11] = [
+    "startup-none",
+    "startup-write",
+    "startup-mmap",
+    "startup-fork",
+    "giant-fork",
+    "giant-protect",
+    "giant-unmap",
+    "thrash-data",
+    "thrash-holes",
+    "swap",
+    SELFTEST,
+];
+
+/// In these, somebody write-locks the VMA that is read, so a retry rightly finds it locked.
+pub(super) const WRITERS: [&str; 4] =
+    ["startup-fork", "giant-fork", "giant-protect", "giant-unmap"];
+
+/// In this one, somebody writes to the files that are read.
+pub(super) const WRITTEN: &str = "startup-write";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_knows_each_workload() {
+        let script = include_str!("../../../guest/faults.sh");
+        for workload in WORKLOADS {
+            let pattern = match workload.split_once('-') {
+                Some((kind, _)) => format!("\t{kind}-*) "),
+                None => format!("\t{workload})"),
+            };
+            assert!(script.contains(&pattern), "{workload}");
+        }
+        assert!(WRITERS.iter().all(|name| WORKLOADS.contains(name)));
+        assert!(WORKLOADS.contains(&WRITTEN));
+    }
+}

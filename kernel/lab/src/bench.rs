@@ -56,7 +56,8 @@ const ZRAM: &str = "/zram";
 const READ_SYSTEMS: [(&str, &str); 3] = [("tmpfs", "/tmp"), ("ext4", "/mnt"), ("ramfs", "/ram")];
 /// The rows of reads with short reads off and on. Plain has no such switch, so in its column the
 /// two are the same reads.
-const READS: [&str; 2] = ["pread", "short-pread"];
+const READS: [&str; 2] = ["pread", SHORT];
+pub(crate) const SHORT: &str = "short-pread";
 const FILE_SYSTEMS: [&str; 2] = ["tmpfs", "ext4"];
 /// The cases of `mm_count`, which prints a line for each.
 const MM_CASES: [&str; 7] = [

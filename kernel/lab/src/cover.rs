@@ -73,7 +73,8 @@ fn prerequisite(tree: &Path, patch: &Path) -> Result<String> {
 }
 
 fn compare(cover: &str, told: &Told) -> Result<()> {
-    let number = format!(" 00/{}] ", told.subjects.len());
+    let of = told.subjects.len().to_string();
+    let number = format!(" {}/{of}] ", "0".repeat(of.len()));
     let subject = cover.lines().find(|line| line.starts_with("Subject: ")).unwrap_or_default();
     if !subject.contains(&number) {
         bail!("the subject has no `{}`: {subject}", number.trim());
@@ -107,7 +108,7 @@ fn compare(cover: &str, told: &Told) -> Result<()> {
 mod tests {
     use super::*;
 
-    const COVER: &str = "Subject: [RFC PATCH 00/2] mm: things\nTo: One <one@x>,\n    two@x\n\n\
+    const COVER: &str = "Subject: [RFC PATCH 0/2] mm: things\nTo: One <one@x>,\n    two@x\n\n\
                          Text.\n\n  mm: one\n  mm: two\n\n a | 2 +-\n 1 file changed\n\n\
                          prerequisite-patch-id: 12\nprerequisite-patch-id: 34\n";
 
@@ -140,7 +141,7 @@ mod tests {
     fn what_is_told_is_compared_with_what_is() {
         compare(COVER, &told()).unwrap();
         for (old, new, why) in [
-            ("00/2", "00/3", "the subject"),
+            ("0/2", "0/3", "the subject"),
             ("mm: one\n  mm: two", "mm: two\n  mm: one", "list of the patches"),
             ("  mm: two\n", "", "list of the patches"),
             ("2 +-", "3 +-", "list of the changed files"),

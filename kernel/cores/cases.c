@@ -4,8 +4,10 @@
  * the index, called as the kernel calls them. Compiled with the kernel's
  * headers and flags. A new case is a new line of cores_cases.
  */
+#include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
+#include <linux/uio.h>
 #include <linux/xarray.h>
 #include <asm/msr.h>
 #include "internal.h"
@@ -76,9 +78,8 @@ static void make_compound(struct page *head, unsigned int order)
  * Pages in folios of one size, all in the page cache, which has a reference to
  * each page.
  */
-static void setup(struct cores *c, unsigned long nr_pages, int order)
+static void init_world(struct cores *c, struct world *w, unsigned long nr_pages, int order)
 {
-	struct world *w = cores_alloc(sizeof(*w), PAGE_SIZE);
 	unsigned long i;
 
 	cores_stubs_init(c);
@@ -101,6 +102,11 @@ static void setup(struct cores *c, unsigned long nr_pages, int order)
 		folio_ref_unfreeze(folio, 1 << order);
 		store(&w->mapping, folio, order);
 	}
+}
+
+static void setup(struct cores *c, unsigned long nr_pages, int order)
+{
+	init_world(c, cores_alloc(sizeof(struct world), PAGE_SIZE), nr_pages, order);
 }
 
 /* What two mutants leave at the end. */
@@ -736,12 +742,207 @@ static void pinned_check(struct cores *c)
 	}
 }
 
+/* Reads of 64 bytes of a cached file, from generic_file_read_iter() on. */
+
+#define READ_BYTES 64
+#define READ_WORDS (READ_BYTES / sizeof(u64))
+/* 1 MiB, which the caches of a core hold, and their translations as well. */
+#define READ_PAGES 256
+
+struct reader {
+	/* What it reads from: its own, or the first one's. */
+	struct file *file;
+	struct file own;
+	/* What it reads to. */
+	u64 buf[READ_WORDS] __aligned(64);
+} __aligned(CORES_LINE);
+
+struct reading {
+	/* The first, as check() uses it as well. */
+	struct world world;
+	struct super_block sb;
+	struct inode inode;
+	struct reader *readers;
+	unsigned long nr_pages;
+};
+
+/* What the file has at this offset, a multiple of 8. */
+static u64 word_at(loff_t pos)
+{
+	return (pos + 1) * 0x9e3779b97f4a7c15UL;
+}
+
+static void protect(struct reading *r, const char *complaint)
+{
+	if (IS_ENABLED(CONFIG_SHORT_READS))
+		cores_protect(r->world.pages,
+			      PAGE_ALIGN((r->nr_pages + 1) * sizeof(struct page)), complaint);
+}
+
+static void reading_setup(struct cores *c, unsigned long nr_pages, bool one_file)
+{
+	struct reading *r = cores_alloc(sizeof(*r), PAGE_SIZE);
+	struct world *w = &r->world;
+	u64 *data;
+	unsigned long i;
+
+	init_world(c, w, nr_pages, 0);
+	r->nr_pages = nr_pages;
+	r->sb.s_maxbytes = MAX_LFS_FILESIZE;
+	r->inode.i_sb = &r->sb;
+	r->inode.i_mapping = &w->mapping;
+	r->inode.i_size = c->mutant == CORES_SHORT_FILE ? READ_BYTES / 2 : nr_pages * PAGE_SIZE;
+	w->mapping.host = &r->inode;
+	/* In pages of their own, as those of the struct pages are protected. */
+	r->readers = cores_alloc(c->workers * sizeof(*r->readers), PAGE_SIZE);
+	for (i = 0; i < c->workers; i++) {
+		struct file *file = &r->readers[i].own;
+
+		r->readers[i].file = one_file ? &r->readers[0].own : file;
+		file->f_mapping = &w->mapping;
+		file->f_inode = &r->inode;
+		file->f_flags = O_NOATIME;
+		file->f_ra.prev_pos = -1;
+	}
+	/* As if the file had been read for a while. */
+	for (i = 0; i < nr_pages; i++) {
+		folio_set_referenced((struct folio *)&w->pages[i]);
+		folio_set_active((struct folio *)&w->pages[i]);
+	}
+	/* The page behind the last is another file's. */
+	data = cores_alloc((nr_pages + 1) * PAGE_SIZE, PAGE_SIZE);
+	for (i = 0; i < nr_pages * PAGE_SIZE / sizeof(u64); i++)
+		data[i] = word_at(i * sizeof(u64));
+	vmemmap_base = (unsigned long)w->pages;
+	page_offset_base = (unsigned long)data;
+	protect(r, "struct pages written to by short reads");
+}
+
+static void reading_check(struct cores *c)
+{
+	struct reading *r = c->world;
+
+	protect(r, NULL);
+	if (c->mutant == CORES_LOST_PUT)
+		folio_get((struct folio *)r->world.pages);
+	check(c, r->nr_pages);
+}
+
+/* As new_sync_read() reads for pread(). */
+static __always_inline void read_once(struct reader *reader, loff_t pos)
+{
+	struct kiocb kiocb;
+	struct iov_iter iter;
+	ssize_t done;
+
+	init_sync_kiocb(&kiocb, reader->file);
+	kiocb.ki_pos = pos;
+	iov_iter_ubuf(&iter, ITER_DEST, (void __user *)reader->buf, READ_BYTES);
+	done = generic_file_read_iter(&kiocb, &iter);
+	if (unlikely(done != READ_BYTES))
+		cores_wrong("bytes returned by a read", done, READ_BYTES);
+}
+
+/* After a batch: what its last read has read, which was at this offset. */
+static noinline void check_sample(struct reader *reader, loff_t pos)
+{
+	int i;
+
+	for (i = 0; i < READ_WORDS; i++) {
+		if (READ_ONCE(reader->buf[i]) != word_at(pos + i * sizeof(u64)))
+			cores_wrong("bytes read that are not the file's", pos, -1);
+		/* So that the next batch has to write it. */
+		WRITE_ONCE(reader->buf[i], 0);
+	}
+}
+
+/* After its first reads, the first worker does what a mutant does. */
+static void mutant_reads(struct cores *c, int me)
+{
+	if (me || c->worker[me].ops)
+		return;
+	if (c->mutant == CORES_WRONG_BYTES)
+		page_offset_base += PAGE_SIZE;
+#ifdef CONFIG_SHORT_READS
+	if (c->mutant == CORES_NOT_SHORT)
+		world_of(c)->mapping.i_pages_seq.sequence++;
+#endif
+}
+
+static void read_one_setup(struct cores *c)
+{
+	reading_setup(c, 1, false);
+}
+
+static void read_shared_setup(struct cores *c)
+{
+	reading_setup(c, 1, true);
+}
+
+static noinline void read_one_batch(struct reader *reader)
+{
+	int i;
+
+	for (i = 0; i < BATCH; i++)
+		read_once(reader, 0);
+	check_sample(reader, 0);
+}
+
+static void read_one_work(struct cores *c, int me)
+{
+	struct reading *r = c->world;
+
+	while (!READ_ONCE(c->stop)) {
+		read_one_batch(&r->readers[me]);
+		mutant_reads(c, me);
+		c->worker[me].ops += BATCH;
+	}
+}
+
+static void read_many_setup(struct cores *c)
+{
+	reading_setup(c, READ_PAGES, false);
+}
+
+static noinline void read_many_batch(struct reader *reader, unsigned long *seed)
+{
+	loff_t pos;
+	int i;
+
+	for (i = 0; i < BATCH; i++) {
+		pos = next(seed) % (READ_PAGES * PAGE_SIZE / READ_BYTES) * READ_BYTES;
+		read_once(reader, pos);
+	}
+	check_sample(reader, pos);
+}
+
+static void read_many_work(struct cores *c, int me)
+{
+	struct reading *r = c->world;
+	unsigned long seed = me + 1;
+
+	while (!READ_ONCE(c->stop)) {
+		read_many_batch(&r->readers[me], &seed);
+		mutant_reads(c, me);
+		c->worker[me].ops += BATCH;
+	}
+}
+
 #define COUNTS (BIT(CORES_LOST_PUT) | BIT(CORES_EXTRA_PUT) | BIT(CORES_WRONG_ENTRY) | \
 		BIT(CORES_LEFT_ENTRY))
 #define FROZEN (BIT(CORES_LOST_PUT) | BIT(CORES_NO_FREEZE) | BIT(CORES_LEFT_ENTRY))
 #define HUGE_FROZEN (FROZEN | BIT(CORES_LIVE_TAIL))
 /* On while the struct pages of hugetlb folios' tails are read-only aliases. */
-#define HVO "hugetlb_optimize_vmemmap_key"
+#define HVO (&hugetlb_optimize_vmemmap_key)
+#define READS (BIT(CORES_LOST_PUT) | BIT(CORES_LEFT_ENTRY) | BIT(CORES_WRONG_BYTES) | \
+	       BIT(CORES_SHORT_FILE))
+#ifdef CONFIG_SHORT_READS
+#define SHORT_READS (&short_reads_key)
+#define SHORT (READS | BIT(CORES_NOT_SHORT))
+#else
+#define SHORT_READS NULL
+#define SHORT READS
+#endif
 
 const struct cores_case cores_cases[] = {
 	{
@@ -785,6 +986,18 @@ const struct cores_case cores_cases[] = {
 		.name = "unpin-4k", .figure = CORES_OPS_PER_S, .min_workers = 1,
 		.mutants = BIT(CORES_LOST_PUT), .setup = pinned_small_setup,
 		.work = pinned_work, .check = pinned_check,
+	}, {
+		.name = "short-read", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.branch = SHORT_READS, .mutants = SHORT, .setup = read_one_setup,
+		.work = read_one_work, .check = reading_check,
+	}, {
+		.name = "short-read-shared", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.branch = SHORT_READS, .mutants = SHORT, .setup = read_shared_setup,
+		.work = read_one_work, .check = reading_check,
+	}, {
+		.name = "short-read-many", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.branch = SHORT_READS, .mutants = SHORT, .setup = read_many_setup,
+		.work = read_many_work, .check = reading_check,
 	},
 	{ }
 };
@@ -799,6 +1012,9 @@ const struct cores_stub cores_own[] = {
 	{ "enable()", "in the place of static_branch_enable(), before the workers start" },
 	{ "pin_all()", "what pinning all pages of a folio does to its counts, in the place of "
 		       "pin_user_pages(); timed" },
+	{ "read_once()", "in the place of the system call, from pread64() to new_sync_read(); the "
+			 "file is O_NOATIME; timed" },
+	{ "apply_alternatives()", "the kernel's, for the features that are listed" },
 	{ "unite()", "in the place of khugepaged, so that there is something to split; not timed" },
 	{ }
 };

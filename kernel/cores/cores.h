@@ -31,6 +31,9 @@ enum cores_mutant {
 	CORES_WRONG_ENTRY,	/* the index has another folio, where one is looked up */
 	CORES_LEFT_ENTRY,	/* the index has another folio at the end */
 	CORES_LIVE_TAIL,	/* a tail has a reference at the end */
+	CORES_WRONG_BYTES,	/* pages lie elsewhere than the kernel's code thinks */
+	CORES_SHORT_FILE,	/* the file ends before a read does */
+	CORES_NOT_SHORT,	/* short reads find that folios are being removed */
 };
 
 /* In memory that all workers share, be they threads or processes. */
@@ -63,7 +66,7 @@ struct cores_case {
 	/* The name of a second figure: sections per second. NULL if there is none. */
 	const char *second;
 	/* The key of static branches that are on in this case. NULL if none is. */
-	const char *branch;
+	const void *branch;
 	/* With fewer workers it means nothing. */
 	int min_workers;
 	/* The mutants that its checks have to notice. */
@@ -79,13 +82,28 @@ struct cores_stub {
 	const char *name, *what;
 };
 
+/* A feature of CPUs for which the kernel patches its code when it boots. */
+struct cores_feature {
+	/* The kernel's number of it. */
+	unsigned int number;
+	const char *name, *what;
+	/* Whether the program does it, too. */
+	enum cores_patch {
+		CORES_NEVER,
+		CORES_ALWAYS,
+		CORES_BY_CPUID,
+	} patch;
+};
+
 /*
- * The cases, what of the kernel they write out themselves (in cases.c), and
- * what is stubbed (in stubs.c). The lists end with a name that is NULL.
+ * The cases, what of the kernel they write out themselves (in cases.c), what is
+ * stubbed, and for which features the code is patched (in stubs.c). The lists
+ * end with a name that is NULL.
  */
 extern const struct cores_case cores_cases[];
 extern const struct cores_stub cores_own[];
 extern const struct cores_stub cores_stubs[];
+extern const struct cores_feature cores_features[];
 
 /* In driver.c: zeroed memory for all workers, from before the workers start. */
 void *cores_alloc(unsigned long bytes, unsigned long align);
@@ -95,8 +113,16 @@ void *cores_alloc(unsigned long bytes, unsigned long align);
  */
 void cores_wrong(const char *what, long found, long expected);
 
+/*
+ * In driver.c: whoever writes to this memory from now on, whole pages, ends the
+ * program with this complaint; or nobody, if there is none.
+ */
+void cores_protect(void *at, unsigned long bytes, const char *complaint);
+
 /* In stubs.c: sets up the memory of an index's nodes. */
 void cores_stubs_init(struct cores *c);
+/* In stubs.c: per-CPU variables of one more worker. Returns what GS has to be. */
+unsigned long cores_percpu(void);
 /* In stubs.c: waits until nobody uses what was unlinked, and frees it. */
 void cores_synchronize(struct cores *c, int me);
 

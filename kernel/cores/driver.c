@@ -15,6 +15,8 @@
  * wrong, 4 if the kernel's code crashed, or ran into a BUG or WARN of its own.
  */
 #define _GNU_SOURCE
+#include <asm/prctl.h>
+#include <cpuid.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -25,6 +27,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -54,6 +57,20 @@ struct jump {
 extern struct jump __start___jump_table[] __attribute__((weak));
 extern struct jump __stop___jump_table[] __attribute__((weak));
 
+/* The kernel's struct alt_instr: distances from the fields themselves. */
+struct alternative {
+	int32_t code, replacement;
+	uint16_t feature, flags;
+	uint8_t len, replacement_len;
+} __attribute__((packed));
+
+/* In the flags: for CPUs without the feature. */
+#define ALTERNATIVE_NOT 1
+
+/* Made by the linker, as the lab has renamed the section. */
+extern const struct alternative __start_alternatives[] __attribute__((weak));
+extern const struct alternative __stop_alternatives[] __attribute__((weak));
+
 /* One worker's clocks, and how all begin together. */
 struct run {
 	int ready, go;
@@ -67,6 +84,13 @@ static char *arena;
 static size_t arena_used;
 /* The CPUs in the order in which workers get them. */
 static int cpus[CORES_MAX_WORKERS], nr_cpus;
+/* What GS has to be in each worker. */
+static unsigned long percpu[CORES_MAX_WORKERS];
+/* See cores_protect(). */
+static struct {
+	uintptr_t begin, end;
+	const char *complaint;
+} protected;
 
 /* The mutants, and what the check says that has to notice each of them. */
 static const struct {
@@ -79,6 +103,9 @@ static const struct {
 	[CORES_WRONG_ENTRY] = { "wrong-entry", "folio found at the index of another" },
 	[CORES_LEFT_ENTRY] = { "left-entry", "index with another folio than at the start" },
 	[CORES_LIVE_TAIL] = { "live-tail", "tails got" },
+	[CORES_WRONG_BYTES] = { "wrong-bytes", "bytes read that are not the file's" },
+	[CORES_SHORT_FILE] = { "short-file", "bytes returned by a read" },
+	[CORES_NOT_SHORT] = { "not-short", "struct pages written to by short reads" },
 };
 
 #define NR_MUTANTS (sizeof(mutants) / sizeof(mutants[0]))
@@ -111,18 +138,38 @@ FROM_KERNEL void *cores_alloc(unsigned long bytes, unsigned long align)
 	return arena + at;
 }
 
+FROM_KERNEL void cores_protect(void *at, unsigned long bytes, const char *complaint)
+{
+	protected.begin = (uintptr_t)at;
+	protected.end = protected.begin + (complaint ? bytes : 0);
+	protected.complaint = complaint;
+	if (mprotect(at, bytes, complaint ? PROT_READ : PROT_READ | PROT_WRITE))
+		die("mprotect");
+}
+
+static void set_gs(unsigned long gs)
+{
+	if (syscall(SYS_arch_prctl, ARCH_SET_GS, gs))
+		die("arch_prctl");
+}
+
 /* The symbols that there is no stub for lie where nothing is mapped. */
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
 	uintptr_t at = (uintptr_t)info->si_addr;
 	greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
 	uintptr_t rip = regs[REG_RIP];
+	unsigned long gs = 0;
 
+	if (signal == SIGSEGV && at >= protected.begin && at < protected.end)
+		cores_wrong(protected.complaint, 1, 0);
+	syscall(SYS_arch_prctl, ARCH_GET_GS, &gs);
 	/* After a call the address to return to is on the stack. */
 	if (rip == at)
 		rip = *(uintptr_t *)regs[REG_RSP];
 	for (unsigned long i = 0; signal == SIGSEGV && i < cores_nr_traps; i++)
-		if (at - cores_traps[i].address < TRAP_BYTES) {
+		if (at - cores_traps[i].address < TRAP_BYTES ||
+		    at - gs - cores_traps[i].address < TRAP_BYTES) {
 			dprintf(2, "cores: the kernel's code at %#lx used %s, which is not stubbed\n",
 				rip, cores_traps[i].name);
 			_exit(2);
@@ -180,8 +227,7 @@ static void enable(struct jump *jump)
 	}
 }
 
-/* Nobody has defined the key, so it is among the traps. */
-static void enable_branches(const char *key)
+static void enable_branches(const void *key)
 {
 	int done = 0;
 
@@ -189,15 +235,62 @@ static void enable_branches(const char *key)
 		/* The two lowest bits are flags. */
 		uintptr_t address = ((uintptr_t)&jump->key + jump->key) & ~3UL;
 
-		for (unsigned long i = 0; i < cores_nr_traps; i++)
-			if (cores_traps[i].address == address && !strcmp(cores_traps[i].name, key)) {
-				enable(jump);
-				done++;
-			}
+		if (address == (uintptr_t)key) {
+			enable(jump);
+			done++;
+		}
 	}
 	errno = ENOENT;
 	if (!done)
-		die(key);
+		die("static branches of this case");
+}
+
+/* The kernel's words of features are CPUID's; these are of its leaf 7. */
+static int cpu_has(unsigned int feature)
+{
+	unsigned int a, b, c, d, word = feature / 32;
+
+	errno = EINVAL;
+	if ((word != 9 && word != 18) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+		die("features of this CPU");
+	return (word == 9 ? b : d) >> feature % 32 & 1;
+}
+
+/* Puts its replacement in the place of some code, as apply_alternatives() does. */
+static void replace(const struct alternative *alternative)
+{
+	uintptr_t code = (uintptr_t)&alternative->code + alternative->code;
+	uintptr_t replacement = (uintptr_t)&alternative->replacement + alternative->replacement;
+	unsigned char *at = (unsigned char *)code;
+	int32_t distance;
+
+	make_writable(code, alternative->len);
+	memset(at, 0x90, alternative->len);
+	memcpy(at, (void *)replacement, alternative->replacement_len);
+	/* A call, to an address that is relative to it. */
+	if (alternative->replacement_len == 5 && at[0] == 0xe8) {
+		memcpy(&distance, at + 1, sizeof(distance));
+		distance += replacement - code;
+		memcpy(at + 1, &distance, sizeof(distance));
+	}
+}
+
+/*
+ * Patches the code for this CPU. What is for other features than those in the
+ * list is left alone; the lab sees to it that there is none in what is measured.
+ */
+static void apply_alternatives(void)
+{
+	const struct alternative *a;
+
+	for (a = __start_alternatives; a < __stop_alternatives; a++)
+		for (const struct cores_feature *f = cores_features; f->name; f++)
+			if (f->number == a->feature && f->patch != CORES_NEVER) {
+				int has = f->patch == CORES_ALWAYS || cpu_has(f->number);
+
+				if (has == !(a->flags & ALTERNATIVE_NOT))
+					replace(a);
+			}
 }
 
 static void *shared(size_t bytes)
@@ -250,6 +343,7 @@ static void *worker(void *arg)
 	double wall, cpu;
 
 	bind_worker(me);
+	set_gs(percpu[me]);
 	come_first(1);
 	__atomic_fetch_add(&run->ready, 1, __ATOMIC_SEQ_CST);
 	while (!__atomic_load_n(&run->go, __ATOMIC_ACQUIRE))
@@ -386,6 +480,8 @@ static void list(void)
 		printf("own %s %s\n", s->name, s->what);
 	for (const struct cores_stub *s = cores_stubs; s->name; s++)
 		printf("stub %s %s\n", s->name, s->what);
+	for (const struct cores_feature *f = cores_features; f->name; f++)
+		printf("feature %u %s %s\n", f->number, f->name, f->what);
 }
 
 static int number(const char *text, int least, int most)
@@ -442,6 +538,10 @@ static void run_case(char **arg)
 	}
 	if (the_case->branch)
 		enable_branches(the_case->branch);
+	apply_alternatives();
+	for (int i = 0; i < cores->workers; i++)
+		percpu[i] = cores_percpu();
+	set_gs(cores_percpu());
 	alarm(ms / 1000 + GRACE_S);
 	the_case->setup(cores);
 	/* Before the workers, which it has to stop. */

@@ -5,7 +5,9 @@
  * symbols of this file. A symbol that is neither here nor in the C library
  * ends the program when it is used.
  */
+#include <linux/percpu.h>
 #include <linux/rcupdate.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 #include <linux/xarray.h>
@@ -112,15 +114,51 @@ void __lockfunc _raw_spin_lock(raw_spinlock_t *lock)
 		cpu_relax();
 }
 
+/*
+ * What the kernel keeps for each CPU, a worker has here: a copy of the section
+ * with all such variables, and how far away it is in GS. The lab gives the
+ * section this name, for which the linker makes the two symbols.
+ */
+extern char __start_percpu[], __stop_percpu[];
+
+DEFINE_PER_CPU_ALIGNED(struct pcpu_hot, pcpu_hot);
+/* The kernel's linker script does this. */
+asm(".globl const_pcpu_hot\n.set const_pcpu_hot, pcpu_hot");
+DEFINE_PER_CPU_READ_MOSTLY(unsigned long, this_cpu_off);
+DEFINE_PER_CPU(struct vm_event_state, vm_event_states);
+
+unsigned long cores_percpu(void)
+{
+	unsigned long bytes = __stop_percpu - __start_percpu;
+	char *copy = cores_alloc(bytes, CORES_LINE);
+	unsigned long offset = copy - __start_percpu;
+
+	memcpy(copy, __start_percpu, bytes);
+	*SHIFT_PERCPU_PTR(&this_cpu_off, offset) = offset;
+	SHIFT_PERCPU_PTR(&pcpu_hot, offset)->current_task =
+		cores_alloc(sizeof(struct task_struct), CORES_LINE);
+	return offset;
+}
+
+/* Nobody needs the CPU of a worker. */
+int __cond_resched(void)
+{
+	return 0;
+}
+
 /* Nobody here puts the last reference, the page cache's. */
 void __folio_put(struct folio *folio)
 {
 	cores_wrong("folios destroyed that are in the page cache", 1, 0);
 }
 
-/* No page here is the zero page. Pages are told apart by their addresses. */
+/*
+ * No page here is the zero page. Pages are told apart by their addresses, but
+ * for a case whose pages have contents.
+ */
 unsigned long zero_pfn;
 unsigned long vmemmap_base;
+unsigned long page_offset_base;
 
 void mod_node_page_state(struct pglist_data *node, enum node_stat_item item, long delta)
 {
@@ -133,8 +171,24 @@ const struct cores_stub cores_stubs[] = {
 	{ "call_rcu", "frees when every worker was between two batches of lookups" },
 	{ "_raw_spin_lock", "the index's lock: compare-and-swap, no queue; interrupts stay on" },
 	{ "zero_pfn", "a frame that no page here is" },
-	{ "vmemmap_base", "the array of struct pages begins at 0" },
+	{ "vmemmap_base", "the array of struct pages begins at 0; in short reads at the pages" },
+	{ "page_offset_base", "where the pages' contents are" },
+	{ "pcpu_hot", "for each worker: a task of zeroes" },
+	{ "const_pcpu_hot", "the same" },
+	{ "this_cpu_off", "for each worker: where its copy of all such variables is" },
+	{ "vm_event_states", "for each worker: the events it has counted" },
+	{ "__cond_resched", "does nothing: nobody else needs the CPU" },
 	{ "mod_node_page_state", "does nothing: no statistics of pins" },
 	{ "__folio_put", "is an error: nobody puts the last reference" },
+	{ }
+};
+
+const struct cores_feature cores_features[] = {
+	{ X86_FEATURE_SMAP, "smap", "not done: programs may not execute STAC and CLAC",
+	  CORES_NEVER },
+	/* The kernel sets it for all CPUs of AMD and Intel that have SSE2. */
+	{ X86_FEATURE_LFENCE_RDTSC, "lfence_rdtsc", "as the kernel does", CORES_ALWAYS },
+	{ X86_FEATURE_FSRM, "fsrm", "as the kernel does", CORES_BY_CPUID },
+	{ X86_FEATURE_ERMS, "erms", "as the kernel does", CORES_BY_CPUID },
 	{ }
 };

@@ -4,6 +4,7 @@
 mod code;
 mod cpus;
 mod list;
+mod per_cpu;
 mod program;
 mod runs;
 mod table;
@@ -71,9 +72,9 @@ fn programs(paths: &Paths, cpus: &Cpus) -> Result<([Program; 2], List)> {
     let programs = [program::make(paths, Tree::Plain)?, program::make(paths, Tree::Series)?];
     let mut lists = Vec::new();
     for program in &programs {
-        println!("{}", code::check(program)?);
         let list = list::parse(&proc::output(Command::new(program.binary()).arg("list"))?)?;
         list::all_are_named(&program.stubs, &list.stubs)?;
+        println!("{}", code::check(program, &list.features)?);
         let seen = runs::prove(program, &list.cases, &cpus.order)?;
         println!("{}: all {seen} mutants are noticed", program.tree.name());
         lists.push(list);
@@ -171,7 +172,8 @@ pub(crate) fn cores(paths: &Paths, plan: &Plan) -> Result<()> {
             .map(|name| Stub { name: name.clone(), what: "the C library's".into() }),
     );
     let traps = programs[1].traps.clone();
-    let figures = Figures { machine: machine(&cpus), rows, own: list.own, stubs, traps };
+    let features = list.features.into_iter().map(|f| f.what).collect();
+    let figures = Figures { machine: machine(&cpus), rows, own: list.own, stubs, features, traps };
     show(&programs, &figures);
     if let Some(file) = &plan.json {
         fs::write(file, serde_json::to_string_pretty(&figures)? + "\n")

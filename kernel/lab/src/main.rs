@@ -141,8 +141,9 @@ enum Kernel {
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Measure gets, puts, failed gets and splits on this machine's own cores, without booting:
-    /// the kernels' own objects run in a program, plain and patched in turn.
+    /// Measure gets, puts, failed gets, splits, unpins and short reads on this machine's own
+    /// cores, without booting: the kernels' own objects run in a program, plain and patched in
+    /// turn.
     Cores(cores::Plan),
     /// Run the workloads of page faults that wait for I/O on three kernels: one that retries
     /// them under `mmap_lock`, one that retries them under their VMA's lock, and one that holds

@@ -103,11 +103,11 @@ fn kernels_on_cores(paths: &Paths) -> Result<Option<String>> {
     let figures: cores::Figures = kept::load(paths, cores::CORES, command)?;
     Ok(Some(format!(
         "`{command}` runs the fast kernels' own objects in a program ({}).\n\
-         Threads and processes look up, get and put folios of one index as fast as they can. The\n\
-         figures are operations per second of all together, or the time of one frozen section;\n\
-         medians, and the least and the most. The last column is the median of the ratios of\n\
-         samples that were taken one after the other, and the range of what it is in four layouts\n\
-         of the program.\n\n{}\n{}",
+         Threads and processes look up, get and put folios of one index as fast as they can,\n\
+         unpin, and read. The figures are operations per second of all together, or the time of\n\
+         one frozen section; medians, and the least and the most. The last column is the median\n\
+         of the ratios of samples that were taken one after the other, and the range of what it\n\
+         is in four layouts of the program.\n\n{}\n{}",
         figures.machine.shown(),
         figures.tables(),
         figures.not_the_kernels()
@@ -134,7 +134,8 @@ fn not_measured(command: &str) -> String {
 fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) -> String {
     let mut text = String::from(
         "\n## Short reads\n\n\
-         What they answer, with the test of each answer: [reads.md](reads.md).\n\n\
+         What they answer, with the test of each answer: [reads.md](reads.md).\n\
+         On real cores they are the cases `short-read` of `cargo xtask kernel cores`, below.\n\n\
          Instructions (`cargo xtask kernel bench`) with `vm.short_reads` on; plain has no such \
          switch.\nRows with `miss` and `ahead` are reads of pages that are not cached, of ext4 on \
          zram.\n\n",

@@ -1,18 +1,35 @@
 //! Checks that the code which is measured is the built kernel's, instruction by instruction.
 
-use super::program::{CACHE_LINE, LAYOUTS, Program};
+use super::list::Feature;
+use super::per_cpu::PerCpu;
+use super::program::{ALTERNATIVES, CACHE_LINE, LAYOUTS, LIBRARY, Program};
 use crate::{build, proc};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
+use std::fs;
+use std::ops::Range;
 use std::process::Command;
 
-/// The functions of the kernel that a lookup, a split and an unpin call. What these call is compared, too, and
-/// what the count has out of line.
-const FUNCTIONS: [&str; 5] =
-    ["filemap_get_entry", "xas_load", "xas_store", "xas_split", "unpin_user_pages"];
+/// The functions of the kernel that a lookup, a split, an unpin and a read call. What these call
+/// is compared, too, and what the count has out of line.
+const FUNCTIONS: [&str; 7] = [
+    "filemap_get_entry",
+    "xas_load",
+    "xas_store",
+    "xas_split",
+    "unpin_user_pages",
+    "generic_file_read_iter",
+    "copy_page_to_iter",
+];
 /// The lookup, and the loops of `cases.c` around it, which put what the lookup got.
 const LOOKUP: &str = "filemap_get_entry";
 const LOOPS: [&str; 3] = ["one_batch", "many_batch", "mixed_batch"];
+/// All that a short read executes of the kernels that have such reads.
+const SHORT_READ: [&str; 4] =
+    ["generic_file_read_iter", "filemap_read", "filemap_read_short", "short_read"];
+/// Bytes of the kernel's `struct alt_instr`, and where in it the feature is.
+const ALTERNATIVE_BYTES: usize = 14;
+const FEATURE: Range<usize> = 8..10;
 
 /// An instruction without the addresses that the linker has chosen.
 fn without_addresses(line: &str) -> String {
@@ -33,27 +50,44 @@ fn without_addresses(line: &str) -> String {
             word.replace_range(begin..at, "");
         }
     }
+    // The C library's are called by way of a table, and the kernel's have two names.
+    if let Some(name) = words.last_mut().filter(|w| w.starts_with("<__") || w.ends_with("@plt>")) {
+        let plain = name.trim_matches(['<', '>']).trim_end_matches("@plt").trim_start_matches("__");
+        if LIBRARY.contains(&plain) {
+            *name = format!("<{plain}>");
+        }
+    }
     words.join(" ")
 }
 
-/// Whether an operand is the address of data: of the kernel's, or of a program's.
-fn is_data(operand: &str, kernel: bool) -> bool {
-    let value = operand.strip_prefix("$0x").and_then(|v| u64::from_str_radix(v, 16).ok());
-    let range = if kernel {
-        0xffff_ffff_8000_0000..=0xffff_ffff_bfff_ffff
-    } else {
-        0x40_0000..=0x7fff_ffff
+/// Whether two operands are addresses of data, or refer to it by the same registers.
+fn is_data(ours: &str, kernels: &str) -> bool {
+    let value = |text: &str| u64::from_str_radix(text, 16).ok();
+    // An address, and what is around it.
+    let split = |operand: &'_ str| -> Option<(u64, String)> {
+        if let Some(text) = operand.strip_prefix("$0x") {
+            return Some((value(text)?, "$".into()));
+        }
+        let (address, registers) = operand.split_once('(')?;
+        let address = match address.strip_prefix("-0x") {
+            Some(text) => value(text)?.wrapping_neg(),
+            None => value(address.strip_prefix("0x")?)?,
+        };
+        Some((address, format!("({registers}")))
     };
-    value.is_some_and(|v| range.contains(&v))
+    let (Some((a, of_a)), Some((b, of_b))) = (split(ours), split(kernels)) else { return false };
+    of_a == of_b
+        && (0x40_0000..=0x7fff_ffff).contains(&a)
+        && (0xffff_ffff_8000_0000..=0xffff_ffff_bfff_ffff).contains(&b)
 }
 
 /// Whether two instructions, without addresses in the code, are the same but for where data lies.
-fn is_same(ours: &str, kernels: &str) -> bool {
+fn is_same(ours: &str, kernels: &str, per_cpu: &PerCpu) -> bool {
     let operands =
         |text: &'_ str| -> Vec<String> { text.split([' ', ',']).map(str::to_string).collect() };
     let (a, b) = (operands(ours), operands(kernels));
-    a.len() == b.len()
-        && a.iter().zip(&b).all(|(a, b)| a == b || is_data(a, false) && is_data(b, true))
+    let is_same = |(a, b): (&String, &String)| a == b || is_data(a, b) || per_cpu.is_same(a, b);
+    a.len() == b.len() && a.iter().zip(&b).all(is_same)
 }
 
 /// The symbol of the data that an instruction uses, if objdump prints it. A name with a distance is
@@ -71,14 +105,15 @@ fn may_use_the_same(ours: &str, kernels: &str) -> bool {
 }
 
 /// The first instruction in which two functions differ.
-fn difference(ours: &[String], kernels: &[String]) -> Option<String> {
+fn difference(ours: &[String], kernels: &[String], per_cpu: &PerCpu) -> Option<String> {
     let text = |f: &[String], i: usize| {
         f.get(i).map_or_else(|| "(the end)".to_string(), |l| without_addresses(l))
     };
     (0..ours.len().max(kernels.len()))
         .find(|&i| match (ours.get(i), kernels.get(i)) {
             (Some(a), Some(b)) => {
-                !is_same(&without_addresses(a), &without_addresses(b)) || !may_use_the_same(a, b)
+                !is_same(&without_addresses(a), &without_addresses(b), per_cpu)
+                    || !may_use_the_same(a, b)
             }
             _ => true,
         })
@@ -124,26 +159,46 @@ fn place(lines: &[String]) -> Result<u64> {
     Ok(address.context("objdump printed no address")? % CACHE_LINE as u64)
 }
 
+/// The instructions that read or write memory for this CPU alone.
+fn atomic(lines: &[String]) -> BTreeSet<String> {
+    let mut all = locked(lines);
+    // Locked without a prefix. Without memory it is a no-op.
+    let exchanges = |l: &&String| l.contains("xchg ") && l.contains('(');
+    all.extend(lines.iter().filter(exchanges).map(|l| without_addresses(l)));
+    all
+}
+
 /// The first of these functions that the kernel patches when it boots, because it has alternatives
-/// for the CPU it runs on. `symbols` and `patches` are what objdump prints of an object's symbols,
-/// and of the relocations of its list of alternatives.
+/// for the CPU it runs on, and the program does not know what to do. `symbols` and `patches` are
+/// what objdump prints of an object's symbols, and of the relocations of its list of
+/// alternatives, and `table` is that list.
 fn patched_at_boot<'a>(
     functions: &'a BTreeSet<String>,
     symbols: &str,
     patches: &str,
+    table: &[u8],
+    known: &[Feature],
 ) -> Option<&'a String> {
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
-    let places: Vec<_> = patches
-        .lines()
-        .filter_map(|l| l.split_whitespace().nth(2)?.split_once("+0x"))
-        .filter_map(|(section, at)| Some((section, hex(at)?)))
-        .collect();
+    let is_known = |entry: usize| {
+        let feature = table.get(entry..).and_then(|e| e.get(FEATURE));
+        feature.is_some_and(|f| known.iter().any(|k| k.number.to_le_bytes() == *f))
+    };
+    let place = |line: &'_ str| -> Option<(String, u64)> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let entry = usize::try_from(hex(words.first()?)?).ok()?;
+        let (section, at) = words.get(2)?.split_once("+0x")?;
+        // The rest of an entry refers to the replacement.
+        (entry % ALTERNATIVE_BYTES == 0 && !is_known(entry))
+            .then_some((section.to_string(), hex(at)?))
+    };
+    let places: Vec<_> = patches.lines().filter_map(place).collect();
     symbols.lines().find_map(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
         let &[address, .., "F", section, size, name] = &words[..] else { return None };
         let function = functions.get(name)?;
         let (begin, size) = (hex(address)?, hex(size)?);
-        let is_in = |&(of, at): &(&str, u64)| of == section && (begin..begin + size).contains(&at);
+        let is_in = |(of, at): &(String, u64)| of == section && (begin..begin + size).contains(at);
         places.iter().any(is_in).then_some(function)
     })
 }
@@ -162,10 +217,14 @@ fn all_differ(places: &[u64]) -> Result<()> {
 /// # Errors
 /// If a function differs, or the kernel patches it when it boots; a loop puts by other locked
 /// instructions than the kernel; or two layouts are the same.
-pub(crate) fn check(program: &Program) -> Result<String> {
+pub(crate) fn check(program: &Program, features: &[Feature]) -> Result<String> {
     let name = program.tree.name();
     let mut left: Vec<_> = FUNCTIONS.into_iter().map(str::to_string).collect();
     left.extend(program.slow_paths.iter().cloned());
+    let nm = |file| proc::output(Command::new("nm").arg(file));
+    let kernels = nm(&program.vmlinux)?;
+    let per_cpus = program.binaries.iter().map(|b| PerCpu::new(&nm(b)?, &kernels));
+    let per_cpus = per_cpus.collect::<Result<Vec<_>>>()?;
     let mut compared = BTreeSet::new();
     let mut instructions = 0;
     while let Some(function) = left.pop() {
@@ -173,9 +232,9 @@ pub(crate) fn check(program: &Program) -> Result<String> {
             continue;
         }
         let kernels = build::disassemble(&program.vmlinux, &function)?;
-        for binary in &program.binaries {
+        for (binary, per_cpu) in program.binaries.iter().zip(&per_cpus) {
             let ours = build::disassemble(binary, &function)?;
-            if let Some(difference) = difference(&ours, &kernels) {
+            if let Some(difference) = difference(&ours, &kernels, per_cpu) {
                 bail!("{function} of the {name} program is not the kernel's: {difference}");
             }
         }
@@ -185,9 +244,23 @@ pub(crate) fn check(program: &Program) -> Result<String> {
     }
     let of_object =
         |args: &[&str]| proc::output(Command::new("objdump").args(args).arg(&program.object));
-    let patches = of_object(&["-r", "-j", ".altinstructions"])?;
-    if let Some(function) = patched_at_boot(&compared, &of_object(&["-t"])?, &patches) {
+    let patches = of_object(&["-r", "-j", ALTERNATIVES])?;
+    let table = program.object.with_extension(ALTERNATIVES);
+    proc::output(
+        Command::new("objcopy")
+            .args(["-O", "binary", "-j", ALTERNATIVES])
+            .args([&program.object, &table]),
+    )?;
+    let table = fs::read(&table).with_context(|| format!("cannot read {}", table.display()))?;
+    let symbols = of_object(&["-t"])?;
+    if let Some(function) = patched_at_boot(&compared, &symbols, &patches, &table, features) {
         bail!("the {name} kernel patches {function} when it boots, which the program does not");
+    }
+    for function in SHORT_READ.iter().filter(|_| program.short_reads) {
+        let found = atomic(&build::disassemble(program.binary(), function)?);
+        if !found.is_empty() || !compared.contains(*function) {
+            bail!("{function} of the {name} program is not compared, or has {found:?}");
+        }
     }
     let lookup = locked(&build::disassemble(program.binary(), LOOKUP)?);
     for function in LOOPS {
@@ -228,6 +301,8 @@ mod tests {
             "ffffffff811138be:\tjs     ffffffff811139a1 <filemap_get_entry+0x141>",
             "ffffffff811138c2:\tmov    $0xffffffff814f14a0,%rsi",
             "ffffffff811138c6:\tand    $0xfffffffffffffffc,%rsi",
+            "ffffffff811138ca:\tcall   ffffffff81b3b0a0 <__memcpy>",
+            "ffffffff811138cf:\tadd    -0x7e6ca640(,%r12,8),%rbx",
         ]);
         let ours = lines(&[
             "  401236:\tcall   403000 <xas_load>",
@@ -236,7 +311,10 @@ mod tests {
             "  40123b:\tjs     4013a1 <filemap_get_entry+0x141>",
             "  40123f:\tmov    $0x40e440,%rsi",
             "  401243:\tand    $0xfffffffffffffffc,%rsi",
+            "  401247:\tcall   401100 <memcpy@plt>",
+            "  40124c:\tadd    0x60015000(,%r12,8),%rbx",
         ]);
+        let difference = |a: &[String], b: &[String]| super::difference(a, b, &PerCpu::default());
         assert_eq!(difference(&ours, &kernels), None);
         for (at, other) in [
             (0, "  401236:\tcall   403000 <xas_find>"),
@@ -247,6 +325,11 @@ mod tests {
             (4, "  40123f:\tmov    $0x40e440,%rdi"),
             (4, "  40123f:\tmov    $0x34,%rsi"),
             (5, "  401243:\tand    $0x40e440,%rsi"),
+            (6, "  401247:\tcall   401100 <memmove@plt>"),
+            (6, "  401247:\tcall   401100 <copy@plt>"),
+            (7, "  40124c:\tadd    0x60015000(,%r13,8),%rbx"),
+            (7, "  40124c:\tadd    0x34(,%r12,8),%rbx"),
+            (7, "  40124c:\tadd    $0x60015000,%rbx"),
         ] {
             let mut ours = ours.clone();
             ours[at] = other.to_string();
@@ -262,6 +345,15 @@ mod tests {
         let current = |name| lines(&[&format!("1:\tmov    %gs:(%rip),%rax        # 2 <{name}>")]);
         assert_eq!(difference(&current("const_pcpu_hot"), &current("pcpu_hot")), None);
         assert!(difference(&current("const_pcpu_hot"), &current("pcpu_cold")).is_some());
+    }
+
+    #[test]
+    fn instructions_that_take_a_cache_line_are_seen() {
+        let of = |text: &str| !atomic(&lines(&[text])).is_empty();
+        assert!(of("1:\tlock decl 0x34(%rdi)"));
+        assert!(of("1:\txchg   %rax,(%rdi)"));
+        assert!(!of("1:\txchg   %ax,%ax"));
+        assert!(!of("1:\tincq   %gs:0x1e000(%rip)        # 2 <vm_event_states+0x2e8>"));
     }
 
     #[test]
@@ -291,13 +383,30 @@ mod tests {
             )
         };
         let functions = BTreeSet::from(["xas_load", "xas_start", "other"].map(str::to_string));
-        let found = |at| patched_at_boot(&functions, symbols, &patches(at)).map(String::as_str);
-        assert_eq!(found(".text+0x0000000000000100"), Some("xas_load"));
-        assert_eq!(found(".text+0x000000000000013f"), Some("xas_load"));
-        assert_eq!(found(".text+0x0000000000000140"), Some("xas_start"));
+        let feature = |number| {
+            let what = crate::cores::Stub { name: "a".into(), what: "b".into() };
+            Feature { number, what }
+        };
+        // The feature of the first entry is 308.
+        let table = [0, 0, 0, 0, 0, 0, 0, 0, 0x34, 1, 0, 0, 3, 3];
+        let found_but = |at, known: &[Feature]| {
+            patched_at_boot(&functions, symbols, &patches(at), &table, known).cloned()
+        };
+        let found = |at| found_but(at, &[feature(309)]);
+        let known = found_but(".text+0x0000000000000100", &[feature(309), feature(308)]);
+        assert_eq!(known, None);
+        let name = |text: &str| Some(text.to_string());
+        assert_eq!(found(".text+0x0000000000000100"), name("xas_load"));
+        assert_eq!(found(".text+0x000000000000013f"), name("xas_load"));
+        assert_eq!(found(".text+0x0000000000000140"), name("xas_start"));
         assert_eq!(found(".text+0x00000000000000ff"), None);
         assert_eq!(found(".spinlock.text+0x0000000000000100"), None);
-        assert!(patched_at_boot(&BTreeSet::new(), symbols, &patches(".text+0x100")).is_none());
+        let none = BTreeSet::new();
+        assert!(patched_at_boot(&none, symbols, &patches(".text+0x100"), &table, &[]).is_none());
+        // A list that ends too early.
+        let patches = patches(".text+0x0000000000000100");
+        let known = [feature(308)];
+        assert!(patched_at_boot(&functions, symbols, &patches, &table[..9], &known).is_some());
     }
 
     #[test]

@@ -29,6 +29,15 @@ pub(crate) struct List {
     /// What `kernel/cores` writes out itself of the kernel.
     pub(crate) own: Vec<Stub>,
     pub(crate) stubs: Vec<Stub>,
+    pub(crate) features: Vec<Feature>,
+}
+
+/// A feature of CPUs for which the kernel patches its code when it boots, and the program knows
+/// what to do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Feature {
+    pub(crate) number: u16,
+    pub(crate) what: Stub,
 }
 
 /// # Errors
@@ -44,7 +53,7 @@ pub(crate) fn parse(text: &str) -> Result<List> {
         let found = known.iter().find(|m| m.name == name && !m.complaint.is_empty());
         found.cloned().with_context(|| format!("nothing says how {name} is noticed"))
     };
-    let List { mut cases, mut own, mut stubs } = List::default();
+    let List { mut cases, mut own, mut stubs, mut features } = List::default();
     for line in text.lines() {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             ["case", name, unit, least, second, ref mutants @ ..] => cases.push(Case {
@@ -59,13 +68,17 @@ pub(crate) fn parse(text: &str) -> Result<List> {
                 let list = if kind == "own" { &mut own } else { &mut stubs };
                 list.push(Stub { name: name.to_string(), what: what.join(" ") });
             }
+            ["feature", number, name, ref what @ ..] => features.push(Feature {
+                number: number.parse().with_context(|| line.to_string())?,
+                what: Stub { name: name.to_string(), what: what.join(" ") },
+            }),
             _ => bail!("the program lists `{line}`"),
         }
     }
     if let Some(case) = cases.iter().find(|c| c.mutants.is_empty()) {
         bail!("no mutant shows that {} is checked", case.name);
     }
-    Ok(List { cases, own, stubs })
+    Ok(List { cases, own, stubs, features })
 }
 
 /// # Errors
@@ -98,11 +111,14 @@ mod tests {
     const LIST: &str = "case one-folio ops/s 1 - lost-put extra-put\n\
                         case mixed ns 2 splits no-freeze\n\
                         mutant lost-put references left\nmutant extra-put folios destroyed\n\
-                        mutant no-freeze folios got\nown g() by hand\nstub f frees nothing\n";
+                        mutant no-freeze folios got\nown g() by hand\nstub f frees nothing\n\
+                        feature 308 smap not done\n";
 
     #[test]
     fn cases_and_stubs_are_listed() {
-        let List { cases, own, stubs } = parse(LIST).unwrap();
+        let List { cases, own, stubs, features } = parse(LIST).unwrap();
+        let what = Stub { name: "smap".into(), what: "not done".into() };
+        assert_eq!(features, [Feature { number: 308, what }]);
         assert_eq!(own, [Stub { name: "g()".into(), what: "by hand".into() }]);
         assert_eq!(stubs, [Stub { name: "f".into(), what: "frees nothing".into() }]);
         let mutants: Vec<_> = cases[0].mutants.iter().map(|m| &m.name[..]).collect();
@@ -125,6 +141,7 @@ mod tests {
         assert_eq!(error("case a ns 1 - m\nmutant m\n"), "nothing says how m is noticed");
         assert_eq!(error("something\n"), "the program lists `something`");
         parse("case a s 1 - m\nmutant m x\n").unwrap_err();
+        parse("feature smap 308\n").unwrap_err();
     }
 
     #[test]

@@ -11,17 +11,44 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The kernel's objects that are linked, without their extension. A tree that lacks the source
-/// of one goes without it: only the series has `mm/page_ref`.
-const OBJECTS: [&str; 6] =
-    ["mm/filemap", "mm/gup", "lib/xarray", "lib/bitmap", "lib/find_bit", SLOW_PATHS];
+/// of one goes without it: only the series has `mm/page_ref` and `mm/short_read`.
+const OBJECTS: [&str; 10] = [
+    "mm/filemap",
+    "mm/gup",
+    "mm/swap",
+    "lib/iov_iter",
+    "lib/xarray",
+    "lib/bitmap",
+    "lib/find_bit",
+    "arch/x86/lib/copy_user_64",
+    SHORT_READS,
+    SLOW_PATHS,
+];
 /// The object with what the count has out of line.
 const SLOW_PATHS: &str = "mm/page_ref";
+/// The object with the reads that take no reference.
+const SHORT_READS: &str = "mm/short_read";
 /// The object whose command line `CASES` are compiled with.
 const MODEL: &str = "mm/filemap";
 /// The files of `kernel/cores` that are compiled as a part of the kernel.
 const CASES: [&str; 2] = ["cases", "stubs"];
-/// What the kernel's objects use of the C library and of `driver.c`.
-const PROVIDED: [&str; 6] = ["memcmp", "memcpy", "memmove", "memset", "cores_alloc", "cores_wrong"];
+/// What the kernel's objects use of the C library.
+pub(crate) const LIBRARY: [&str; 4] = ["memcmp", "memcpy", "memmove", "memset"];
+/// What the kernel's objects use of `driver.c`, and of the linker.
+const PROVIDED: [&str; 5] =
+    ["cores_alloc", "cores_protect", "cores_wrong", "__start_percpu", "__stop_percpu"];
+/// What sections of the kernel's objects are called in the program. For such names, the linker
+/// makes the symbols by which `driver.c` and `stubs.c` find them.
+const RENAMED: [(&str, &str); 4] = [
+    (".altinstructions", ALTERNATIVES),
+    (".data..percpu", PER_CPU),
+    (".data..percpu..read_mostly", PER_CPU),
+    (".data..percpu..shared_aligned", PER_CPU),
+];
+/// The section with what the kernel patches when it boots.
+pub(crate) const ALTERNATIVES: &str = "alternatives";
+/// The section with the per-CPU variables.
+pub(crate) const PER_CPU: &str = "percpu";
 /// Where the symbols that nobody provides lie: within what the kernel's code can address, and
 /// far from the program. `driver.c` keeps it unmapped.
 const TRAPS: u64 = 0x6000_0000;
@@ -48,6 +75,8 @@ pub(crate) struct Program {
     pub(crate) functions: Vec<String>,
     /// Those of the count, out of line.
     pub(crate) slow_paths: Vec<String>,
+    /// Whether it has reads that take no reference.
+    pub(crate) short_reads: bool,
     /// The symbols that `stubs.c` defines.
     pub(crate) stubs: Vec<String>,
     /// What the kernel's objects have from the C library.
@@ -147,6 +176,53 @@ fn trap_source(traps: &[String]) -> String {
     text
 }
 
+/// The kernel's objects that this source has.
+fn linked(source: &Path) -> Vec<String> {
+    OBJECTS
+        .iter()
+        .filter(|o| ["c", "S"].iter().any(|e| source.join(o).with_extension(e).is_file()))
+        .map(|o| format!("{o}.o"))
+        .collect()
+}
+
+/// The objects as they are, or copies in which what is stubbed gives way to the stub.
+fn weaken(objects: &Path, linked: &[String], stubs: &[String], out: &Path) -> Result<Vec<PathBuf>> {
+    let one = |object: &String| {
+        let file = objects.join(object);
+        let mut both = symbols(&file, "--defined-only")?;
+        both.retain(|s| stubs.contains(s));
+        if both.is_empty() {
+            return Ok(file);
+        }
+        let copy = out.join(object.replace('/', "-"));
+        let args = both.iter().map(|s| format!("--weaken-symbol={s}"));
+        proc::output(Command::new("objcopy").args(args).arg(&file).arg(&copy))?;
+        Ok(copy)
+    };
+    linked.iter().map(one).collect()
+}
+
+/// # Errors
+/// If per-CPU variables are in another section than the lab knows: the workers would share them.
+fn no_other_per_cpu(headers: &str) -> Result<()> {
+    let is_per_cpu = |w: &&str| w.starts_with(".data..percpu");
+    match headers.split_whitespace().find(is_per_cpu) {
+        Some(section) => bail!("the kernel's objects have a section {section}"),
+        None => Ok(()),
+    }
+}
+
+/// Writes the assembly that comes first in a layout.
+fn pad(layout: usize, out: &Path) -> Result<PathBuf> {
+    let file = out.join(format!("pad{layout}.S"));
+    let text = format!(
+        ".section .note.GNU-stack,\"\",@progbits\n.text\n.balign 64\n.skip {}\n",
+        layout * FUNCTION_BYTES
+    );
+    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
 impl Program {
     /// The first layout.
     pub(crate) fn binary(&self) -> &Path {
@@ -186,12 +262,9 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
                 .arg(sources.join(file).with_extension("c")),
         )?;
     }
-    let source = paths.source(tree);
-    let linked: Vec<_> = OBJECTS
-        .iter()
-        .filter(|o| source.join(o).with_extension("c").is_file())
-        .map(|o| format!("{o}.o"))
-        .collect();
+    let linked = linked(&paths.source(tree));
+    let mut stubs = symbols(&out.join("stubs.o"), "--defined-only")?;
+    stubs.retain(|s| !s.starts_with("cores_"));
     let (mut all, mut slow_paths) = (Vec::new(), Vec::new());
     for object in &linked {
         let found = functions(&proc::output(Command::new("nm").arg(objects.join(object)))?);
@@ -200,25 +273,28 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
         }
         all.extend(found);
     }
+    all.retain(|f| !stubs.contains(f));
+    let weak = weaken(&objects, &linked, &stubs, &out)?;
     let kernel = out.join("kernel.o");
     run(
         "linking",
         Command::new("ld")
             .args(["-m", "elf_x86_64", "-z", "noexecstack", "-r", "-o"])
             .arg(&kernel)
-            .args(&linked)
+            .args(&weak)
             .args(CASES.map(|file| out.join(file).with_extension("o"))),
     )?;
     if let [program, args @ ..] = &after_link(&read(".vmlinux.o.cmd")?)?[..] {
         run("objtool", Command::new(objects.join(program)).args(args).arg(&kernel))?;
     }
+    let names = RENAMED.map(|(from, to)| format!("--rename-section={from}={to}"));
+    run("renaming sections", Command::new("objcopy").args(names).arg(&kernel))?;
+    no_other_per_cpu(&proc::output(Command::new("objdump").arg("-h").arg(&kernel))?)?;
 
-    let (provided, traps): (Vec<_>, Vec<_>) = symbols(&kernel, "--undefined-only")?
-        .into_iter()
-        .partition(|s| PROVIDED.contains(&s.as_str()));
-    let library = provided.into_iter().filter(|s| !s.starts_with("cores_")).collect();
-    let mut stubs = symbols(&out.join("stubs.o"), "--defined-only")?;
-    stubs.retain(|s| !s.starts_with("cores_"));
+    let mut missing = symbols(&kernel, "--undefined-only")?;
+    missing.retain(|s| !PROVIDED.contains(&s.as_str()));
+    let (library, traps): (Vec<_>, Vec<_>) =
+        missing.into_iter().partition(|s| LIBRARY.contains(&s.as_str()));
     let trap_file = out.join("traps.S");
     fs::write(&trap_file, trap_source(&traps))
         .with_context(|| format!("cannot write {}", trap_file.display()))?;
@@ -230,15 +306,8 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
             .arg(&driver)
             .arg(sources.join("driver.c")),
     )?;
-    let mut binaries = Vec::new();
-    for layout in 0..LAYOUTS {
-        let pad = out.join(format!("pad{layout}.S"));
-        let text = format!(
-            ".section .note.GNU-stack,\"\",@progbits\n.text\n.balign 64\n.skip {}\n",
-            layout * FUNCTION_BYTES
-        );
-        fs::write(&pad, text).with_context(|| format!("cannot write {}", pad.display()))?;
-        let binary = out.join(format!("cores{layout}"));
+    let binaries = (0..LAYOUTS).map(|layout| {
+        let (pad, binary) = (pad(layout, &out)?, out.join(format!("cores{layout}")));
         run(
             "linking the program",
             Command::new("gcc")
@@ -246,14 +315,16 @@ pub(crate) fn make(paths: &Paths, tree: Tree) -> Result<Program> {
                 .arg(&binary)
                 .args([&pad, &kernel, &driver, &trap_file]),
         )?;
-        binaries.push(binary);
-    }
+        Ok(binary)
+    });
+    let binaries = binaries.collect::<Result<_>>()?;
     let vmlinux = objects.join("vmlinux");
     Ok(Program {
         tree,
         binaries,
         object: kernel,
         vmlinux,
+        short_reads: linked.iter().any(|o| o.starts_with(SHORT_READS)),
         objects: linked,
         functions: all,
         slow_paths,
@@ -291,6 +362,37 @@ mod tests {
     fn functions_are_told_from_data() {
         let nm = "0000 T page_ref_slow\n0010 t helper\n0000 r __ksymtab_x\n         U xas_load\n";
         assert_eq!(functions(nm), ["page_ref_slow", "helper"]);
+    }
+
+    #[test]
+    fn what_is_stubbed_gives_way_to_the_stub() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let write = |name: &str, text: &str| fs::write(dir.join(name), text).unwrap();
+        write("a.c", "int put(void) { return 1; }\nint get(void) { return put(); }\n");
+        write("b.c", "int none;\n");
+        write(
+            "s.c",
+            "int get(void);\nint put(void) { return 0; }\nint main(void) { return get(); }\n",
+        );
+        let gcc = |args: &[&str]| {
+            let args = ["-O2", "-fno-inline", "-fsemantic-interposition"].iter().chain(args);
+            proc::output(Command::new("gcc").args(args).current_dir(dir))
+        };
+        gcc(&["-c", "a.c", "b.c", "s.c"]).unwrap();
+        gcc(&["-o", "p", "a.o", "b.o", "s.o"]).unwrap_err();
+        let out = dir.join("out");
+        fs::create_dir(&out).unwrap();
+        let weak = weaken(dir, &["a.o".into(), "b.o".into()], &["put".into()], &out).unwrap();
+        assert_eq!(weak, [out.join("a.o"), dir.join("b.o")]);
+        gcc(&["-o", "p", "out/a.o", "b.o", "s.o"]).unwrap();
+    }
+
+    #[test]
+    fn per_cpu_variables_that_would_be_shared_are_an_error() {
+        no_other_per_cpu(" 0 .text 10\n 1 percpu 20\n 2 .data 30\n").unwrap();
+        let error = no_other_per_cpu(" 0 .text 10\n 1 .data..percpu..page_aligned 20\n");
+        assert!(error.unwrap_err().to_string().ends_with(".data..percpu..page_aligned"));
     }
 
     /// The traps' addresses are what the linker makes of a call to a missing symbol.

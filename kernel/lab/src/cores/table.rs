@@ -170,6 +170,9 @@ pub(crate) struct Figures {
     pub(crate) own: Vec<Stub>,
     /// What `stubs.c` defines, and the C library.
     pub(crate) stubs: Vec<Stub>,
+    /// The features of CPUs for which the kernel patches its code when it boots.
+    #[serde(default)]
+    pub(crate) features: Vec<Stub>,
     /// The symbols that end the program if they are used.
     pub(crate) traps: Vec<String>,
 }
@@ -242,8 +245,11 @@ impl Figures {
     /// What is not the kernel's, in Markdown.
     pub(crate) fn not_the_kernels(&self) -> String {
         let mut text = String::new();
-        for (title, list) in [("Stubbed", &self.stubs), ("Written out in kernel/cores", &self.own)]
-        {
+        for (title, list) in [
+            ("Stubbed", &self.stubs),
+            ("Written out in kernel/cores", &self.own),
+            ("Patched by the kernel when it boots, for CPUs with", &self.features),
+        ] {
             let _ = writeln!(text, "{title}:\n");
             for stub in list {
                 let _ = writeln!(text, "- `{}`: {}", stub.name, stub.what);
@@ -268,17 +274,50 @@ struct Asked {
 }
 
 const ASKED_THREADS: usize = 2;
-const ASKED: [Asked; 4] = [
+const ASKED: [Asked; 5] = [
+    Asked { case: "short-read", limit: 3.0, at_least: true },
     Asked { case: "one-folio", limit: 1.2, at_least: true },
     Asked { case: "many-folios", limit: 0.98, at_least: true },
     Asked { case: "failed-get", limit: 1.1, at_least: false },
     Asked { case: "failed-get-brief", limit: 1.1, at_least: false },
 ];
 
+/// The case in which the patched kernel may not do less with more threads.
+const NO_FALL: &str = "short-read";
+
 /// A sentence for each figure that was asked for, and whether it is met. One that was not
 /// measured, or was not measured alone, is not met.
 pub(crate) fn verdicts(figures: &Figures) -> Vec<(String, bool)> {
-    ASKED.iter().map(|asked| asked.verdict(figures)).collect()
+    let mut all: Vec<_> = ASKED.iter().map(|asked| asked.verdict(figures)).collect();
+    all.push(no_fall(figures));
+    all
+}
+
+/// Whether each number of threads does as much as the next smaller one, or more.
+fn no_fall(figures: &Figures) -> (String, bool) {
+    let of_case = |r: &&Row| r.tree == "series" && r.case == NO_FALL;
+    let mut rows: Vec<_> = figures.rows.iter().filter(of_case).collect();
+    rows.sort_by_key(|r| r.threads);
+    let (Some(one), Some(most)) = (rows.first(), rows.last()) else {
+        return (format!("{NO_FALL} of more threads: not measured"), false);
+    };
+    let what = format!("{NO_FALL} of {} threads", most.threads);
+    if one.threads != 1 || most.threads == 1 {
+        return (format!("{what}: not measured beside one thread"), false);
+    }
+    if rows.iter().any(|r| r.is_disturbed()) {
+        return (format!("{what}: not measured alone, so it does not count"), false);
+    }
+    let steps = rows.windows(2).map(|w| w[1].median / w[0].median);
+    let least = steps.fold(f64::INFINITY, f64::min);
+    let met = least >= 1.0;
+    let text = format!(
+        "{what}: patched is {:.2} of patched with one, and at least {least:.2} of the number of \
+         threads before, asked is at least 1: {}",
+        most.median / one.median,
+        if met { "met" } else { "MISSED" }
+    );
+    (text, met)
 }
 
 impl Asked {
@@ -327,6 +366,7 @@ mod tests {
             rows: rows.iter().map(row).collect(),
             own: vec![Stub { name: "g()".into(), what: "by hand".into() }],
             stubs: vec![Stub { name: "f".into(), what: "nothing".into() }],
+            features: vec![Stub { name: "i".into(), what: "not done".into() }],
             traps: vec!["h".into()],
         }
     }
@@ -409,13 +449,20 @@ mod tests {
         let text = figures.not_the_kernels();
         let begin =
             "Stubbed:\n\n- `f`: nothing\n\nWritten out in kernel/cores:\n\n- `g()`: by hand\n\n";
-        assert!(text.starts_with(&format!("{begin}Nothing provides 1 more symbols;")), "{text}");
+        let patched = "Patched by the kernel when it boots, for CPUs with:\n\n- `i`: not done\n\n";
+        assert!(
+            text.starts_with(&format!("{begin}{patched}Nothing provides 1 more symbols;")),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_missed_figure_is_seen() {
         let met = |one: f64, many: f64, failed: f64| {
             let figures = figures(&[
+                ("plain", "short-read", 2, 100.0),
+                ("series", "short-read", 1, 200.0),
+                ("series", "short-read", 2, one * 2.5),
                 ("plain", "one-folio", 2, 100.0),
                 ("plain", "many-folios", 2, 100.0),
                 ("plain", "failed-get", 2, 100.0),
@@ -427,8 +474,35 @@ mod tests {
             ]);
             verdicts(&figures).iter().map(|v| v.1).collect::<Vec<_>>()
         };
-        assert_eq!(met(121.0, 99.0, 109.0), [true; ASKED.len()]);
-        assert_eq!(met(119.0, 97.0, 111.0), [false; ASKED.len()]);
+        assert_eq!(met(121.0, 99.0, 109.0), [true; ASKED.len() + 1]);
+        let missed = [[false; ASKED.len()].as_slice(), &[true]].concat();
+        assert_eq!(met(119.0, 97.0, 111.0), missed);
+    }
+
+    #[test]
+    fn a_fall_with_more_threads_is_seen() {
+        let of = |rows: &[(usize, f64)]| {
+            let rows: Vec<_> = rows.iter().map(|&(n, f)| ("series", NO_FALL, n, f)).collect();
+            no_fall(&figures(&rows))
+        };
+        let (text, met) = of(&[(1, 10.0), (4, 30.0), (2, 20.0)]);
+        assert!(text.starts_with("short-read of 4 threads: patched is 3.00 of"), "{text}");
+        assert!(met);
+        assert!(of(&[(1, 10.0), (2, 10.0)]).1);
+        // More than one thread, and less than three.
+        let (text, met) = of(&[(1, 10.0), (3, 30.0), (4, 29.0)]);
+        assert!(text.contains("at least 0.97 of") && text.ends_with("MISSED") && !met, "{text}");
+        for rows in [&[][..], &[(1, 10.0)], &[(2, 10.0), (4, 20.0)]] {
+            let (text, met) = of(rows);
+            assert!(text.contains("not measured") && !met, "{text}");
+        }
+        let mut disturbed = figures(&[("series", NO_FALL, 1, 1.0), ("series", NO_FALL, 2, 2.0)]);
+        assert!(no_fall(&disturbed).1);
+        disturbed.rows[1].disturbed = 1;
+        assert!(!no_fall(&disturbed).1);
+        // Plain may.
+        let plain = figures(&[("plain", NO_FALL, 1, 2.0), ("plain", NO_FALL, 2, 1.0)]);
+        assert!(no_fall(&plain).0.contains("not measured"));
     }
 
     #[test]
@@ -438,14 +512,14 @@ mod tests {
             ("plain", "many-folios", 1, 1.0),
             ("series", "many-folios", 1, 1.0),
         ]));
-        assert_eq!(all.len(), ASKED.len());
+        assert_eq!(all.len(), ASKED.len() + 1);
         assert!(all.iter().all(|(text, met)| text.ends_with(": not measured") && !met), "{all:?}");
         // The workers of one tree had to wait for CPUs, and did not get in each other's way.
         let mut disturbed =
             figures(&[("plain", "one-folio", 2, 1.0), ("series", "one-folio", 2, 2.0)]);
-        assert!(verdicts(&disturbed)[0].1);
+        assert!(ASKED[1].verdict(&disturbed).1);
         disturbed.rows[1].disturbed = 1;
-        let (text, met) = &verdicts(&disturbed)[0];
+        let (text, met) = ASKED[1].verdict(&disturbed);
         assert!(text.contains("not measured alone") && !met, "{text}");
     }
 

@@ -5,26 +5,17 @@
 //! that neither ordinary reads nor short ones have returned anything else, that each race has
 //! happened, and that there were short reads in it.
 
+mod boot;
 mod mutants;
 mod results;
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::qemu::{self, Boot};
-use crate::{build, guest, prepare};
+use crate::{build, prepare};
 use anyhow::{Context, Result, bail};
+use boot::{HUGE, run};
 use results::Results;
 use std::fmt::Write as _;
-use std::path::Path;
-use std::time::Duration;
-
-/// More CPUs than a small machine has: a CPU of the guest that the host stops in the middle of a
-/// read leaves time for whatever comes between.
-const CPUS: &[&str] = &["-smp", "4"];
-
-/// A tmpfs whose files have huge pages.
-const HUGE: &str = "mkdir /tmp/huge
-mount -t tmpfs -o huge=always,size=64M huge /tmp/huge || exit 1";
 
 /// In how many ways the program can be told to be wrong.
 const WRONG: [&str; 3] = ["byte", "size", "early"];
@@ -52,32 +43,6 @@ fn script(seconds: u32) -> String {
     let _ = writeln!(text, "read_races {seconds} /mnt /dev/shm; status=$?");
     let _ = write!(text, "read_races {seconds} /tmp/huge -- split && exit $status");
     text
-}
-
-/// Runs a script with the races on a kernel; returns its output and status.
-fn run(
-    paths: &Paths,
-    name: &str,
-    image: &Path,
-    command: &str,
-    limit_s: u64,
-) -> Result<(String, i32)> {
-    let root = guest::root(paths, &[guest::compile(paths, "read_races")?])?;
-    let outcome = qemu::boot(
-        paths,
-        &Boot {
-            name,
-            image,
-            root: &root,
-            command,
-            append: "kunit.enable=0",
-            accel: qemu::accel(paths, image, &root)?,
-            limit: Duration::from_secs(limit_s),
-            mem_mib: 1024,
-            args: CPUS,
-        },
-    )?;
-    Ok((outcome.output, outcome.status))
 }
 
 /// Splits what the script printed: the kinds of wrong steps, and at last the right ones.

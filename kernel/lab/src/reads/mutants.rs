@@ -1,7 +1,7 @@
 //! The races on kernels that are wrong, or slow: each must be noticed, and the slow one must not.
 
+use super::boot::{HUGE, run};
 use super::results::Results;
-use super::{HUGE, run};
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::variant::{self, Variant};

@@ -42,7 +42,7 @@ pub(super) struct Results {
 /// The least of each race that shows something. `other` is the number of reads beside which a
 /// step was made.
 const LEAST: [(&str, u64); 3] = [("rounds", 100), ("reads", 2000), ("other", 100)];
-const LEAST_SHORT: u64 = 50;
+const LEAST_SHORT: u64 = 20;
 
 /// The races in which folios leave the page cache.
 const REMOVING: [&str; 5] =
@@ -286,7 +286,7 @@ mod tests {
         assert!(error("rounds 100", "rounds 99").contains("only 99 rounds"));
         assert!(error("reads 3000", "reads 1999").contains("only 1999 reads"));
         assert!(error("alone 2000", "alone 2999").contains("only 1 other"));
-        assert!(error("short_read_done 900", "short_read_done 49").contains("only 49 short reads"));
+        assert!(error("short_read_done 900", "short_read_done 19").contains("only 19 short reads"));
         assert!(error("short_read_done 0", "short_read_done 1").contains("although they are off"));
         assert!(error("short_read_removed 3", "short_read_removed 0").contains("being removed"));
         assert!(error("full zero", "full one").contains("alike"));

@@ -915,22 +915,36 @@ static void test_judge(void)
 	printf("judged %zu made-up results\n", ARRAY_SIZE(made_ups));
 }
 
-static bool set_short_reads(const char *value)
+static const char short_reads[] = "/proc/sys/vm/short_reads";
+
+/* Whether short reads are on: '0' or '1', or 0 if the kernel has none. */
+static char get_short_reads(void)
 {
-	int fd = open("/proc/sys/vm/short_reads", O_WRONLY);
+	int fd = open(short_reads, O_RDONLY);
+	char value = 0;
 
 	if (fd < 0)
-		return false;
-	if (write(fd, value, 1) != 1)
-		die("vm.short_reads");
+		return 0;
+	if (read(fd, &value, 1) != 1)
+		die(short_reads);
 	close(fd);
-	return true;
+	return value;
+}
+
+static void set_short_reads(char value)
+{
+	int fd = open(short_reads, O_WRONLY);
+
+	if (fd < 0 || write(fd, &value, 1) != 1)
+		die(short_reads);
+	close(fd);
 }
 
 int main(int argc, char **argv)
 {
 	static const char *const modes[] = { "ordinary", "short" };
 	int first, end, i, mode;
+	const char was = get_short_reads();
 	unsigned long bad = 0;
 	double seconds;
 	size_t k;
@@ -957,7 +971,9 @@ int main(int argc, char **argv)
 	make_base();
 	test_judge();
 	for (mode = 0; mode < 2; mode++) {
-		if (!set_short_reads(mode ? "1" : "0") && mode)
+		if (was)
+			set_short_reads('0' + mode);
+		else if (mode)
 			break;
 		for (i = first; i < end; i++) {
 			struct statfs st;
@@ -988,6 +1004,7 @@ int main(int argc, char **argv)
 			}
 		}
 	}
-	set_short_reads("0");
+	if (was)
+		set_short_reads(was);
 	return bad ? 1 : 0;
 }

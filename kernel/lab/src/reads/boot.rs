@@ -43,3 +43,40 @@ pub(super) fn run(
     )?;
     Ok((outcome.output, outcome.status))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::Results;
+    use super::*;
+    use std::fs;
+    use std::process::Command;
+
+    /// The program runs on this machine as well, on tmpfs and with ordinary reads.
+    #[test]
+    fn ordinary_reads_return_what_the_tables_have() {
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf();
+        let paths = Paths { kernel, cache: dir.path().to_path_buf() };
+        for folder in ["guest", "log"] {
+            fs::create_dir(paths.cache.join(folder)).unwrap();
+        }
+        let program = guest::compile(&paths, "read_races").unwrap();
+        let files = tempfile::tempdir_in("/dev/shm").unwrap();
+        let run = |wrong: &[&str]| {
+            let mut run = Command::new(&program);
+            run.args(wrong).arg("0.05").arg(files.path()).args(["--", "overwrite", "append"]);
+            let out = run.output().unwrap();
+            let text = String::from_utf8(out.stdout).unwrap();
+            (out.status.code(), Results::parse(&text).unwrap(), text)
+        };
+        let (status, right, text) = run(&[]);
+        assert_eq!(status, Some(0), "{text}");
+        assert_eq!((right.races(), right.wrong()), (2, 0), "{text}");
+        assert!(text.contains("seen tmpfs overwrite ordinary full one - "), "{text}");
+        for kind in ["byte", "size", "early"] {
+            let (status, wrong, text) = run(&["-w", kind]);
+            assert_eq!(status, Some(1), "{text}");
+            assert!(wrong.wrong() > 0 && wrong.first_wrong().starts_with("WRONG "), "{text}");
+        }
+    }
+}

@@ -82,9 +82,9 @@ fn races(paths: &Paths, seconds: u32) -> Result<()> {
         results.all_noticed(&right).with_context(|| format!("with -w {kind}"))?;
     }
     println!(
-        "reads: {} races; ordinary reads and short ones return nothing but what the tables have; \
-         {} kinds of wrong steps are noticed in each",
-        right.races(),
+        "reads: {}; none returned what is not in the tables; {} kinds of wrong steps are noticed \
+         in each race",
+        right.summary(),
         WRONG.len()
     );
     Ok(())

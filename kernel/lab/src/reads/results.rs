@@ -114,6 +114,30 @@ impl Results {
             .sum()
     }
 
+    /// In words, how much was read, and how much of it by short reads.
+    pub(super) fn summary(&self) -> String {
+        let sum = |reads: usize, name: &str| -> u64 {
+            self.runs.values().map(|runs| runs[reads].count(name)).sum()
+        };
+        let unseen = |may: &&May| {
+            let runs = self.runs.get(&may.race);
+            runs.is_none_or(|runs| runs.iter().all(|run| !run.seen.contains_key(&may.result)))
+        };
+        format!(
+            "{} races; {} reads with short reads off; {} with them on, {} of these beside a step, \
+             {} short; {} met a removal, {} another size; of the tables' {} lines, {} were not seen",
+            self.races(),
+            sum(0, "reads"),
+            sum(1, "reads"),
+            sum(1, "other"),
+            sum(1, "short_read_done"),
+            sum(1, "short_read_removed"),
+            sum(1, "short_read_resized"),
+            self.may.len(),
+            self.may.iter().filter(unseen).count()
+        )
+    }
+
     /// The results that no ordinary read has, whoever had them.
     pub(super) fn wrong(&self) -> u64 {
         self.runs.values().flatten().map(|run| run.count("wrong")).sum()
@@ -262,6 +286,13 @@ mod tests {
         let results = Results::parse(&printed()).unwrap();
         results.check().unwrap();
         assert_eq!(results.races(), 2);
+        assert!(results.summary().starts_with(
+            "2 races; 6000 reads with short reads off; 6000 with them on, 2000 of these beside a \
+             step, 1800 short; 6 met a removal, 0 another size; of the tables' 4 lines, 0 were"
+        ));
+        let partly = printed().replace("seen tmpfs punch-page short full zero - 20\n", "");
+        let partly = partly.replace("seen tmpfs punch-page ordinary full zero - 20\n", "");
+        assert!(Results::parse(&partly).unwrap().summary().ends_with("4 lines, 1 were not seen"));
         let table = results.table();
         assert!(table.contains("| ext4 punch-page | full one | it: stays | 10 | 10 |"), "{table}");
         assert!(

@@ -37,5 +37,7 @@ for round in $(seq ${ROUNDS:-20}); do
 done
 after=$(gps)
 kill $load
-echo "blocks offline $off, online $on; grace periods of tasks-RCU: $((after - before))"
+periods="not told"
+[ -z "$after" ] || periods=$((after - before))
+echo "blocks offline $off, online $on; grace periods of tasks-RCU: $periods"
 [ $off -gt 0 ] && [ $off = $on ]

@@ -123,49 +123,39 @@ static double file_cow(int fd)
 }
 
 /* A fork that copies every page table, and a child that exits at once. */
-static double fork_exit(int fd)
+static double fork_and_wait(int until_exit)
 {
 	char *p = map(-1, MAP_PRIVATE | MAP_ANONYMOUS);
-	long long start;
+	long long start, returned, exited;
 	int status;
 	pid_t pid;
 
-	(void)fd;
 	touch(p, 1);
 	start = now_ns();
 	pid = fork();
-	if (pid < 0)
-		die("fork");
 	if (!pid)
 		_exit(0);
+	returned = now_ns();
+	if (pid < 0)
+		die("fork");
 	if (waitpid(pid, &status, 0) < 0 || status)
 		die("waitpid");
-	start = now_ns() - start;
+	exited = now_ns();
 	unmap(p);
-	return start;
+	return (until_exit ? exited : returned) - start;
 }
 
-/* The same without the child: what the parent does until the call returns. */
+static double fork_exit(int fd)
+{
+	(void)fd;
+	return fork_and_wait(1);
+}
+
+/* Without the child: what the parent does until the call returns. */
 static double fork_call(int fd)
 {
-	char *p = map(-1, MAP_PRIVATE | MAP_ANONYMOUS);
-	long long start;
-	int status;
-	pid_t pid;
-
 	(void)fd;
-	touch(p, 1);
-	start = now_ns();
-	pid = fork();
-	if (!pid)
-		_exit(0);
-	start = now_ns() - start;
-	if (pid < 0)
-		die("fork");
-	if (waitpid(pid, &status, 0) < 0 || status)
-		die("waitpid");
-	unmap(p);
-	return start;
+	return fork_and_wait(0);
 }
 
 static double fork_cow(int fd)

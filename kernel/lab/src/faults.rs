@@ -13,10 +13,11 @@ mod workloads;
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{build, prepare};
+use crate::{build, kept, prepare};
 use anyhow::{Context, Result, bail};
 use boot::run;
 use counts::Counts;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::PathBuf;
 use workloads::WORKLOADS;
@@ -59,6 +60,21 @@ impl Plan {
 const KERNELS: [(&str, Tree); 3] =
     [("plain", Tree::Counted), ("drop", Tree::Drop), ("hold", Tree::Hold)];
 
+/// The name under which the figures are kept, and the kernels that they are of.
+pub(crate) const FIGURES: &str = "faults";
+pub(crate) const KEPT_OF: &[(Tree, Config)] =
+    &[(Tree::Counted, Config::Faults), (Tree::Drop, Config::Faults), (Tree::Hold, Config::Faults)];
+
+/// What is kept.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    pub(crate) runs: u32,
+    /// In Markdown.
+    pub(crate) table: String,
+    /// What is asked, and whether it is met.
+    pub(crate) verdicts: Vec<(String, bool)>,
+}
+
 /// `kernel faults`.
 ///
 /// # Errors
@@ -88,13 +104,17 @@ pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
         }
     }
     let [plain, drop, hold] = &taken;
-    println!("{}", table::table(&[("plain", plain), ("drop", drop), ("hold", hold)]));
+    let named = [("plain", plain.as_slice()), ("drop", drop), ("hold", hold)];
+    println!("{}", table::table(&named));
     if let Some(file) = &plan.json {
         let named: Vec<_> = KERNELS.iter().map(|(name, _)| *name).zip(&taken).collect();
         fs::write(file, serde_json::to_string_pretty(&table::json(&named, plan.runs))? + "\n")
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let verdicts = counts::verdicts([plain, drop, hold]);
+    let figures =
+        Figures { runs: plan.runs, table: table::markdown(&named), verdicts: verdicts.clone() };
+    kept::keep_of(paths, KEPT_OF, FIGURES, figures)?;
     let mut missed = 0;
     for (what, met) in &verdicts {
         println!("{what}: {}", if *met { "met" } else { "MISSED" });

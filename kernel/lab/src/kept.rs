@@ -11,15 +11,17 @@ use std::fs;
 
 #[derive(Serialize, Deserialize)]
 struct Kept<T> {
-    /// The inputs of the plain and of the patched kernel.
-    of: [String; 2],
+    /// The inputs of the kernels.
+    of: Vec<String>,
     result: T,
 }
 
-/// The inputs of the two kernels, as they would be built now.
-fn kernels(paths: &Paths) -> Result<[String; 2]> {
-    let of = |tree| build::inputs(paths, tree, Config::Fast);
-    Ok([of(Tree::Plain)?, of(Tree::Series)?])
+/// The kernels that most results are of.
+const FAST: &[(Tree, Config)] = &[(Tree::Plain, Config::Fast), (Tree::Series, Config::Fast)];
+
+/// The inputs of kernels, as they would be built now.
+fn inputs(paths: &Paths, kernels: &[(Tree, Config)]) -> Result<Vec<String>> {
+    kernels.iter().map(|&(tree, config)| build::inputs(paths, tree, config)).collect()
 }
 
 /// Keeps a result of the two fast kernels.
@@ -27,8 +29,20 @@ fn kernels(paths: &Paths) -> Result<[String; 2]> {
 /// # Errors
 /// If it cannot be written.
 pub(crate) fn keep<T: Serialize>(paths: &Paths, name: &str, result: T) -> Result<()> {
-    let kept = Kept { of: kernels(paths)?, result };
-    write(paths, name, &kept)
+    keep_of(paths, FAST, name, result)
+}
+
+/// Keeps a result of these kernels.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn keep_of<T: Serialize>(
+    paths: &Paths,
+    kernels: &[(Tree, Config)],
+    name: &str,
+    result: T,
+) -> Result<()> {
+    write(paths, name, &Kept { of: inputs(paths, kernels)?, result })
 }
 
 fn write<T: Serialize>(paths: &Paths, name: &str, kept: &Kept<T>) -> Result<()> {
@@ -42,14 +56,27 @@ fn write<T: Serialize>(paths: &Paths, name: &str, kept: &Kept<T>) -> Result<()> 
 /// # Errors
 /// If there is no result, or it was measured on other kernels. The error names `command`.
 pub(crate) fn load<T: DeserializeOwned>(paths: &Paths, name: &str, command: &str) -> Result<T> {
-    read(paths, name, command, &kernels(paths)?)
+    load_of(paths, FAST, name, command)
+}
+
+/// A result of these kernels as they are now. `command` is what makes it.
+///
+/// # Errors
+/// The same.
+pub(crate) fn load_of<T: DeserializeOwned>(
+    paths: &Paths,
+    kernels: &[(Tree, Config)],
+    name: &str,
+    command: &str,
+) -> Result<T> {
+    read(paths, name, command, &inputs(paths, kernels)?)
 }
 
 fn read<T: DeserializeOwned>(
     paths: &Paths,
     name: &str,
     command: &str,
-    now: &[String; 2],
+    now: &[String],
 ) -> Result<T> {
     let path = paths.result(name);
     let path = path.display();
@@ -58,7 +85,7 @@ fn read<T: DeserializeOwned>(
     let kept: Kept<T> = serde_json::from_str(&text).with_context(|| {
         format!("{path} is damaged, or was written by an older lab; run `{command}`")
     })?;
-    if kept.of != *now {
+    if kept.of != now {
         bail!(
             "{path} was measured with another series, source, configuration, or compiler; \
              run `{command}`"
@@ -76,8 +103,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths { kernel: dir.path().into(), cache: dir.path().into() };
         fs::create_dir(dir.path().join("results")).unwrap();
-        let now = ["plain".to_string(), "series".to_string()];
-        let load = |now: &[String; 2]| read::<Vec<u32>>(&paths, "counts", "kernel bench", now);
+        let now = vec!["plain".to_string(), "series".to_string()];
+        let load = |now: &[String]| read::<Vec<u32>>(&paths, "counts", "kernel bench", now);
         let error = load(&now).unwrap_err().to_string();
         assert!(error.contains("no ") && error.contains("`kernel bench`"), "{error}");
         write(&paths, "counts", &Kept { of: now.clone(), result: vec![1] }).unwrap();

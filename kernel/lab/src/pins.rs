@@ -8,7 +8,7 @@ use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
 use crate::variant::{self, Built, Variant};
-use crate::{build, cc, guest, prepare, proc, selftests};
+use crate::{build, cc, guest, kept, prepare, proc, selftests};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -250,6 +250,34 @@ fn table(rows: &[Row], kernels: &[&str]) -> String {
     text
 }
 
+/// The name under which the table is kept.
+pub(crate) const TABLE: &str = "pins";
+
+/// The same table in Markdown.
+fn markdown(rows: &[Row]) -> String {
+    let mut text = String::from("| for each page |");
+    for kernel in KERNELS {
+        let _ = write!(text, " {kernel}: instructions | struct pages | other memory |");
+    }
+    text += "\n|---|";
+    text += &"---:|".repeat(3 * KERNELS.len());
+    text.push('\n');
+    for first in rows.iter().filter(|r| r.tree == KERNELS[0]) {
+        let _ = write!(text, "| {} |", first.case);
+        for kernel in KERNELS {
+            match row(rows, kernel, &first.case) {
+                Some(r) => {
+                    let (i, p, o) = (r.instructions, r.page_lines, r.other_lines);
+                    let _ = write!(text, " {i:.2} | {p:.3} | {o:.3} |");
+                }
+                None => text += " | | |",
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
 /// What the patches promise: at most half of plain's instructions for a page of a large folio
 /// that is unpinned, and at most 1 % more for anything.
 fn missed(rows: &[Row]) -> Vec<String> {
@@ -334,6 +362,7 @@ pub(crate) fn pins(paths: &Paths, json: Option<&Path>) -> Result<()> {
         "instructions, and cache lines of struct pages and of other memory (counts, not times)"
     );
     print!("{}", table(&rows, &KERNELS));
+    kept::keep(paths, TABLE, markdown(&rows))?;
     if let Some(file) = json {
         write_json(file, &rows)?;
     }
@@ -452,5 +481,14 @@ mod tests {
         let table = table(&rows(5.0, 101.0), &["plain", "series"]);
         assert!(table.contains("2M-thp-put"), "{table}");
         assert_eq!(table.lines().count(), 4);
+        let mut three = rows(5.0, 101.0).to_vec();
+        three.push(Row { tree: "page-by-page", ..three[0].clone() });
+        assert!(
+            markdown(&three).ends_with(
+                "| 2M-thp-put | 10.00 | 1.000 | 1.000 | 10.00 | 1.000 | 1.000 | 5.00 | 1.000 | 1.000 |\n"
+            ),
+            "{}",
+            markdown(&three)
+        );
     }
 }

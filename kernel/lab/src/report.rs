@@ -3,7 +3,7 @@
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{bench, build, cores, kept, prepare, selftests, series};
+use crate::{bench, build, cores, faults, kept, pins, prepare, selftests, series, writes};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::fmt::Write as _;
@@ -114,6 +114,86 @@ fn kernels_on_cores(paths: &Paths) -> Result<Option<String>> {
     )))
 }
 
+/// A table of counts.
+fn of_counts<'a>(rows: impl Iterator<Item = &'a bench::Row>) -> String {
+    let mut text = String::from("| case | plain | patched | difference |\n|---|---:|---:|---:|\n");
+    for row in rows {
+        let (plain, series) = (row.plain, row.series);
+        let _ =
+            writeln!(text, "| {} | {plain:.2} | {series:.2} | {:+.2} % |", row.case, row.percent());
+    }
+    text
+}
+
+/// What is said of a section that was not measured on these kernels.
+fn not_measured(command: &str) -> String {
+    format!("Not measured on these kernels: `{command}`.\n")
+}
+
+/// The section of short reads.
+fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) -> String {
+    let mut text = String::from(
+        "\n## Short reads\n\n\
+         What they answer, with the test of each answer: [reads.md](reads.md).\n\n\
+         Instructions (`cargo xtask kernel bench`) with `vm.short_reads` on; plain has no such \
+         switch.\nRows with `miss` and `ahead` are reads of pages that are not cached, of ext4 on \
+         zram.\n\n",
+    );
+    text += &of_counts(counts);
+    let command = "cargo xtask kernel writes";
+    let _ =
+        write!(text, "\nWrites to the struct page for each read of 64 bytes (`{command}`):\n\n");
+    match kept::load::<Vec<writes::Row>>(paths, writes::TABLE, command) {
+        Ok(rows) => {
+            text += "| file system | kernel | to the count | elsewhere |\n|---|---|---:|---:|\n";
+            for row in rows {
+                let (count, rest) = (row.count, row.rest);
+                let _ =
+                    writeln!(text, "| {} | {} | {count:.2} | {rest:.2} |", row.system, row.kernel);
+            }
+        }
+        Err(_) => text += &not_measured(command),
+    }
+    text
+}
+
+/// The section of pins.
+fn pins(paths: &Paths) -> String {
+    let command = "cargo xtask kernel pins";
+    format!(
+        "\n## Pins\n\nWhat the figures mean, and what is not tested: [pins.md](pins.md).\n\n\
+         Instructions, and cache lines of struct pages and of other memory, for each page \
+         (`{command}`).\n*page-by-page* is plain with its loop over folios taken back.\n\n{}",
+        kept::load(paths, pins::TABLE, command).unwrap_or_else(|_| not_measured(command))
+    )
+}
+
+/// The section of faults.
+fn faults(paths: &Paths) -> String {
+    let command = "cargo xtask kernel faults";
+    let mut text = String::from(
+        "\n## Faults that wait\n\n\
+         The questions that were asked, and the answers: the cover letters of \
+         [drop](../faults/0000-cover-letter)\nand [hold](../faults-hold/0000-cover-letter).\n\n",
+    );
+    match kept::load_of::<faults::Figures>(paths, faults::KEPT_OF, faults::FIGURES, command) {
+        Ok(of) => {
+            let _ = write!(
+                text,
+                "Counts of `{command}`, {} runs of each kernel in turn: the median, and the range \
+                 where the\nruns differ. *plain* retries under mmap_lock, *drop* under the VMA's \
+                 lock, *hold* keeps that lock.\n\n{}\nWhat is asked, over all runs:\n\n",
+                of.runs, of.table
+            );
+            for (what, met) in of.verdicts {
+                let _ = writeln!(text, "- {what}: {}", if met { "met" } else { "**missed**" });
+            }
+        }
+        Err(_) => text += &not_measured(command),
+    }
+    text
+}
+
 /// Writes the page.
 ///
 /// # Errors
@@ -128,29 +208,23 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     let tests: Option<Vec<selftests::Row>> =
         kept::load(paths, selftests::RESULT, "cargo xtask kernel selftests").ok();
     let mut text = format!(
-        "# The series on Linux {}, plain beside patched\n\n\
-         {} patches; x86-64; built with the machine's GCC.\n\n",
+        "# The patches on Linux {}, plain beside patched\n\n\
+         {} patches; x86-64; built with the machine's GCC.\n\n\
+         `cargo xtask kernel report` has written this page. It measures nothing itself; each \
+         section\nnames the command that does.\n\n",
         prepare::version(&paths.source(Tree::Plain))?,
         series::patches(paths, Tree::Series)?.len()
     );
-    text += "## Instructions\n\n\
-             Counted by an emulator whose clock advances by one nanosecond for each instruction\n\
-             (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure is the number of\n\
-             instructions, not a time, of one read, one fault, one page of gup_test, or one fork:\n\
-             `fork-2048-pages` has the child's exit and the wait in it,\n\
-             `fork-call-2048-pages` the system call alone.\n\n\
-             | case | plain | patched | difference |\n|---|---:|---:|---:|\n";
-    for row in &counts {
-        let _ = writeln!(
-            text,
-            "| {} | {:.2} | {:.2} | {:+.2} % |",
-            row.case,
-            row.plain,
-            row.series,
-            row.percent()
-        );
-    }
-    text += "\n## The speculative get\n\n\
+    let is_of_reads = |row: &&bench::Row| row.case.starts_with(bench::SHORT);
+    text += "## The reference count\n\n\
+             Instructions (`cargo xtask kernel bench`), counted by an emulator whose clock advances \
+             by one\nnanosecond for each (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A \
+             figure is the\nnumber of instructions, not a time, of one read, one fault, one page of \
+             gup_test, or one fork:\n`fork-2048-pages` has the child's exit and the wait in it, \
+             `fork-call-2048-pages` the system call\nalone. Patched has all patches; short reads \
+             are off.\n\n";
+    text += &of_counts(counts.iter().filter(|row| !is_of_reads(row)));
+    text += "\n### The speculative get\n\n\
              The instructions of `filemap_get_entry()` around the one that takes the reference:\n";
     for tree in [Tree::Plain, Tree::Series] {
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
@@ -158,10 +232,10 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
         let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
     }
-    text += "\n## The kernels' own code on real cores\n\n";
+    text += "\n### The kernels' own code on real cores\n\n";
     text += &kernels_on_cores(paths)?
         .unwrap_or_else(|| "Not measured for this page: `cargo xtask kernel cores`.\n".into());
-    text += "\n## Both instruction sequences on real cores\n\n";
+    text += "\n### Both instruction sequences on real cores\n\n";
     match cores {
         Some(file) => text += &on_cores(file)?,
         None => {
@@ -172,12 +246,15 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     if let Some(table) = threads {
         let _ = write!(
             text,
-            "\n## Threads and processes, under KVM\n\nReads of 64 bytes per second of one file on \
+            "\n### Threads and processes, under KVM\n\nReads of 64 bytes per second of one file on \
              tmpfs: the median of five boots, and the least and the most.\n\n{table}"
         );
     } else {
         text += "\nKVM boots no stock kernel here, so there is no table of threads in the guest.\n";
     }
+    text += &short_reads(paths, counts.iter().filter(is_of_reads));
+    text += &pins(paths);
+    text += &faults(paths);
     let _ = write!(
         text,
         "\n## Size\n\n`scripts/bloat-o-meter`, fast configuration:\n\n```\n{}\n```\n",

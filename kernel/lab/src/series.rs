@@ -23,6 +23,9 @@ const BESIDE: &str = "faults";
 /// the others.
 const APART: &[&str] = &["reads", "pins", "faults"];
 
+/// What is sent as a series, each with its cover letter.
+pub(crate) const SENT: [&str; 5] = ["series", "reads", "pins", BESIDE, "faults-hold"];
+
 /// The first patches of `faults`. They count what faults wait for, and `faults-hold`, which is
 /// the alternative to the rest of `faults`, is built on them.
 const COUNTING: usize = 3;
@@ -218,32 +221,54 @@ pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The patches that a series is built on.
+///
+/// # Errors
+/// If a folder cannot be read.
+pub(crate) fn below(paths: &Paths, folder: &str) -> Result<Vec<PathBuf>> {
+    let mut below = patches_in(paths, "fixes")?;
+    if folder == "faults-hold" {
+        below.extend(patches_in(paths, "faults")?.into_iter().take(COUNTING));
+    }
+    Ok(below)
+}
+
+/// The trees that git makes of Debian's source with the first of these patches, and with all of
+/// them. Nothing is checked out: they are applied to an index of git's.
+///
+/// # Errors
+/// The first patch that does not apply.
+pub(crate) fn trees(paths: &Paths, below: &[PathBuf], patches: &[PathBuf]) -> Result<[String; 2]> {
+    let plain = paths.source(Tree::Plain);
+    let index = paths.cache.join("src/apart");
+    let _ = fs::remove_file(&index);
+    let git = |args: &[&str]| git::git_index(&plain, &index, args);
+    git(&["read-tree", BASE_TAG])?;
+    let tree = |patches: &[PathBuf]| {
+        for patch in patches {
+            let file = patch.to_string_lossy();
+            git(&["apply", "--cached", &file]).with_context(|| format!("{file} does not apply"))?;
+        }
+        Ok(git(&["write-tree"])?.trim().to_string())
+    };
+    let trees: Result<_> = tree(below).and_then(|base| Ok([base, tree(patches)?]));
+    fs::remove_file(&index).context("cannot remove the index of the check")?;
+    trees
+}
+
 /// Checks that each sub-series of `APART` applies after the fixes alone, and the one of `BESIDE`
-/// after all others. Nothing is checked out for it: the patches are applied to an index of git's.
+/// after all others.
 ///
 /// # Errors
 /// The first patch that does not apply.
 pub(crate) fn check_apart(paths: &Paths) -> Result<()> {
-    let plain = paths.source(Tree::Plain);
-    let index = paths.cache.join("src/apart");
-    let fixes = patches_in(paths, "fixes")?;
-    let mut checks = Vec::new();
     for folder in APART {
-        let all = [fixes.clone(), patches_in(paths, folder)?].concat();
-        checks.push((all, "the fixes without the other sub-series"));
+        trees(paths, &below(paths, folder)?, &patches_in(paths, folder)?)
+            .context("after the fixes without the other sub-series")?;
     }
-    let all = [patches(paths, Tree::Series)?, patches_in(paths, BESIDE)?].concat();
-    checks.push((all, "all other sub-series"));
-    for (patches, after) in checks {
-        let _ = fs::remove_file(&index);
-        git::git_index(&plain, &index, &["read-tree", BASE_TAG])?;
-        for patch in patches {
-            let file = patch.to_string_lossy();
-            git::git_index(&plain, &index, &["apply", "--cached", &file])
-                .with_context(|| format!("{file} does not apply after {after}"))?;
-        }
-    }
-    fs::remove_file(&index).context("cannot remove the index of the check")
+    trees(paths, &patches(paths, Tree::Series)?, &patches_in(paths, BESIDE)?)
+        .context("after all other sub-series")?;
+    Ok(())
 }
 
 /// Runs `checkpatch.pl --strict` on every patch. Two of its questions are switched off: the one
@@ -407,13 +432,13 @@ mod tests {
         fs::write(paths.kernel.join("reads/0001-more.patch"), on_it).unwrap();
         apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
-        let error = check_apart(&paths).unwrap_err().to_string();
+        let error = format!("{:#}", check_apart(&paths).unwrap_err());
         assert!(error.contains("0001-more.patch") && error.contains("after the fixes"), "{error}");
 
         // Nor may `faults` be in the way of the others.
         fs::remove_file(paths.kernel.join("reads/0001-more.patch")).unwrap();
         fs::write(paths.kernel.join("faults/0001-wait.patch"), PATCH).unwrap();
-        let error = check_apart(&paths).unwrap_err().to_string();
+        let error = format!("{:#}", check_apart(&paths).unwrap_err());
         assert!(error.contains("0001-wait.patch") && error.contains("after all"), "{error}");
         fs::remove_file(paths.kernel.join("faults/0001-wait.patch")).unwrap();
         let on_it = PATCH.replace("-one", "-two").replace("+two", "+three");

@@ -55,8 +55,7 @@ fn sources(paths: &Paths) -> Result<()> {
     series::check_apart(paths)?;
     println!("series: {count} patches apply; checkpatch.pl --strict is clean");
     println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
-    cover::check(paths)?;
-    println!("series: its cover letter is up to date");
+    println!("series: {} cover letters are up to date", cover::check(paths)?);
     println!("mutants: {} apply", mutants::check(paths)?);
     Ok(())
 }

@@ -5,8 +5,9 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot};
-use crate::{build, cc, guest, prepare};
+use crate::{build, cc, guest, kept, prepare};
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -29,6 +30,18 @@ const COUNT_AT: u32 = 52;
 struct PerRead {
     count: f64,
     rest: f64,
+}
+
+/// The name under which the table is kept.
+pub(crate) const TABLE: &str = "writes";
+
+/// A row of the table: the writes for each read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) system: String,
+    pub(crate) kernel: String,
+    pub(crate) count: f64,
+    pub(crate) rest: f64,
 }
 
 /// So many writes for each short read are none: a read that writes does so once at least.
@@ -126,6 +139,7 @@ pub(crate) fn writes(paths: &Paths) -> Result<()> {
     for tree in [Tree::Plain, Tree::Series] {
         build::build(paths, tree, Config::Fast)?;
     }
+    let mut kept = Vec::new();
     println!("writes to the struct page for each 64-byte read: to the count, and elsewhere");
     for (system, dir) in [("tmpfs", "/tmp"), ("ext4", "/mnt")] {
         for (tree, way, row) in [
@@ -135,9 +149,15 @@ pub(crate) fn writes(paths: &Paths) -> Result<()> {
         ] {
             let of = count(paths, tree, dir, way)?;
             println!("  {system:<6} {row:<20} {:>6.2} {:>6.2}", of.count, of.rest);
+            kept.push(Row {
+                system: system.into(),
+                kernel: row.into(),
+                count: of.count,
+                rest: of.rest,
+            });
         }
     }
-    Ok(())
+    kept::keep(paths, TABLE, kept)
 }
 
 #[cfg(test)]

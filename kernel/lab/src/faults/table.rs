@@ -31,24 +31,52 @@ fn cell(samples: &[u64]) -> String {
 /// Lengths of waits, in microseconds of the guest's clock. Under emulation they mean little.
 const LENGTHS: [&str; 2] = ["longest-", "waited-"];
 
-/// All counts side by side, without what is 0 everywhere: the median of the runs, and the range.
+/// The rows of the tables: a workload, a count, and its values on each kernel. Those that are 0
+/// everywhere are left out.
+fn shown<'a>(kernels: &[(&str, &'a [Counts])]) -> Vec<(&'a str, &'a str, Vec<Vec<u64>>)> {
+    let mut rows = Vec::new();
+    for (workload, key) in Counts::keys(kernels.iter().flat_map(|(_, runs)| *runs)) {
+        let values: Vec<_> = kernels.iter().map(|(_, runs)| samples(runs, workload, key)).collect();
+        let is_length = LENGTHS.iter().any(|start| key.starts_with(start));
+        if !is_length && values.iter().flatten().any(|value| *value != 0) {
+            rows.push((workload, key, values));
+        }
+    }
+    rows
+}
+
+/// All counts side by side: the median of the runs, and the range.
 pub(super) fn table(kernels: &[(&str, &[Counts])]) -> String {
     let mut text = format!("{:<13} {:<26}", "workload", "count");
     for (name, _) in kernels {
         let _ = write!(text, " {name:>26}");
     }
-    for (workload, key) in Counts::keys(kernels.iter().flat_map(|(_, runs)| *runs)) {
-        let values: Vec<_> = kernels.iter().map(|(_, runs)| samples(runs, workload, key)).collect();
-        let is_length = LENGTHS.iter().any(|start| key.starts_with(start));
-        if is_length || values.iter().flatten().all(|value| *value == 0) {
-            continue;
-        }
+    for (workload, key, values) in shown(kernels) {
         let _ = write!(text, "\n{workload:<13} {key:<26}");
         for value in values {
             let _ = write!(text, " {:>26}", cell(&value));
         }
     }
     text + "\n"
+}
+
+/// The same in Markdown.
+pub(super) fn markdown(kernels: &[(&str, &[Counts])]) -> String {
+    let mut text = String::from("| workload | count |");
+    for (name, _) in kernels {
+        let _ = write!(text, " {name} |");
+    }
+    text += "\n|---|---|";
+    text += &"---:|".repeat(kernels.len());
+    text.push('\n');
+    for (workload, key, values) in shown(kernels) {
+        let _ = write!(text, "| {workload} | {key} |");
+        for value in values {
+            let _ = write!(text, " {} |", cell(&value));
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// A count's name among those that the other fault benchmarks have.
@@ -118,6 +146,10 @@ mod tests {
         assert_eq!(row("swap          retry_vma_drop"), ["retry_vma_drop", "0", "980"]);
         assert_eq!(row("workload"), ["count", "plain", "drop"]);
         assert!(!text.contains("waited"));
+        let page = markdown(&[("plain", &plain), ("drop", &drop)]);
+        assert!(page.contains("\n| swap | retry_vma_drop | 0 | 980 |\n"), "{page}");
+        assert!(page.starts_with("| workload | count | plain | drop |\n|---|---|---:|---:|\n"));
+        assert!(!page.contains("waited"));
         assert!(text.find("startup-none").unwrap() < text.find("swap").unwrap());
     }
 

@@ -27,6 +27,8 @@ mod proc;
 mod qemu;
 mod race;
 mod race_proof;
+mod read_sizes;
+mod reads;
 mod report;
 mod selftests;
 mod series;
@@ -149,6 +151,19 @@ enum Kernel {
     /// them under `mmap_lock`, one that retries them under their VMA's lock, and one that holds
     /// that lock. Compare what they counted.
     Faults(faults::Plan),
+    /// Race short reads and ordinary ones with truncation, punched holes and writes, on ext4 and
+    /// tmpfs: a short read must return what an ordinary one may.
+    Reads(reads::Plan),
+    /// Run a program on this machine, and print how many bytes its reads of cached files return.
+    /// Needs bpftrace, and root.
+    ReadSizes {
+        /// What to call the program in the table.
+        #[arg(long)]
+        name: Option<String>,
+        /// The program, and its arguments, without spaces in them.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
     /// Write a page that compares plain and patched, from what the other commands have kept.
     Report {
         /// The file to write (default: report.md in the cache folder).
@@ -183,6 +198,8 @@ fn run(cli: Cli) -> Result<()> {
     let paths = Paths::find()?;
     match cli.command {
         Command::Litmus { model, write } => litmus::run(&paths, model, write),
+        // It needs nothing of the cache that another run may be changing.
+        Command::Kernel(kernel @ Kernel::ReadSizes { .. }) => run_kernel(&paths, kernel),
         Command::Kernel(kernel) => {
             let _lock = lock::take(&paths)?;
             run_kernel(&paths, kernel)
@@ -226,6 +243,10 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         Kernel::Pins { json } => pins::pins(paths, json.as_deref()),
         Kernel::Cores(plan) => cores::cores(paths, &plan),
         Kernel::Faults(plan) => faults::faults(paths, &plan),
+        Kernel::Reads(plan) => reads::reads(paths, &plan),
+        Kernel::ReadSizes { name, command } => {
+            read_sizes::read_sizes(paths, name.as_deref(), &command)
+        }
         Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
     }
 }

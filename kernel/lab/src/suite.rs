@@ -1,12 +1,13 @@
 //! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
-//! selftests; its `--full` adds the stress on the debug kernels, and its `--each` builds and
-//! boots every patch by itself.
+//! races of short reads, the mutants and the selftests; its `--full` adds the stress on the debug
+//! kernels, and its `--each` builds and boots every patch by itself.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
 use crate::{
-    bench, build, cores, cover, fixes, guest, mutants, prepare, selftests, series, smoke, stress,
+    bench, build, cores, cover, fixes, guest, mutants, prepare, reads, selftests, series, smoke,
+    stress,
 };
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -84,6 +85,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
 /// The first step that fails.
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     check(paths)?;
+    reads::all(paths)?;
     mutants::mutants(paths)?;
     selftests::compare(paths)?;
     if each {

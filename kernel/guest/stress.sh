@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# The stress, run as the guest's command: the workers of mm_stress, and beside
+# The stress, run as the guest's command: the workers of mm_stress, fsx, and beside
 # them loops that do to their pages all that an administrator can do. It takes
 # STRESS_S seconds, 180 by default. For two thirds of the time, huge pages are
 # split, and memory goes offline and online again. For one third, hugetlb's
@@ -72,6 +72,25 @@ memmap() {
 	awk '/^nr_memmap/ { n += $2 } END { print n }' /proc/vmstat
 }
 
+# exercise END FILE: does random operations to FILE, and checks what it reads
+exercise() {
+	n=0
+	while before $1; do
+		n=$((n + 1))
+		if ! fsx -q -f /lab/fsx.toml -S $n -N $OPS $2 >$2.log 2>&1; then
+			if grep -qE "$WRONG" $2.log; then
+				echo "fsx $2, seed $n: wrong data: $(grep -E "$WRONG" $2.log)"
+			else
+				echo "fsx $2, seed $n, failed: $(tail -n 1 $2.log)"
+			fi
+			return
+		fi
+	done
+	echo "fsx $2 $((n * OPS))"
+}
+OPS=200
+WRONG="miscompare|Size error"
+
 # phase SECONDS HVO FILE...: runs the loops, and the workers on these files
 phase() {
 	end=$(($(date +%s) + $1))
@@ -83,6 +102,9 @@ phase() {
 	if [ "$STRESS_IDLE" = 1 ]; then
 		sleep $seconds
 	else
+		for file in /mnt/x /tmp/huge/x; do
+			(echo 0 > /cg/stress/cgroup.procs; exercise $end $file) &
+		done
 		(echo 0 > /cg/stress/cgroup.procs && exec mm_stress $seconds "$@")
 	fi
 	status=$?
@@ -101,8 +123,15 @@ for kind in read map direct huge pipe offline hugetlb; do
 		{ echo "mm_stress: $kind does not notice wrong data"; cat /tmp/log; exit 1; }
 	echo "noticed by $kind"
 done
+# Somebody else writes to fsx's file.
+timeout 100 fsx -q -f /lab/fsx.toml /mnt/x >/tmp/log 2>&1 &
+timeout 50 sh -c "until [ -s /mnt/x ]; do sleep 0.1; done"
+dd if=/dev/urandom of=/mnt/x bs=64k count=4 conv=notrunc 2>/dev/null
+wait $!
+grep -qE "$WRONG" /tmp/log || { echo "fsx does not notice wrong data"; cat /tmp/log; exit 1; }
+echo "noticed by fsx"
 echo 0 > /proc/sys/vm/nr_hugepages
-rm /mnt/wrong
+rm /mnt/wrong /mnt/x
 echo always > /sys/kernel/mm/transparent_hugepage/enabled
 echo "phase: THP, splits, swap, migration, soft offline"
 phase $((S * 2 / 3)) 0 /tmp/a /tmp/huge/b /mnt/c /dax/d

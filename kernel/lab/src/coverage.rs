@@ -2,7 +2,7 @@
 //! split or swapped has shown nothing about splitting or swapping.
 
 /// The kinds of workers. Each must notice wrong data before the stress begins.
-const WORKERS: &[&str] = &["read", "map", "direct", "huge", "pipe", "offline", "hugetlb"];
+const WORKERS: &[&str] = &["read", "map", "direct", "huge", "pipe", "offline", "hugetlb", "fsx"];
 
 /// The work of each phase: the worker, and its file.
 const WORK: &[&str] = &[
@@ -20,6 +20,8 @@ const WORK: &[&str] = &[
     "pipe -",
     "offline -",
     "hugetlb -",
+    "fsx /mnt/x",
+    "fsx /tmp/huge/x",
 ];
 
 /// The work of the first phase only.
@@ -85,6 +87,7 @@ noticed by huge
 noticed by pipe
 noticed by offline
 noticed by hugetlb
+noticed by fsx
 phase: THP, splits, swap, migration, soft offline
 pools 30
 splits 36
@@ -106,6 +109,8 @@ huge - 170
 pipe - 2781
 offline - 64
 hugetlb - 132
+fsx /mnt/x 1000
+fsx /tmp/huge/x 1200
 phase: hugetlb with and without its vmemmap
 vmemmap_pages_freed 7
 pools 23
@@ -123,6 +128,8 @@ huge - 127
 pipe - 1834
 offline - 64
 hugetlb - 94
+fsx /mnt/x 400
+fsx /tmp/huge/x 600
 blocks 10
 pswpin 31538
 pswpout 36815

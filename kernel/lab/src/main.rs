@@ -12,6 +12,7 @@ mod cover;
 mod coverage;
 mod faults;
 mod fixes;
+mod fsx;
 mod git;
 mod guest;
 mod kept;

@@ -7,7 +7,7 @@ use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
 use crate::splat::Splat;
-use crate::{build, coverage, guest, proc, race_proof, smoke};
+use crate::{build, coverage, fsx, guest, proc, race_proof, smoke};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -66,7 +66,7 @@ struct Failure {
     text: String,
 }
 
-/// What `mm_stress` prints if it reads data that no worker has written.
+/// What is printed of a worker that reads data that was not written.
 const WRONG_DATA: &str = "wrong data: ";
 
 impl Found {
@@ -168,7 +168,7 @@ fn run(paths: &Paths, tree: Tree, config: Config, load: Load) -> Result<Found> {
         u8::from(idle),
         include_str!("../../guest/stress.sh")
     );
-    let root = guest::root(paths, &[])?;
+    let root = guest::root(paths, &fsx::files(paths)?)?;
     let boot = Boot {
         name: &name,
         image: &image,

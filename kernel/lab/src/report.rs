@@ -1,5 +1,8 @@
 //! `kernel report` writes a Markdown page that compares plain and patched, from the results that
-//! `kernel test` and `kernel bench` have kept in the cache. It measures nothing itself.
+//! other commands have kept in the cache, and from the pages of `kernel/docs` that say what was
+//! objected and what is still open. It measures nothing itself.
+
+mod pages;
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
@@ -9,6 +12,9 @@ use serde::Deserialize;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The parts of the patches: each has a section of the report, and a page in `kernel/docs`.
+const PARTS: [&str; 4] = ["count", "reads", "pins", "faults"];
 
 /// The instructions around the first locked one that touches `_refcount`.
 ///
@@ -134,7 +140,7 @@ fn not_measured(command: &str) -> String {
 fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) -> String {
     let mut text = String::from(
         "\n## Short reads\n\n\
-         What they answer, with the test of each answer: [reads.md](reads.md).\n\
+         What a read may return, and the sizes of reads: [reads.md](reads.md).\n\
          On real cores they are the cases `short-read` of `cargo xtask kernel cores`, below.\n\n\
          Instructions (`cargo xtask kernel bench`) with `vm.short_reads` on; plain has no such \
          switch.\nRows with `miss` and `ahead` are reads of pages that are not cached, of ext4 on \
@@ -162,7 +168,7 @@ fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) 
 fn pins(paths: &Paths) -> String {
     let command = "cargo xtask kernel pins";
     format!(
-        "\n## Pins\n\nWhat the figures mean, and what is not tested: [pins.md](pins.md).\n\n\
+        "\n## Pins\n\nWhat the figures mean: [pins.md](pins.md).\n\n\
          Instructions, and cache lines of struct pages and of other memory, for each page \
          (`{command}`).\n*page-by-page* is plain with its loop over folios taken back.\n\n{}",
         kept::load(paths, pins::TABLE, command).unwrap_or_else(|_| not_measured(command))
@@ -174,7 +180,7 @@ fn faults(paths: &Paths) -> String {
     let command = "cargo xtask kernel faults";
     let mut text = String::from(
         "\n## Faults that wait\n\n\
-         The questions that were asked, and the answers: the cover letters of \
+         The two series, with what they cost: the cover letters of \
          [drop](../faults/0000-cover-letter)\nand [hold](../faults-hold/0000-cover-letter).\n\n",
     );
     match kept::load_of::<faults::Figures>(paths, faults::KEPT_OF, faults::FIGURES, command) {
@@ -253,9 +259,14 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     } else {
         text += "\nKVM boots no stock kernel here, so there is no table of threads in the guest.\n";
     }
+    let [of_count, of_reads, of_pins, of_faults] = PARTS;
+    text += &pages::answers(paths, of_count)?;
     text += &short_reads(paths, counts.iter().filter(is_of_reads));
+    text += &pages::answers(paths, of_reads)?;
     text += &pins(paths);
+    text += &pages::answers(paths, of_pins)?;
     text += &faults(paths);
+    text += &pages::answers(paths, of_faults)?;
     let _ = write!(
         text,
         "\n## Size\n\n`scripts/bloat-o-meter`, fast configuration:\n\n```\n{}\n```\n",

@@ -7,34 +7,36 @@ use xshell::{Cmd, Shell, cmd};
 
 use crate::packages::Need;
 
-/// The lab's commands that want a kernel's source.
-const WITH_SOURCE: [&str; 11] = [
+/// The lab's commands that build or boot kernels.
+const WITH_KERNELS: [&str; 15] = [
     "prepare",
     "check",
     "build",
     "run",
     "test",
     "selftests",
+    "mutants",
     "machines",
     "stress",
     "bench",
     "writes",
+    "pins",
     "cores",
+    "faults",
+    "reads",
 ];
 
-/// What `cargo xtask kernel ARGS` needs.
+/// What `cargo xtask kernel ARGS` needs. Nothing is installed for help, or for a command that does
+/// not exist.
 pub(crate) fn needs(args: &[String]) -> Vec<Need> {
-    if !wants_source(args) {
-        return vec![];
-    }
-    let others = args.first().is_some_and(|command| command == "machines");
-    if others { vec![Need::Lab, Need::Machines] } else { vec![Need::Lab] }
-}
-
-/// Nothing is installed for help, or for a command that does not exist.
-fn wants_source(args: &[String]) -> bool {
     let helps = args.iter().take_while(|a| *a != "--").any(|a| a == "-h" || a == "--help");
-    !helps && args.first().is_some_and(|command| WITH_SOURCE.contains(&command.as_str()))
+    match args.first().map(String::as_str) {
+        _ if helps => vec![],
+        Some("machines") => vec![Need::Lab, Need::Machines],
+        Some("read-sizes") => vec![Need::Traces],
+        Some(command) if WITH_KERNELS.contains(&command) => vec![Need::Lab],
+        _ => vec![],
+    }
 }
 
 /// Runs the lab's own command. Ends as it does if it fails: it has said why.
@@ -62,15 +64,29 @@ fn lab<'a>(sh: &'a Shell, what: &str, args: &[String]) -> Cmd<'a> {
 mod tests {
     use super::*;
 
+    fn needs_of(line: &str) -> Vec<Need> {
+        needs(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
     #[test]
     fn a_typing_error_installs_nothing() {
-        let wants = |line: &str| {
-            wants_source(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-        };
-        assert!(wants("check") && wants("run -- pread_bench --help"));
-        let needs = |command: &str| needs(&[command.to_owned()]);
-        assert_eq!(needs("machines"), [Need::Lab, Need::Machines]);
-        assert_eq!(needs("check"), [Need::Lab]);
-        assert!(!wants("chekc") && !wants("") && !wants("build --help") && !wants("report"));
+        assert_eq!(needs_of("machines"), [Need::Lab, Need::Machines]);
+        assert_eq!(needs_of("check"), [Need::Lab]);
+        assert_eq!(needs_of("run -- pread_bench --help"), [Need::Lab]);
+        for line in ["chekc", "", "build --help", "report"] {
+            assert_eq!(needs_of(line), [], "{line}");
+        }
+    }
+
+    #[test]
+    fn each_command_of_the_lab_is_known() {
+        let readme = include_str!("../../kernel/lab/README.md");
+        let rows = readme.lines().filter_map(|l| l.strip_prefix("| `cargo xtask kernel "));
+        let commands: Vec<_> = rows.filter_map(|row| row.split([' ', '`']).next()).collect();
+        assert!(commands.len() > WITH_KERNELS.len());
+        // It only reads what the others have kept.
+        for command in commands.into_iter().filter(|c| *c != "report") {
+            assert_ne!(needs_of(command), [], "{command}");
+        }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) enum Need {
     Peers,
     /// The debugger that stops at the tracepoints.
     Probes,
+    /// Reads of this machine's kernel counted.
+    Traces,
     /// Instructions counted.
     Valgrind,
     /// A compiler and an emulator for aarch64.
@@ -48,9 +50,15 @@ impl Need {
                 "qemu-system-x86",
                 "xz-utils",
             ],
-            Need::Machines => &["gcc-aarch64-linux-gnu", "gcc-m68k-linux-gnu", "qemu-system-arm"],
+            Need::Machines => &[
+                "gcc-aarch64-linux-gnu",
+                "gcc-m68k-linux-gnu",
+                "libc6-dev-arm64-cross",
+                "qemu-system-arm",
+            ],
             Need::Peers => &["g++", "librocksdb-dev"],
             Need::Probes => &["gdb"],
+            Need::Traces => &["bpftrace"],
             Need::Valgrind => &["valgrind"],
             Need::Aarch64 => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"],
             Need::Root => &["mmdebstrap"],

@@ -11,11 +11,13 @@ use anyhow::{Context, Result, bail};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each: a case of the
 /// selftest, or a count that must be 0.
-const MUTANTS: [(&str, &str); 4] = [
+const MUTANTS: [(&str, &str); 6] = [
     ("keep-whoever-locks", WAITS_LOCKED),
     ("remember-the-vma", CASES[3]),
     ("all-that-waited-are-major", CASES[2]),
     ("drop-to-read-ahead", CASES[1]),
+    ("check-the-access-once", CASES[4]),
+    ("retry-after-a-punch", CASES[5]),
 ];
 
 /// Builds each mutant, and runs the selftest and the workload on it.

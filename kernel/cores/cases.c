@@ -904,6 +904,11 @@ static void read_many_setup(struct cores *c)
 	reading_setup(c, READ_PAGES, false);
 }
 
+static void read_places_setup(struct cores *c)
+{
+	reading_setup(c, READ_PAGES, true);
+}
+
 static noinline void read_many_batch(struct reader *reader, unsigned long *seed)
 {
 	loff_t pos;
@@ -997,6 +1002,10 @@ const struct cores_case cores_cases[] = {
 	}, {
 		.name = "short-read-many", .figure = CORES_OPS_PER_S, .min_workers = 1,
 		.branch = SHORT_READS, .mutants = SHORT, .setup = read_many_setup,
+		.work = read_many_work, .check = reading_check,
+	}, {
+		.name = "short-read-places", .figure = CORES_OPS_PER_S, .min_workers = 1,
+		.branch = SHORT_READS, .mutants = SHORT, .setup = read_places_setup,
 		.work = read_many_work, .check = reading_check,
 	},
 	{ }

@@ -244,13 +244,12 @@ static const struct race races[] = {
 			{ NOTHING, NONE, BOTH, "the file has not begun" },
 			{ CUT, ONE, BOTH, "the file ends after a piece" },
 			{ FULL, ONE, BOTH, "the size grows after the bytes are there" },
-			{ CUT, ZERO, TMPFS, NO_FOLIO },
-			{ FULL, ZERO, TMPFS, NO_FOLIO },
-			{ CUT, ONE_ZERO, TMPFS, NO_FOLIO },
-			{ FULL, ONE_ZERO, TMPFS, NO_FOLIO },
 		},
 	}, {
-		/* Of a file in huge pages. The hole splits the page that it is in. */
+		/*
+		 * Of a file in huge pages. The hole is zeroed, and then splits the
+		 * page that it is in.
+		 */
 		.name = "split", .fs = TMPFS, .size = HUGE, .to = HUGE, .same = true, .huge = true,
 		.nr_steps = 3, .steps = {
 			{ PUNCH, 5 * PAGE, 6 * PAGE, HUGE, 5 * PAGE, 6 * PAGE },
@@ -260,6 +259,7 @@ static const struct race races[] = {
 			{ NOTHING, NONE, TMPFS, "the file is empty in between" },
 			{ FULL, ONE, TMPFS, REMOVED_WHOLE },
 			{ FULL, ZERO, TMPFS, "the hole, or " NO_FOLIO },
+			{ FULL, ONE_ZERO, TMPFS, "in the hole: " IN_PLACE },
 		},
 	},
 };
@@ -469,6 +469,8 @@ static struct result judge(const struct race *race, enum fs fs, struct span span
 	} else if (r.length == CUT && pos + got != race->from) {
 		return wrong(r, "it ends where the file never did", got);
 	}
+	if (race->huge && r.content == ONE_ZERO && pos / PAGE != race->steps[0].from / PAGE)
+		return wrong(r, "zeroed in place where there is no hole", 0);
 	if (!may_return(race, fs, r.length, r.content))
 		return wrong(r, "not in the table", 0);
 	return r;
@@ -875,10 +877,15 @@ static const struct made_up made_ups[] = {
 	{ "append", EXT4, 2, 4, 46, 4, "000", CUT, ONE, PLAIN, false },
 	{ "append", EXT4, 2, 4, 94, 4, "0000", FULL, ONE, PLAIN, false },
 	{ "append", EXT4, 2, 4, 46, 4, "00zz", FULL, ONE_ZERO, ZERO_LAST, false },
+	{ "append", TMPFS, 2, 4, 46, 4, "00zz", FULL, ONE_ZERO, ZERO_LAST, false },
+	{ "append", TMPFS, 2, 4, 48, 4, "zzzz", FULL, ZERO, PLAIN, false },
 	{ "split", TMPFS, 1, 2, 7 * PAGE, 4, "0000", FULL, ONE, PLAIN, true },
 	{ "split", TMPFS, 1, 1, 5 * PAGE, 4, "zzzz", FULL, ZERO, PLAIN, true },
 	{ "split", TMPFS, 1, 1, 7 * PAGE, 4, "zzzz", FULL, ZERO, PLAIN, false },
 	{ "split", TMPFS, 1, 2, 7 * PAGE, 4, "????", FULL, NONE, PLAIN, false },
+	{ "split", TMPFS, 0, 1, 5 * PAGE, 4, "00zz", FULL, ONE_ZERO, ZERO_LAST, true },
+	{ "split", TMPFS, 0, 1, 7 * PAGE, 4, "00zz", FULL, ONE_ZERO, ZERO_LAST, false },
+	{ "split", TMPFS, 1, 1, 5 * PAGE, 4, "00zz", FULL, ONE_ZERO, ZERO_LAST, false },
 };
 
 /* The judge must know each of them. */

@@ -67,7 +67,8 @@ fn address(line: &str) -> &str {
     line.split_once('<').map_or(line, |(_, rest)| rest.trim_end_matches(['>', ','])).trim()
 }
 
-/// The addresses of `named` that are in neither of the mail's headers `To:` and `Cc:`.
+/// The addresses of `named` that are in neither of the mail's headers `To:` and `Cc:`. For a list
+/// that MAINTAINERS gives with a name, `get_maintainer.pl` prints an empty line.
 pub(crate) fn missing_addresses(mail: &str, named: &str) -> Vec<String> {
     let head = mail.split("\n\n").next().unwrap_or_default();
     let mut to = Vec::new();
@@ -84,7 +85,7 @@ pub(crate) fn missing_addresses(mail: &str, named: &str) -> Vec<String> {
     named
         .lines()
         .map(|line| address(line.trim()))
-        .filter(|wanted| !to.contains(wanted))
+        .filter(|wanted| !wanted.is_empty() && !to.contains(wanted))
         .map(str::to_string)
         .collect()
 }
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn who_is_not_in_the_headers_is_missing() {
         let missing = |named: &str| missing_addresses(MAIL, named);
-        assert_eq!(missing("One <one@x>\n\"T. Wo\" <two@x>\nlist@x\n"), Vec::<String>::new());
+        assert_eq!(missing("One <one@x>\n\"T. Wo\" <two@x>\n\nlist@x\n"), Vec::<String>::new());
         assert_eq!(missing("Three <three@x>\na@b\none@x"), ["three@x", "a@b"]);
         // An address that only begins like one of the headers'.
         assert_eq!(missing("one@x.y"), ["one@x.y"]);

@@ -1,7 +1,8 @@
-//! Tells which of KCSAN's reports fail a run: those about a page's count. All other races were
-//! there before the series. `race_proof.rs` shows that a report about a count would be seen.
+//! Tells which of KCSAN's reports fail a run: those about a page's count, and those of which short
+//! reads or removal sections are a part. All other races were there before the patches.
+//! `race_proof.rs` shows that a report about a count would be seen.
 
-use crate::splat::{KCSAN, Splat};
+use crate::splat::{self, KCSAN, Splat};
 use std::ops::RangeInclusive;
 
 /// The addresses of the array of struct pages on x86-64, with four and with five levels of page
@@ -39,11 +40,48 @@ fn is_about_count(splat: &Splat) -> bool {
         .all(|line| access(line).is_none_or(covers_count))
 }
 
+/// How the names of functions begin that are only in the patched kernel. What they call is a part of
+/// them: they call no file system, and nothing that waits.
+const OURS: [&str; 2] = ["short_read", "mapping_removal_"];
+
+/// These call readahead, the ordinary read, and what marks a file as accessed, which race as they
+/// always did. So only their own accesses count.
+const CALLERS: [&str; 2] = ["filemap_read_short", "shmem_read_short"];
+
+/// What is called from here on has been interrupted, or has got an exception.
+const ENTRY: &str = "asm_";
+
+/// The functions of each access of a report, from the one that made the access to the one that was
+/// interrupted, or to the system call.
+fn stacks(splat: &Splat) -> Vec<Vec<&str>> {
+    let is_access = |line: &&String| line.contains(" to 0x");
+    let mut stacks = Vec::new();
+    let mut lines = splat.lines.iter().skip_while(|line| !is_access(line)).peekable();
+    while lines.next_if(is_access).is_some() {
+        let mut stack = Vec::new();
+        while let Some(line) = lines.next_if(|line| !is_access(line)) {
+            stack.extend(splat::function(line));
+        }
+        stack.truncate(stack.iter().position(|f| f.starts_with(ENTRY)).unwrap_or(stack.len()));
+        stacks.push(stack);
+    }
+    stacks
+}
+
+/// Whether a KCSAN report is of an access by short reads, or in a removal section's beginning or
+/// end.
+fn is_of_short_reads(splat: &Splat) -> bool {
+    stacks(splat).iter().any(|stack| {
+        stack.first().is_some_and(|function| CALLERS.contains(function))
+            || stack.iter().any(|function| OURS.iter().any(|ours| function.starts_with(ours)))
+    })
+}
+
 /// The splats that fail a run, and how many data races KCSAN has found elsewhere.
 pub(crate) fn classify(splats: Vec<Splat>) -> (Vec<Splat>, usize) {
     let all = splats.len();
-    let serious: Vec<_> =
-        splats.into_iter().filter(|s| s.kind != KCSAN || is_about_count(s)).collect();
+    let is_serious = |s: &Splat| s.kind != KCSAN || is_about_count(s) || is_of_short_reads(s);
+    let serious: Vec<_> = splats.into_iter().filter(is_serious).collect();
     let elsewhere = all - serious.len();
     (serious, elsewhere)
 }
@@ -82,6 +120,56 @@ mod tests {
         assert_eq!(race("somewhere"), 1);
         assert_eq!(race("write to 0xhidden of 4 bytes"), 1);
         assert_eq!(classify(splat::find("WARNING: CPU: 0 PID: 1 at x\n")).0.len(), 1);
+    }
+
+    /// Of something else than a count, with these functions in the two stacks.
+    fn of_functions(first: &[&str], second: &[&str]) -> usize {
+        let mut log = String::from("BUG: KCSAN: data-race in a / b\n");
+        for (access, stack) in [("write", first), ("read", second)] {
+            let _ =
+                write!(log, "\n{access} to 0xffff888000d0db08 of 8 bytes by task 1 on cpu 0:\n");
+            for function in stack {
+                let _ = writeln!(log, " {function}+0x1/0x2");
+            }
+        }
+        log += "\nvalue changed: 0x0000000000000000 -> 0x0000000000000040\n";
+        classify(splat::find(&log)).0.len()
+    }
+
+    #[test]
+    fn races_of_short_reads_are_serious() {
+        let other: &[&str] = &["filemap_read_folios", "filemap_read", "vfs_read"];
+        assert_eq!(of_functions(other, other), 0);
+        for ours in [
+            &["short_read", "filemap_read_short", "vfs_read"][..],
+            &["i_size_read", "short_read_copy.constprop.0", "short_read"],
+            &["filemap_read_short", "filemap_read", "vfs_read"],
+            &["shmem_read_short.isra.0", "vfs_read"],
+            &["mapping_removal_begin", "page_cache_delete"],
+        ] {
+            assert_eq!(of_functions(ours, other), 1, "{ours:?}");
+            assert_eq!(of_functions(other, ours), 1, "{ours:?}");
+        }
+        let log = "BUG: KCSAN: data-race in short_read+0x1/0x2\n\n\
+                   race at unknown origin, with read to 0xffff888000d0db08 of 8 bytes by task 1:\n \
+                   short_read+0x1/0x2\n";
+        assert_eq!(classify(splat::find(log)).0.len(), 1);
+    }
+
+    /// What a short read calls when it is none, and what interrupts one.
+    #[test]
+    fn races_beside_short_reads_are_elsewhere() {
+        let other: &[&str] = &["b", "vfs_write"];
+        for not_ours in [
+            &["ra_submit", "page_cache_sync_ra", "filemap_read_short", "vfs_read"][..],
+            &["filemap_read_folios", "filemap_read_short", "filemap_read"],
+            &["touch_atime", "shmem_read_short", "vfs_read"],
+            &["tick_do", "asm_sysvec_apic_timer_interrupt", "short_read", "filemap_read_short"],
+            &["my_short_read", "vfs_read"],
+        ] {
+            assert_eq!(of_functions(not_ours, other), 0, "{not_ours:?}");
+            assert_eq!(of_functions(other, not_ours), 0, "{not_ours:?}");
+        }
     }
 
     /// A report that KCSAN made of a page's list head, which `const_folio_flags` reads to see

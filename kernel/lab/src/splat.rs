@@ -89,7 +89,7 @@ impl Splat {
 
 /// The function of a line like `name.part.0+0x1a/0x30`. `None` for any other line, also for a
 /// frame of which the unwinder is not sure (`? name+0x1a/0x30`).
-fn function(line: &str) -> Option<&str> {
+pub(crate) fn function(line: &str) -> Option<&str> {
     let (name, rest) = line.trim().split_once('+')?;
     if name.contains(char::is_whitespace) || !rest.starts_with("0x") {
         return None;

@@ -37,6 +37,12 @@ static unsigned char expected(size_t at)
 	return (unsigned char)(1 + at / PAGE * 7 % 255);
 }
 
+/* A round may find nothing to do, and would be followed by the next at once. */
+static void rest(void)
+{
+	usleep(1000);
+}
+
 static void *page_out(void *arg)
 {
 	size_t at = (size_t)arg / CHUNK * CHUNK;
@@ -45,6 +51,7 @@ static void *page_out(void *arg)
 		if (at >= all.size) {
 			at = 0;
 			atomic_fetch_add(&all.outs, 1);
+			rest();
 		}
 		if (madvise(all.range + at, CHUNK, MADV_PAGEOUT))
 			err(2, "madvise(MADV_PAGEOUT)");
@@ -62,6 +69,7 @@ static void *read_through(void *arg)
 		if (at >= all.size) {
 			at = 0;
 			atomic_fetch_add(&all.ins, 1);
+			rest();
 		}
 		found = *(volatile unsigned char *)(all.range + at);
 		if (found != expected(at))

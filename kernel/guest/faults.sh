@@ -5,10 +5,9 @@
 #
 #	faults.sh OPS WORKLOAD...
 #
-# /mnt is a file system on a slow disk, and /dev/vdb a slow disk for swap. Either
-# can do OPS operations a second. In place of the time that a workload took, it
-# prints how many operations a disk can do in that time (disk-turns). Two CPUs are
-# enough: what is looked at is waiting, and not computing.
+# It moves /mnt to a slow disk, and swaps to another one. Either can do OPS
+# operations a second, one by one. In place of the time that a workload took, it
+# prints how many operations a disk can do in that time (disk-turns).
 
 ops=$1
 shift
@@ -23,14 +22,14 @@ fail() {
 # The reads that the disk of /mnt, or of swap, has completed are a counter, too.
 counters() {
 	grep -E '^(retry_|vma_lock_|pgmajfault|workingset_refault_|pswp)' /proc/vmstat
-	awk '{ print "disk-reads", $1 }' /sys/block/vd$disk/stat
+	awk '{ print "disk-reads", $1 }' /sys/block/nullb$disk/stat
 }
 
 # NAME MEMORY SWAP COMMAND...: runs the command in the group with these limits.
 workload() {
 	name=$1
-	disk=a
-	[ "$3" = 0 ] || disk=b
+	disk=0
+	[ "$3" = 0 ] || disk=1
 	echo "$2" >$group/memory.max || fail "memory.max"
 	echo "$3" >$group/memory.swap.max || fail "memory.swap.max"
 	shift 3
@@ -60,7 +59,11 @@ mkdir -p /cgroup
 mount -t cgroup2 none /cgroup || fail "no cgroup2"
 echo +memory >/cgroup/cgroup.subtree_control || fail "no memory controller"
 mkdir $group
-mkswap /dev/vdb >/dev/null && swapon /dev/vdb || fail "no swap"
+umount /mnt && dd if=/dev/vda of=/dev/nullb0 bs=1M 2>/dev/null && mount -t ext4 /dev/nullb0 /mnt ||
+	fail "no slow disk"
+# The files, and the memory that there is for them, are small, so readahead is, too.
+echo 32 >/sys/block/nullb0/queue/read_ahead_kb || fail "no readahead"
+mkswap /dev/nullb1 >/dev/null && swapon /dev/nullb1 || fail "no swap"
 echo 16384 >$trace/buffer_size_kb || fail "no trace buffer"
 events="fault_wait mmap_lock/mmap_lock_start_locking mmap_lock/mmap_lock_acquire_returned"
 for event in $events; do
@@ -76,8 +79,8 @@ for name; do
 	startup-*) workload $name max 0 fault_startup /mnt 4 4 4 1 ${name#startup-} ;;
 	# All that is read is in one VMA.
 	giant-*) workload $name max 0 fault_startup /mnt 4 1 16 1 ${name#giant-} ;;
-	thrash-*) workload $name 12M 0 fault_thrash /mnt 96 1 2 ${name#thrash-} ;;
-	swap) workload $name max max fault_swap 32 2 3 3000 ;;
+	thrash-*) workload $name 6M 0 fault_thrash /mnt 96 1 2 ${name#thrash-} ;;
+	swap) workload $name max max fault_swap 32 2 3 1000 ;;
 	selftest)
 		# Cases that fail are for the caller to judge.
 		fault_retry /mnt >/tmp/printed

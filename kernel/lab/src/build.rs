@@ -102,12 +102,17 @@ pub(crate) fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Resul
         all += &fs::read_to_string(&fragment)
             .with_context(|| format!("cannot read {}", fragment.display()))?;
     }
+    Ok(without_missing(paths, tree, all))
+}
+
+/// A configuration without the options that the tree lacks the patches for.
+pub(crate) fn without_missing(paths: &Paths, tree: Tree, mut configuration: String) -> String {
     for (option, file) in BROUGHT {
         if !paths.source(tree).join(file).is_file() {
-            all = all.replace(&format!("{option}=y\n"), "");
+            configuration = configuration.replace(&format!("{option}=y\n"), "");
         }
     }
-    Ok(all)
+    configuration
 }
 
 /// Whether a file has this content.

@@ -2,8 +2,9 @@
 //! page fault does with its lock while it waits, and compares what they counted: *plain* retries
 //! under `mmap_lock`, *drop* under the VMA's lock, and *hold* keeps the VMA's lock.
 //!
-//! Each workload does a given amount of work. The disks are slow in the host's time, so that
-//! there is something to wait for. Under emulation only counts and their ratios are judged.
+//! Each workload does a given amount of work. The guest's clock counts instructions, and the disks
+//! are slow by that clock, so that there is something to wait for, and so that it does not matter
+//! how busy the host is.
 
 mod boot;
 mod counts;
@@ -16,11 +17,13 @@ use crate::paths::Paths;
 use crate::{build, kept, prepare};
 use anyhow::{Context, Result, bail};
 use boot::run;
+pub(crate) use boot::selftest_source;
+pub(crate) use counts::CASES;
 use counts::Counts;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::PathBuf;
-use workloads::WORKLOADS;
+use workloads::{SELFTEST, WORKLOADS};
 
 /// What to run.
 #[derive(Debug, clap::Args)]
@@ -75,6 +78,35 @@ pub(crate) struct Figures {
     pub(crate) verdicts: Vec<(String, bool)>,
 }
 
+/// Runs workloads once on *drop*.
+fn alone(paths: &Paths, config: Config, workloads: &[&str]) -> Result<Counts> {
+    prepare::prepare_tree(paths, Tree::Drop)?;
+    let image = build::build(paths, Tree::Drop, config)?;
+    run(paths, "drop", &image, workloads, config)
+}
+
+/// What `kernel test` has of it: the selftest on *drop*.
+///
+/// # Errors
+/// If the kernel does not build or boot, there is a splat, or a case fails.
+pub(crate) fn test(paths: &Paths) -> Result<()> {
+    let failed = alone(paths, Config::Faults, &[SELFTEST])?.failed_cases();
+    if !failed.is_empty() {
+        bail!("drop: fault_retry: these cases did not pass: {}", failed.join(", "));
+    }
+    println!("drop: fault_retry: {} cases pass", CASES.len());
+    Ok(())
+}
+
+/// What `kernel test --full` has of it: all workloads on the debug kernel, and the mutants.
+///
+/// # Errors
+/// If there is a splat, or a mutant is not noticed.
+pub(crate) fn full(paths: &Paths) -> Result<()> {
+    alone(paths, Config::FaultsDebug, &WORKLOADS)?;
+    mutants::mutants(paths)
+}
+
 /// `kernel faults`.
 ///
 /// # Errors
@@ -86,9 +118,7 @@ pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
     }
     let workloads = plan.workloads()?;
     if plan.debug {
-        prepare::prepare_tree(paths, Tree::Drop)?;
-        let image = build::build(paths, Tree::Drop, Config::FaultsDebug)?;
-        let counts = run(paths, "drop", &image, &workloads, Config::FaultsDebug)?;
+        let counts = alone(paths, Config::FaultsDebug, &workloads)?;
         println!("{}", table::table(&[("drop", &[counts])]));
         return Ok(());
     }

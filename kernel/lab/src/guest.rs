@@ -90,7 +90,16 @@ pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
 pub(crate) fn initramfs(paths: &Paths, root: &Path, command: &str) -> Result<PathBuf> {
     fs::write(root.join("lab/cmd"), format!("{command}\n"))?;
     let target = paths.guest("initramfs.cpio");
-    let mut list = target.clone().into_os_string();
+    pack(paths, root, &target)?;
+    Ok(target)
+}
+
+/// Packs a folder.
+///
+/// # Errors
+/// If `cpio` fails.
+pub(crate) fn pack(paths: &Paths, root: &Path, target: &Path) -> Result<()> {
+    let mut list = target.as_os_str().to_owned();
     list.push(".list");
     // Not a pipe, which would hide that `find` failed.
     let script = "find . > \"$2\" && cpio --quiet -o -H newc -R 0:0 -F \"$1\" < \"$2\"";
@@ -101,8 +110,7 @@ pub(crate) fn initramfs(paths: &Paths, root: &Path, command: &str) -> Result<Pat
             .args([target.as_os_str(), &list])
             .current_dir(root),
         &paths.log("initramfs"),
-    )?;
-    Ok(target)
+    )
 }
 
 /// A fresh ext4 file system for the guest's `/mnt`.

@@ -1,6 +1,10 @@
 //! The patched kernel on other machines: it is built for each of them, and where QEMU has the
 //! machine and the configuration has `KUnit`, the suites run. They run while the kernel boots and
-//! then restart it, so no guest is packed.
+//! then restart it, so no guest is packed. The selftest of page faults that wait needs one
+//! (`machines/waiting.rs`). What no machine here has is compiled (`machines/allmod.rs`).
+
+mod allmod;
+mod waiting;
 
 use crate::kernels::Tree;
 use crate::paths::Paths;
@@ -8,15 +12,20 @@ use crate::proc::{self, Ended};
 use crate::{build, git, prepare, smoke, splat};
 use anyhow::{Context, Result, bail};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 /// A machine: how to build for it, and how to boot it.
+#[derive(Clone, Copy)]
 struct Machine {
-    /// `ARCH`, and the name of the fragment of configuration.
+    /// `ARCH`.
     arch: &'static str,
+    /// The fragments of configuration.
+    fragments: &'static [&'static str],
+    /// The patches.
+    tree: Tree,
     /// `CROSS_COMPILE`; empty for the machine's own compiler.
     cross: &'static str,
     /// What the fragment is put on top of.
@@ -26,20 +35,26 @@ struct Machine {
     boot: Option<(&'static str, &'static [&'static str], &'static str)>,
 }
 
+const ARM64: Machine = Machine {
+    arch: "arm64",
+    fragments: &["arm64"],
+    tree: Tree::Series,
+    cross: "aarch64-linux-gnu-",
+    base: "tinyconfig",
+    target: "Image",
+    boot: Some((
+        "arch/arm64/boot/Image",
+        &["qemu-system-aarch64", "-machine", "virt", "-cpu", "max", "-smp", "2"],
+        "ttyAMA0",
+    )),
+};
+
 const MACHINES: &[Machine] = &[
-    Machine {
-        arch: "arm64",
-        cross: "aarch64-linux-gnu-",
-        base: "tinyconfig",
-        target: "Image",
-        boot: Some((
-            "arch/arm64/boot/Image",
-            &["qemu-system-aarch64", "-machine", "virt", "-cpu", "max", "-smp", "2"],
-            "ttyAMA0",
-        )),
-    },
+    ARM64,
     Machine {
         arch: "i386",
+        fragments: &["i386"],
+        tree: Tree::Series,
         cross: "",
         base: "tinyconfig",
         target: "bzImage",
@@ -51,6 +66,8 @@ const MACHINES: &[Machine] = &[
     },
     Machine {
         arch: "m68k",
+        fragments: &["m68k"],
+        tree: Tree::Series,
         cross: "m68k-linux-gnu-",
         base: "m5208evb_defconfig",
         target: "vmlinux",
@@ -70,14 +87,17 @@ pub(crate) fn machines(paths: &Paths) -> Result<()> {
         let objects = build(paths, machine)?;
         match machine.boot {
             Some((image, qemu, console)) => {
-                let log = boot(paths, machine.arch, &objects.join(image), qemu, console)?;
-                let asked = fragment(paths, machine)?;
+                let mut qemu = emulator(qemu, &objects.join(image));
+                qemu.arg("-append").arg(format!("{} kunit_shutdown=reboot", parameters(console)));
+                let log = boot(paths, machine.arch, &mut qemu)?;
+                let asked = fragments(paths, machine)?;
                 println!("{}: {}", machine.arch, smoke::suites(paths, &log, &asked)?);
             }
             None => println!("{}: builds", machine.arch),
         }
     }
-    Ok(())
+    waiting::arm64(paths)?;
+    allmod::compile(paths)
 }
 
 fn make(paths: &Paths, machine: &Machine, objects: &str) -> Command {
@@ -85,26 +105,34 @@ fn make(paths: &Paths, machine: &Machine, objects: &str) -> Command {
     let mut make = Command::new("nice");
     git::without_variables(&mut make);
     make.args(["-n", "10", "make", "-s", &format!("-j{jobs}"), "-C"])
-        .arg(paths.source(Tree::Series))
+        .arg(paths.source(machine.tree))
         .arg(format!("O={objects}"))
         .arg(format!("ARCH={}", machine.arch))
         .arg(format!("CROSS_COMPILE={}", machine.cross));
     make
 }
 
-/// The fragment of configuration of a machine.
-fn fragment(paths: &Paths, machine: &Machine) -> Result<String> {
-    build::read(&paths.kernel.join(format!("lab/config/{}.config", machine.arch)))
+/// The fragments of configuration of a machine.
+fn fragments(paths: &Paths, machine: &Machine) -> Result<String> {
+    let read = |name| build::read(&paths.kernel.join(format!("lab/config/{name}.config")));
+    let all = machine.fragments.iter().map(read).collect::<Result<String>>()?;
+    Ok(build::without_missing(paths, machine.tree, all))
 }
 
-fn build(paths: &Paths, machine: &Machine) -> Result<PathBuf> {
-    let objects = paths.cache.join("build").join(format!("series-{}", machine.arch));
+/// What a machine's objects are called.
+fn name(machine: &Machine) -> String {
+    format!("{}-{}", machine.tree.name(), machine.fragments.last().unwrap_or(&machine.arch))
+}
+
+/// Configures a machine's kernel. Returns the folder for its objects, and the log of its builds.
+fn configure(paths: &Paths, machine: &Machine) -> Result<(String, PathBuf)> {
+    let objects = paths.cache.join("build").join(name(machine));
     fs::create_dir_all(&objects)?;
     let dir = objects.to_string_lossy().into_owned();
-    let fragment = fragment(paths, machine)?;
+    let fragment = fragments(paths, machine)?;
     let (stamp, dot_config) = (objects.join("lab-fragments"), objects.join(".config"));
-    let log = paths.log(&format!("build-series-{}", machine.arch));
-    let what = format!("configuring {}", machine.arch);
+    let log = paths.log(&format!("build-{}", name(machine)));
+    let what = format!("configuring {}", name(machine));
     if !build::holds(&stamp, &fragment) {
         prepare::remove_file(&stamp)?;
         proc::run(&what, make(paths, machine, &dir).arg(machine.base), &log)?;
@@ -116,35 +144,41 @@ fn build(paths: &Paths, machine: &Machine) -> Result<PathBuf> {
     if !lacking.is_empty() {
         bail!("{} lacks requested options: {}", dot_config.display(), lacking.join(", "));
     }
-    let what = format!("building series for {}", machine.arch);
-    let mut make = make(paths, machine, &dir);
-    proc::run_for(&what, make.arg(machine.target), &log, build::LONGEST)?;
-    Ok(objects)
+    Ok((dir, log))
 }
 
-/// Boots, and returns the kernel's log.
-fn boot(
-    paths: &Paths,
-    arch: &str,
-    image: &std::path::Path,
-    qemu: &[&str],
-    tty: &str,
-) -> Result<String> {
-    let console = paths.log(&format!("console-{arch}"));
-    prepare::remove_file(&console)?;
+fn build(paths: &Paths, machine: &Machine) -> Result<PathBuf> {
+    let (objects, log) = configure(paths, machine)?;
+    let what = format!("building {}", name(machine));
+    let mut make = make(paths, machine, &objects);
+    proc::run_for(&what, make.arg(machine.target), &log, build::LONGEST)?;
+    Ok(objects.into())
+}
+
+/// QEMU with what every boot has.
+fn emulator(qemu: &[&str], image: &Path) -> Command {
     let mut command = Command::new(qemu[0]);
     command
         .args(&qemu[1..])
         .args(["-nodefaults", "-display", "none", "-no-reboot", "-m", "1024M", "-kernel"])
-        .arg(image)
-        .arg("-append")
-        .arg(format!("console={tty} panic=-1 kunit_shutdown=reboot"))
-        .arg("-serial")
-        .arg(format!("file:{}", console.display()));
-    let log = paths.log(&format!("qemu-{arch}"));
-    let ended = proc::run_limited(&format!("{arch} under TCG"), &mut command, &log, LIMIT)?;
+        .arg(image);
+    command
+}
+
+/// The kernel's parameters that every boot has.
+fn parameters(console: &str) -> String {
+    format!("console={console} panic=-1")
+}
+
+/// Boots, and returns the kernel's log.
+fn boot(paths: &Paths, name: &str, qemu: &mut Command) -> Result<String> {
+    let console = paths.log(&format!("console-{name}"));
+    prepare::remove_file(&console)?;
+    qemu.arg("-serial").arg(format!("file:{}", console.display()));
+    let log = paths.log(&format!("qemu-{name}"));
+    let ended = proc::run_limited(&format!("{name} under TCG"), qemu, &log, LIMIT)?;
     let text = build::read(&console)?.replace('\r', "");
-    whole(arch, &ended, &text)?;
+    whole(name, &ended, &text)?;
     Ok(text)
 }
 

@@ -96,9 +96,11 @@ enum Kernel {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Do what `check` does, and run the kernel's own selftests on plain and patched.
+    /// Do what `check` does, race short reads, count pins, test page faults that wait, break the
+    /// kernel by each mutant, and run the kernel's own selftests on plain and patched.
     Test {
-        /// Also run the stress on the debug kernels (KASAN with lockdep, and KCSAN).
+        /// Also run the stress on the debug kernels (KASAN with lockdep, and KCSAN), the workloads
+        /// of page faults that wait on one, and their mutants.
         #[arg(long)]
         full: bool,
         /// Also build and boot a tiny kernel after each patch of the series.
@@ -110,7 +112,8 @@ enum Kernel {
     /// Break the patched kernel by each patch of `kernel/mutants`: a test must notice.
     Mutants,
     /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
-    /// QEMU, and m68k without an MMU, which is big-endian.
+    /// QEMU, and m68k without an MMU, which is big-endian. Run the selftest of page faults that
+    /// wait on arm64. Compile what the patches change in allmodconfig.
     Machines,
     /// Run the stress alone, on a debug kernel (or on the fast one, which is quicker).
     /// If the patched kernel reports a problem, the plain one runs the same stress, and only

@@ -1,13 +1,14 @@
 //! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
-//! races of short reads, the mutants and the selftests; its `--full` adds the stress on the debug
-//! kernels, and its `--each` builds and boots every patch by itself.
+//! races of short reads, the counts of pins, the selftest of page faults that wait, the mutants and
+//! the selftests; its `--full` adds the debug kernels, and its `--each` builds and boots every patch
+//! by itself.
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
 use crate::{
-    bench, build, cores, cover, fixes, guest, mutants, prepare, reads, selftests, series, smoke,
-    stress,
+    bench, build, cores, cover, faults, fixes, guest, mutants, pins, prepare, reads, selftests,
+    series, smoke, stress,
 };
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -86,12 +87,15 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     check(paths)?;
     reads::all(paths)?;
+    pins::pins(paths, None)?;
+    faults::test(paths)?;
     mutants::mutants(paths)?;
     selftests::compare(paths)?;
     if each {
         each_patch(paths)?;
     }
     if full {
+        faults::full(paths)?;
         stress::series(paths, Config::Debug, stress::Load::default())?;
         stress::series(paths, Config::Kcsan, stress::Load::default())?;
     }
@@ -111,19 +115,28 @@ pub(crate) fn selftests(paths: &Paths) -> Result<()> {
     selftests::compare(paths)
 }
 
-/// Builds and boots a tiny kernel after each patch.
+/// Builds and boots a tiny kernel after each patch: all that make the patched kernel, and those of
+/// the two series that are apart from it.
 fn each_patch(paths: &Paths) -> Result<()> {
-    let patches = series::patches(paths, Tree::Series)?;
-    let before = series::Times::of(&paths.source(Tree::Series));
-    let tree = series::checkout(paths, Tree::Series)?;
-    for patch in &patches {
-        series::apply_one(&tree, patch)?;
-        let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        build::build(paths, Tree::Series, Config::Tiny)
-            .and_then(|_| smoke::smoke_part(paths, Tree::Series, Config::Tiny))
-            .with_context(|| format!("after {name}"))?;
-        println!("{name}: builds and boots");
+    for (tree, folder) in
+        [(Tree::Series, None), (Tree::Drop, Some("faults")), (Tree::Hold, Some("faults-hold"))]
+    {
+        let patches = series::patches(paths, tree)?;
+        let before = series::Times::of(&paths.source(tree));
+        let source = series::checkout(paths, tree)?;
+        for patch in &patches {
+            series::apply_one(&source, patch)?;
+            if folder.is_some_and(|folder| !patch.parent().is_some_and(|p| p.ends_with(folder))) {
+                continue;
+            }
+            let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            build::build(paths, tree, Config::Tiny)
+                .and_then(|_| smoke::smoke_part(paths, tree, Config::Tiny))
+                .with_context(|| format!("after {name}"))?;
+            println!("{name}: builds and boots");
+        }
+        before.restore(&source)?;
+        series::record(paths, tree)?;
     }
-    before.restore(&tree)?;
-    series::record(paths, Tree::Series)
+    Ok(())
 }

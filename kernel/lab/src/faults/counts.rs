@@ -11,7 +11,7 @@ const MOST_PER_CENT: u64 = 2;
 pub(super) const WAITS_LOCKED: &str = "waits-lock-vma";
 
 /// The cases of the selftest.
-pub(super) const CASES: [&str; 6] =
+pub(crate) const CASES: [&str; 6] =
     ["passed-1", "passed-2", "passed-3", "passed-4", "passed-5", "passed-6"];
 /// Those that fail without the series.
 const NEW: [&str; 3] = ["passed-1", "passed-2", "passed-6"];
@@ -54,6 +54,11 @@ impl Counts {
         Ok(counts)
     }
 
+    /// Adds what other workloads counted.
+    pub(super) fn add(&mut self, others: Counts) {
+        self.0.extend(others.0);
+    }
+
     /// The sums of several runs; of a longest wait, the longest.
     fn sum(runs: &[Counts]) -> Counts {
         let mut sum = Counts::default();
@@ -80,6 +85,11 @@ impl Counts {
     /// A count; 0 for a kind of wait that did not happen.
     pub(super) fn of(&self, workload: &str, key: &str) -> u64 {
         self.0.get(&(workload.to_string(), key.to_string())).copied().unwrap_or(0)
+    }
+
+    /// The cases of the selftest that did not pass.
+    pub(super) fn failed_cases(&self) -> Vec<&'static str> {
+        CASES.into_iter().filter(|case| self.of(SELFTEST, case) == 0).collect()
     }
 
     /// The faults that dropped a lock to wait, and were retried.
@@ -286,6 +296,14 @@ pub(super) mod tests {
         };
         let all = verdicts([&only(plain()), &only(drop()), &only(hold())]);
         assert!(all.len() == 6 && all.iter().all(|(what, met)| *met && what.starts_with("swap")));
+    }
+
+    #[test]
+    fn a_case_that_was_not_run_did_not_pass() {
+        let [whole, part] = ["passed-3 1", "passed-3 0"]
+            .map(|case| parse(&drop().replace("passed-3 1", case)).unwrap().failed_cases());
+        assert_eq!((whole, part), (vec![], vec!["passed-3"]));
+        assert_eq!(Counts::default().failed_cases(), CASES);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the patches change, compiled in `allmodconfig`, which has drivers and file systems that no
 //! other configuration here has.
 
-use super::{Machine, configure, make, name};
+use super::machine::{Machine, configure, make, name};
 use crate::kernels::Tree;
 use crate::paths::Paths;
 use crate::{proc, series};

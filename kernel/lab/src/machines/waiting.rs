@@ -1,7 +1,7 @@
 //! The selftest of page faults that wait, on arm64, which has a fault handler of its own. The
 //! guest has that one program, and a disk that is slow enough to wait for.
 
-use super::{ARM64, Machine, boot, build, emulator, parameters};
+use super::machine::{ARM64, Machine, boot, build, emulator, parameters};
 use crate::kernels::Tree;
 use crate::paths::Paths;
 use crate::{cc, faults, guest, prepare, proc};

@@ -97,27 +97,23 @@ fn on_cores(file: &Path) -> Result<String> {
     Ok(table)
 }
 
-/// The section of `kernel cores`, if it was run.
-///
-/// # Errors
-/// If it was run on other kernels.
-fn kernels_on_cores(paths: &Paths) -> Result<Option<String>> {
-    if !paths.result(cores::CORES).is_file() {
-        return Ok(None);
-    }
+/// The section of `kernel cores`.
+fn kernels_on_cores(paths: &Paths) -> String {
     let command = "cargo xtask kernel cores";
-    let figures: cores::Figures = kept::load(paths, cores::CORES, command)?;
-    Ok(Some(format!(
-        "`{command}` runs the fast kernels' own objects in a program ({}).\n\
-         Threads and processes look up, get and put folios of one index as fast as they can,\n\
-         unpin, and read. The figures are operations per second of all together, or the time of\n\
-         one frozen section; medians, and the least and the most. The last column is the median\n\
-         of the ratios of samples that were taken one after the other, and the range of what it\n\
-         is in four layouts of the program.\n\n{}\n{}",
-        figures.machine.shown(),
-        figures.tables(),
-        figures.not_the_kernels()
-    )))
+    match kept::load::<cores::Figures>(paths, cores::CORES, command) {
+        Ok(figures) => format!(
+            "`{command}` runs the fast kernels' own objects in a program ({}).\n\
+             Threads and processes look up, get and put folios of one index as fast as they can,\n\
+             unpin, and read. The figures are operations per second of all together, or the time of\n\
+             one frozen section; medians, and the least and the most. The last column is the median\n\
+             of the ratios of samples that were taken one after the other, and the range of what it\n\
+             is in four layouts of the program.\n\n{}\n{}",
+            figures.machine.shown(),
+            figures.tables(),
+            figures.not_the_kernels()
+        ),
+        Err(_) => not_measured(command),
+    }
 }
 
 /// A table of counts.
@@ -240,8 +236,7 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
     }
     text += "\n### The kernels' own code on real cores\n\n";
-    text += &kernels_on_cores(paths)?
-        .unwrap_or_else(|| "Not measured for this page: `cargo xtask kernel cores`.\n".into());
+    text += &kernels_on_cores(paths);
     text += "\n### Both instruction sequences on real cores\n\n";
     match cores {
         Some(file) => text += &on_cores(file)?,

@@ -92,6 +92,29 @@ pub(crate) fn untouched(tree: &Path) -> Result<()> {
     )
 }
 
+/// Links a work tree and its repository to each other. Git links them by absolute paths, so if a
+/// cache was copied, what is done to the copy's work trees would happen to the original's.
+///
+/// # Errors
+/// If a link cannot be written.
+pub(crate) fn link(repository: &Path, tree: &Path) -> Result<()> {
+    let name = tree.file_name().context("a work tree without a name")?;
+    let kept = repository.join(".git/worktrees").join(name);
+    if !kept.is_dir() || !tree.is_dir() {
+        return Ok(());
+    }
+    let (kept, tree) = (fs::canonicalize(kept)?, fs::canonicalize(tree)?);
+    for (file, text) in [
+        (tree.join(".git"), format!("gitdir: {}\n", kept.display())),
+        (kept.join("gitdir"), format!("{}\n", tree.join(".git").display())),
+    ] {
+        if fs::read_to_string(&file).ok().as_deref() != Some(text.as_str()) {
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
 /// Resets a tree to a commit, without edits, new files, or an unfinished `git am`.
 ///
 /// # Errors
@@ -115,6 +138,7 @@ pub(crate) fn reset(tree: &Path, commit: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     fn repository() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -124,6 +148,27 @@ mod tests {
             git(dir.path(), args).unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn a_copied_work_tree_is_no_longer_the_originals() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+        fs::create_dir(&first).unwrap();
+        fs::rename(repository().keep(), first.join("plain")).unwrap();
+        let tree = first.join("series").display().to_string();
+        git(&first.join("plain"), &["worktree", "add", "-q", "--detach", &tree]).unwrap();
+        let copied = Command::new("cp").arg("-a").args([&first, &second]).status().unwrap();
+        assert!(copied.success());
+        let plain = second.join("plain");
+        link(&plain, &second.join("series")).unwrap();
+        let change = ["commit", "-q", "--allow-empty", "-m", "change"];
+        git(&second.join("series"), &change).unwrap();
+        let head = |tree: PathBuf| git(&tree, &["rev-parse", "HEAD"]).unwrap();
+        assert_eq!(head(first.join("series")), head(first.join("plain")));
+        assert_ne!(head(second.join("series")), head(plain.clone()));
+        // Neither a tree that is not there nor one of another repository is linked.
+        link(&plain, &second.join("other")).unwrap();
     }
 
     #[test]

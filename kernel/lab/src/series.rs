@@ -102,6 +102,7 @@ pub(crate) fn apply(paths: &Paths, which: Tree) -> Result<()> {
     let patches = patches(paths, which)?;
     let tree = paths.source(which);
     let want = all_text(&patches)?;
+    git::link(&paths.source(Tree::Plain), &tree)?;
     if let Ok(recorded) = fs::read_to_string(record_file(paths, which))
         && tree.is_dir()
     {

@@ -184,7 +184,7 @@ static void *write_again_and_again(void *arg)
 	return NULL;
 }
 
-/* Of the guest's clock, which follows the one by which the disk is throttled. */
+/* Of the guest's clock, by which the disk is slow. */
 static long microseconds(void)
 {
 	struct timespec now;

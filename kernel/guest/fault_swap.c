@@ -79,7 +79,7 @@ static void *read_through(void *arg)
 	return NULL;
 }
 
-/* Of the guest's clock, which follows the one by which the disk is throttled. */
+/* Of the guest's clock, by which the disk is slow. */
 static long microseconds(void)
 {
 	struct timespec now;

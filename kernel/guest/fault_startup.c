@@ -11,9 +11,11 @@
  * unmaps the last page of that mapping, which is beyond the file's end, and maps
  * it again, `write` opens all files for writing, writes to their pages what is
  * there already, and unmaps them, so that they are faulted in again, `none` does
- * nothing.
+ * nothing. `store` does what `unmap` does, and the readers store what is there
+ * already into the pages, all in the same order, so that they are throttled while
+ * the pages are written.
  *
- *	fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|unmap|write|none
+ *	fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|unmap|write|store|none
  *
  * Prints how long that took, how many pages were touched, what the writers did, and the major and
  * minor faults of the process. Exits with 1 if a page has wrong data.
@@ -23,6 +25,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +42,7 @@ static struct {
 	int files, fd[MAX_FILES]; /* for writing if that is what is done, else for reading */
 	size_t pages; /* of each file: a power of two */
 	const char *writing;
+	int protection; /* of the mappings */
 	atomic_int over;
 	atomic_long touched, written;
 } all;
@@ -46,6 +50,12 @@ static struct {
 static unsigned char expected(int file, size_t page)
 {
 	return (unsigned char)(1 + (file * 31 + page * 7) % 255);
+}
+
+/* Whether the files are written to. */
+static bool is_written(void)
+{
+	return all.writing[0] == 'w' || all.writing[0] == 's';
 }
 
 static void make_file(const char *dir, int number)
@@ -67,26 +77,31 @@ static void make_file(const char *dir, int number)
 	reader = open(name, O_RDONLY);
 	if (reader < 0)
 		err(2, "%s", name);
-	all.map[number] = mmap(NULL, (all.pages + 1) * PAGE, PROT_READ, MAP_SHARED, reader, 0);
+	all.map[number] = mmap(NULL, (all.pages + 1) * PAGE, all.protection, MAP_SHARED,
+			       all.protection & PROT_WRITE ? fd : reader, 0);
 	if (all.map[number] == MAP_FAILED)
 		err(2, "mmap");
 	/* Else nobody has it open for writing while it is read, as with programs. */
-	all.fd[number] = all.writing[0] == 'w' ? fd : reader;
-	close(all.writing[0] == 'w' ? reader : fd);
+	all.fd[number] = is_written() ? fd : reader;
+	close(is_written() ? reader : fd);
 }
 
 static void *read_all(void *arg)
 {
-	/* While there are writes: again and again, and all in the same order. */
+	/* While there are writes, all in the same order. */
 	int passes = all.writing[0] == 'w' ? PASSES : 1;
-	size_t seed = passes > 1 ? 0 : (size_t)arg;
+	size_t seed = is_written() ? 0 : (size_t)arg;
 
 	for (size_t i = 0; i < all.pages * all.files * passes; i++) {
 		int file = (i + seed) % all.files;
 		/* An odd factor makes this a permutation of the file's pages. */
 		size_t page = (i / all.files % all.pages * 37 + seed / 2 * 64) % all.pages;
-		unsigned char found = *(volatile unsigned char *)(all.map[file] + page * PAGE);
+		volatile unsigned char *at = all.map[file] + page * PAGE;
+		unsigned char found;
 
+		if (all.protection & PROT_WRITE)
+			*at = expected(file, page);
+		found = *at;
 		if (found != expected(file, page))
 			errx(1, "file %d, page %zu: %d instead of %d", file, page, found,
 			     expected(file, page));
@@ -133,7 +148,7 @@ static void unmap_once(void)
 	if (munmap(page, PAGE))
 		err(2, "munmap");
 	/* The address is free for a moment: nobody else here maps anything meanwhile. */
-	if (mmap(page, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, all.fd[0], all.pages * PAGE) != page)
+	if (mmap(page, PAGE, all.protection, MAP_SHARED | MAP_FIXED, all.fd[0], all.pages * PAGE) != page)
 		err(2, "mmap");
 }
 
@@ -172,6 +187,7 @@ static void *write_again_and_again(void *arg)
 		case 'w':
 			write_once(&seed);
 			break;
+		case 's':
 		case 'u':
 			unmap_once();
 			break;
@@ -201,12 +217,13 @@ int main(int argc, char **argv)
 	long began;
 
 	if (argc != 7)
-		errx(2, "usage: fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|unmap|write|none");
+		errx(2, "usage: fault_startup DIR READERS FILES FILE_MIB WRITERS mmap|fork|protect|unmap|write|store|none");
 	readers = atoi(argv[2]);
 	all.files = atoi(argv[3]);
 	all.pages = (size_t)atoi(argv[4]) * (1 << 20) / PAGE;
 	writers = atoi(argv[5]);
 	all.writing = argv[6];
+	all.protection = all.writing[0] == 's' ? PROT_READ | PROT_WRITE : PROT_READ;
 	if (readers < 1 || readers > MAX_THREADS || writers < 0 || writers > MAX_THREADS ||
 	    all.files < 1 || all.files > MAX_FILES || !all.pages || all.pages & (all.pages - 1))
 		errx(2, "a number is out of range");

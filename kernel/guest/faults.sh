@@ -77,6 +77,14 @@ done
 for name; do
 	case $name in
 	startup-*) workload $name max 0 fault_startup /mnt 4 4 4 1 ${name#startup-} ;;
+	# Stores are throttled soon.
+	giant-store)
+		echo 262144 >/proc/sys/vm/dirty_background_bytes || fail "no limit"
+		echo 524288 >/proc/sys/vm/dirty_bytes || fail "no limit"
+		workload $name max 0 fault_startup /mnt 4 1 4 1 store
+		echo 10 >/proc/sys/vm/dirty_background_ratio
+		echo 20 >/proc/sys/vm/dirty_ratio
+		;;
 	# All that is read is in one VMA.
 	giant-*) workload $name max 0 fault_startup /mnt 4 1 16 1 ${name#giant-} ;;
 	thrash-*) workload $name 6M 0 fault_thrash /mnt 96 1 2 ${name#thrash-} ;;

@@ -54,55 +54,64 @@ pub(crate) fn lacking(config: &str, requested: &[(String, String)]) -> Vec<Strin
 }
 
 /// The patches' `KUnit` suites: the option, and the file without its extension.
-const SUITES: [(&str, &str); 4] = [
+const SUITES: [(&str, &str); 5] = [
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit"),
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_race_kunit"),
     ("CONFIG_SHORT_READS_KUNIT_TEST", "mm/short_read_kunit"),
     ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit"),
+    ("CONFIG_FAULT_LOCK_KUNIT_TEST", "mm/fault_lock_kunit"),
 ];
 
 /// The options that patches bring, each with the file that the same patch brings. A tree without
 /// the file does not have the option.
-const BROUGHT: [(&str, &str); 4] = [
+const BROUGHT: [(&str, &str); 5] = [
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit.c"),
     ("CONFIG_SHORT_READS", "mm/short_read.c"),
     ("CONFIG_SHORT_READS_KUNIT_TEST", "mm/short_read_kunit.c"),
     ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit.c"),
+    ("CONFIG_FAULT_LOCK_KUNIT_TEST", "mm/fault_lock_kunit.c"),
 ];
 
-/// The sources of the suites in a tree.
-pub(crate) fn tests(paths: &Paths, tree: Tree) -> [PathBuf; 4] {
-    SUITES.map(|(_, suite)| paths.source(tree).join(suite).with_extension("c"))
+/// The sources of the suites that a tree has. The last patches of the sub-series bring them.
+pub(crate) fn tests(paths: &Paths, tree: Tree) -> Vec<PathBuf> {
+    SUITES
+        .iter()
+        .map(|(_, suite)| paths.source(tree).join(suite).with_extension("c"))
+        .filter(|file| file.is_file())
+        .collect()
 }
 
-/// The sources of the suites in the patched tree that a configuration asks for.
-pub(crate) fn tests_in(paths: &Paths, configuration: &str) -> Vec<PathBuf> {
+/// The sources of the suites that a configuration asks for, in a tree that may not have them.
+pub(crate) fn tests_in(paths: &Paths, tree: Tree, configuration: &str) -> Vec<PathBuf> {
     let asked = requested(configuration);
     SUITES
         .iter()
         .filter(|(option, _)| {
             asked.iter().any(|(name, on)| option.strip_prefix("CONFIG_") == Some(name) && on == "y")
         })
-        .map(|(_, suite)| paths.source(Tree::Series).join(suite).with_extension("c"))
+        .map(|(_, suite)| paths.source(tree).join(suite).with_extension("c"))
         .collect()
 }
 
-/// Whether a tree has all suites. The last patches of the sub-series bring them.
-pub(crate) fn has_tests(paths: &Paths, tree: Tree) -> bool {
-    tests(paths, tree).iter().all(|file| file.is_file())
-}
-
-/// All fragments of a kernel's configuration, as one text.
+/// All fragments of a configuration, as one text.
 ///
 /// # Errors
 /// If one cannot be read.
-pub(crate) fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
+pub(crate) fn all_fragments(paths: &Paths, config: Config) -> Result<String> {
     let mut all = String::new();
     for fragment in fragments(paths, config) {
         all += &fs::read_to_string(&fragment)
             .with_context(|| format!("cannot read {}", fragment.display()))?;
     }
-    Ok(without_missing(paths, tree, all))
+    Ok(all)
+}
+
+/// The same for a kernel, whose tree may lack the patches for some options.
+///
+/// # Errors
+/// If a fragment cannot be read.
+pub(crate) fn fragments_text(paths: &Paths, tree: Tree, config: Config) -> Result<String> {
+    Ok(without_missing(paths, tree, all_fragments(paths, config)?))
 }
 
 /// A configuration without the options that the tree lacks the patches for.
@@ -233,7 +242,11 @@ pub(crate) fn bloat(paths: &Paths) -> Result<String> {
     let script = paths.source(Tree::Plain).join("scripts/bloat-o-meter");
     let all = proc::output(Command::new("python3").arg(script).args([&old, &new]))?;
     let objects = paths.objects(Tree::Series, Config::Fast);
-    let tests = SUITES.map(|(_, suite)| objects.join(suite).with_extension("o"));
+    let source = paths.source(Tree::Series);
+    let tests = SUITES
+        .iter()
+        .filter(|(_, suite)| source.join(suite).with_extension("c").is_file())
+        .map(|(_, suite)| objects.join(suite).with_extension("o"));
     let symbols = proc::output(Command::new("nm").args(tests))?;
     Ok(sum_bloat(&all, &symbols))
 }
@@ -307,7 +320,7 @@ mod tests {
         let paths = Paths { kernel: "kernel".into(), cache: "cache".into() };
         let names = |text: &str| {
             let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
-            tests_in(&paths, text).iter().map(name).collect::<Vec<_>>()
+            tests_in(&paths, Tree::Series, text).iter().map(name).collect::<Vec<_>>()
         };
         let (refs, reads) = ("CONFIG_PAGE_REF_KUNIT_TEST", "CONFIG_SHORT_READS_KUNIT_TEST");
         assert_eq!(

@@ -14,7 +14,7 @@ mod workloads;
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{build, kept, prepare};
+use crate::{build, kept, prepare, smoke};
 use anyhow::{Context, Result, bail};
 use boot::run;
 pub(crate) use boot::selftest_source;
@@ -85,11 +85,17 @@ fn alone(paths: &Paths, config: Config, workloads: &[&str]) -> Result<Counts> {
     run(paths, "drop", &image, workloads, config)
 }
 
-/// What `kernel test` has of it: the selftest on *drop*.
+/// What `kernel test` has of it: the `KUnit` tests and the selftest on *drop*.
 ///
 /// # Errors
 /// If the kernel does not build or boot, there is a splat, or a case fails.
 pub(crate) fn test(paths: &Paths) -> Result<()> {
+    prepare::prepare_tree(paths, Tree::Drop)?;
+    if build::tests(paths, Tree::Drop).is_empty() {
+        bail!("drop: the patched source lacks KUnit tests");
+    }
+    build::build(paths, Tree::Drop, Config::Faults)?;
+    smoke::smoke(paths, Tree::Drop, Config::Faults)?;
     let failed = alone(paths, Config::Faults, &[SELFTEST])?.failed_cases();
     if !failed.is_empty() {
         bail!("drop: fault_retry: these cases did not pass: {}", failed.join(", "));

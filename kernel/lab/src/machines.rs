@@ -53,7 +53,7 @@ pub(crate) fn machines(paths: &Paths) -> Result<()> {
                     .arg(format!("{} kunit_shutdown=reboot", machine::parameters(console)));
                 let log = machine::boot(paths, machine.arch, &mut qemu)?;
                 let asked = machine::fragments(paths, machine)?;
-                println!("{}: {}", machine.arch, smoke::suites(paths, &log, &asked)?);
+                println!("{}: {}", machine.arch, smoke::suites(paths, Tree::Series, &log, &asked)?);
             }
             None => println!("{}: builds", machine.arch),
         }

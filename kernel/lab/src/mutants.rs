@@ -82,7 +82,7 @@ pub(crate) fn check(paths: &Paths) -> Result<usize> {
 ///
 /// # Errors
 /// If it did not: the case passed, or did not run.
-fn noticed(ran: &Ran, case: &str) -> Result<&'static str> {
+pub(crate) fn noticed(ran: &Ran, case: &str) -> Result<&'static str> {
     let result = |line: &str| {
         let (ok, rest) = line.trim_start().strip_prefix("not ok ").map_or_else(
             || (true, line.trim_start().strip_prefix("ok ")),

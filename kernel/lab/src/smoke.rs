@@ -37,9 +37,14 @@ fn kunit(console: &str, suite: &str) -> Result<String> {
 ///
 /// # Errors
 /// If a case of their sources did not pass, or none is asked for.
-pub(crate) fn suites(paths: &Paths, console: &str, configuration: &str) -> Result<String> {
+pub(crate) fn suites(
+    paths: &Paths,
+    tree: Tree,
+    console: &str,
+    configuration: &str,
+) -> Result<String> {
     let mut passed = Vec::new();
-    let suites = build::tests_in(paths, configuration);
+    let suites = build::tests_in(paths, tree, configuration);
     if suites.is_empty() {
         bail!("the configuration asks for no KUnit suite");
     }
@@ -66,13 +71,16 @@ pub(crate) const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
 /// # Errors
 /// If the boot fails, there is a splat, a test fails, or the series has no tests.
 pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
-    if tree == Tree::Series && !build::has_tests(paths, tree) {
-        bail!("the patched source lacks KUnit tests: {:?}", build::tests(paths, tree));
+    if tree == Tree::Series {
+        let asked = build::tests_in(paths, tree, &build::all_fragments(paths, config)?);
+        if let Some(missing) = asked.iter().find(|file| !file.is_file()) {
+            bail!("the patched source lacks KUnit tests: {}", missing.display());
+        }
     }
     smoke_part(paths, tree, config)
 }
 
-/// The same for a part of the series, which may not have the tests yet.
+/// The same for a part of the series, which may not have all tests yet.
 ///
 /// # Errors
 /// The same, but for missing tests.
@@ -101,10 +109,11 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
     if outcome.status != 0 {
         bail!("{name}: the reads failed with status {}:\n{}", outcome.status, outcome.output);
     }
-    let tests = if build::has_tests(paths, tree) {
-        suites(paths, &outcome.console, &build::fragments_text(paths, tree, config)?)?
-    } else {
+    let configuration = build::fragments_text(paths, tree, config)?;
+    let tests = if build::tests_in(paths, tree, &configuration).is_empty() {
         String::from("boots and reads")
+    } else {
+        suites(paths, tree, &outcome.console, &configuration)?
     };
     println!("{name} ({}): {tests}", accel.name());
     Ok(())

@@ -4,7 +4,7 @@ use super::counts::Counts;
 use super::workloads::SELFTEST;
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::qemu::{self, Accel, Boot};
+use crate::qemu::{self, Accel, Boot, Ran};
 use crate::{cc, guest, prepare};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -68,20 +68,39 @@ pub(super) fn run(
     Ok(counts)
 }
 
-/// Runs the workloads on a kernel that is known to be wrong: splats are no errors.
+/// Runs a workload on a kernel that is known to be wrong: splats are no errors.
 ///
 /// # Errors
-/// If the kernel does not boot, or a workload fails.
+/// If the kernel does not boot, or the workload fails.
 pub(super) fn run_broken(
     paths: &Paths,
     name: &str,
     image: &Path,
-    workloads: &[&str],
+    workload: &str,
 ) -> Result<Counts> {
-    with_boot(paths, name, image, workloads, (Config::Faults, Accel::Tcg), |boot| {
+    with_boot(paths, name, image, &[workload], (Config::Faults, Accel::Tcg), |boot| {
         let ran = qemu::run(paths, boot)?;
         Ok((ran.output, ran.end?))
     })
+}
+
+/// Boots such a kernel with its `KUnit` tests.
+///
+/// # Errors
+/// If it cannot be booted.
+pub(super) fn run_kunit(paths: &Paths, name: &str, image: &Path) -> Result<Ran> {
+    let boot = Boot {
+        name: &format!("faults-{name}"),
+        image,
+        root: &guest::root(paths, &[])?,
+        command: "true",
+        append: "",
+        accel: Accel::Tcg,
+        limit: Duration::from_secs(120),
+        mem_mib: 2048,
+        args: &[],
+    };
+    qemu::run(paths, &boot)
 }
 
 fn with_boot(

@@ -42,12 +42,17 @@ fn parse(file: &Path, text: &str, suites: &str) -> Result<Mutant> {
     Ok(Mutant { name, file: file.to_path_buf(), case: case.to_string() })
 }
 
+/// The sources of the `KUnit` suites of a tree, one after the other.
+///
+/// # Errors
+/// If one cannot be read.
+pub(crate) fn suites(paths: &Paths, tree: Tree) -> Result<String> {
+    build::tests(paths, tree).iter().map(|file| build::read(file)).collect()
+}
+
 /// All mutants, by name.
 fn all(paths: &Paths) -> Result<Vec<Mutant>> {
-    let suites = build::tests(paths, Tree::Series)
-        .iter()
-        .map(|file| build::read(file))
-        .collect::<Result<String>>()?;
+    let suites = suites(paths, Tree::Series)?;
     let dir = paths.kernel.join("mutants");
     let mut found = Vec::new();
     for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
@@ -78,11 +83,38 @@ pub(crate) fn check(paths: &Paths) -> Result<usize> {
     Ok(mutants.len())
 }
 
-/// Why a boot shows that the case noticed the mutant.
+/// What a kernel's log has right before the results of a case: the result of the case before it,
+/// or the head of the suite. `suites` are the sources of all suites.
+fn line_before(suites: &str, case: &str) -> Option<String> {
+    let mut before = None;
+    let mut first = false;
+    for line in suites.lines().map(str::trim) {
+        if line.starts_with("static struct kunit_case ") {
+            before = None;
+        } else if let Some(rest) = line.strip_prefix("KUNIT_CASE") {
+            let name = rest.split_once('(')?.1.split([',', ')']).next()?.to_string();
+            if name == case {
+                match before {
+                    Some(name) => return Some(name),
+                    None => first = true,
+                }
+            }
+            before = Some(name);
+        } else if let Some(name) = line.strip_prefix(".name = \"")
+            && first
+        {
+            return Some(format!("# Subtest: {}", name.split('"').next()?));
+        }
+    }
+    None
+}
+
+/// Why a boot shows that the case noticed the mutant. If the kernel crashed, it must have done so
+/// in this case, and not before. `suites` are the sources of all suites.
 ///
 /// # Errors
 /// If it did not: the case passed, or did not run.
-pub(crate) fn noticed(ran: &Ran, case: &str) -> Result<&'static str> {
+pub(crate) fn noticed(ran: &Ran, case: &str, suites: &str) -> Result<&'static str> {
     let result = |line: &str| {
         let (ok, rest) = line.trim_start().strip_prefix("not ok ").map_or_else(
             || (true, line.trim_start().strip_prefix("ok ")),
@@ -93,17 +125,22 @@ pub(crate) fn noticed(ran: &Ran, case: &str) -> Result<&'static str> {
         (name.trim() == case).then_some(ok)
     };
     // The kernel's log may have a time before each line.
-    let mut lines = ran.console.lines().map(|l| l.split_once("] ").map_or(l, |(_, rest)| rest));
-    match lines.find_map(result) {
+    let lines = || ran.console.lines().map(|l| l.split_once("] ").map_or(l, |(_, rest)| rest));
+    let before = line_before(suites, case).with_context(|| format!("no suite has {case}"))?;
+    match lines().find_map(result) {
         Some(true) => bail!("{case} passed"),
         Some(false) => Ok("failed"),
         None if ran.splats.is_empty() => bail!("{case} has no result"),
+        None if !lines().any(|l| l.trim_end().ends_with(&format!(" {before}"))) => {
+            bail!("the kernel crashed before {case}: there is no line `{before}`")
+        }
         None => Ok("did not end: the kernel crashed"),
     }
 }
 
 /// Builds and boots one mutant.
 fn one(paths: &Paths, tree: &Path, mutant: &Mutant) -> Result<&'static str> {
+    let suites = suites(paths, Tree::Series)?;
     git::git(tree, &["apply", &mutant.file.to_string_lossy()])?;
     git::git(tree, &["commit", "-q", "-a", "-m", &mutant.name])?;
     let image = build::build(paths, Tree::Series, Config::Tiny)?;
@@ -122,7 +159,7 @@ fn one(paths: &Paths, tree: &Path, mutant: &Mutant) -> Result<&'static str> {
             args: smoke::TWO_SOCKETS,
         },
     )?;
-    noticed(&ran, &mutant.case)
+    noticed(&ran, &mutant.case, &suites)
 }
 
 /// `kernel mutants`: builds and boots a tiny kernel with each mutant.
@@ -185,7 +222,9 @@ mod tests {
             splats: splat::find(console),
             end: Ok(0),
         };
-        let of = |console: &str| noticed(&ran(console), "races");
+        let suites = "static struct kunit_case cases[] = {\nKUNIT_CASE(first),\nKUNIT_CASE(races),\n\
+                      }\nstatic struct kunit_suite s = {\n.name = \"suite\",\n";
+        let of = |console: &str| noticed(&ran(console), "races", suites);
         assert_eq!(of("    not ok 3 races\nok 1 suite\n").unwrap(), "failed");
         assert_eq!(of("[    1.2]     not ok 3 races\n").unwrap(), "failed");
         assert!(of("    ok 3 races\n").unwrap_err().to_string().contains("passed"));
@@ -194,7 +233,13 @@ mod tests {
         );
         assert!(of("").unwrap_err().to_string().contains("no result"));
         let oops = "BUG: unable to handle page fault for address: ffff\nOops: 0000\n";
-        assert!(of(oops).unwrap().contains("crashed"));
+        assert!(of(&format!("    ok 1 first\n{oops}")).unwrap().contains("crashed"));
+        assert!(of(oops).unwrap_err().to_string().contains("before races"));
+        assert!(of(&format!("    ok 1 not_first\n{oops}")).is_err());
+        let first = |console: &str| noticed(&ran(console), "first", suites);
+        assert!(first(&format!("    # Subtest: suite\n{oops}")).is_ok());
+        assert!(first(&format!("    # Subtest: another\n{oops}")).is_err());
+        assert!(noticed(&ran(oops), "unknown", suites).is_err());
         assert!(of(&format!("    ok 3 races\n{oops}")).unwrap_err().to_string().contains("passed"));
     }
 }

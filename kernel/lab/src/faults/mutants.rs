@@ -65,7 +65,8 @@ fn one(paths: &Paths, name: &str, by: Noticed) -> Result<String> {
     let name = format!("mutant-{name}");
     match by {
         Kunit(case) => {
-            let why = mutants::noticed(&run_kunit(paths, &name, &image)?, case)?;
+            let suites = mutants::suites(paths, Tree::Drop)?;
+            let why = mutants::noticed(&run_kunit(paths, &name, &image)?, case, &suites)?;
             Ok(format!("{case} {why}"))
         }
         Case(case) => {

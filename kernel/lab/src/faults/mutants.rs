@@ -2,7 +2,7 @@
 
 use super::boot::{run_broken, run_kunit};
 use super::counts::{CASES, WAITS_LOCKED, WRITERS_WAIT};
-use super::workloads::{SELFTEST, STORED, WRITTEN};
+use super::workloads::{SELFTEST, STORED, SWAP, WRITTEN};
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::{build, mutants, prepare, series};
@@ -21,7 +21,7 @@ enum Noticed {
 use Noticed::{Case, Count, Kunit};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each.
-const MUTANTS: [(&str, Noticed); 12] = [
+const MUTANTS: [(&str, Noticed); 13] = [
     ("keep-whoever-locks", Count(WRITTEN, WAITS_LOCKED)),
     ("keep-off-the-lru", Kunit("fault_lock_test_dropped")),
     ("keep-while-written", Kunit("fault_lock_test_dropped_for_file")),
@@ -29,6 +29,7 @@ const MUTANTS: [(&str, Noticed); 12] = [
     ("never-keep", Kunit("fault_lock_test_kept")),
     ("never-keep", Case(CASES[6])),
     ("throttle-with-the-lock", Count(STORED, WRITERS_WAIT)),
+    ("swap-in-by-mmap-lock", Count(SWAP, "retry_mmap_drop")),
     ("remember-the-vma", Case(CASES[3])),
     ("all-that-waited-are-major", Case(CASES[2])),
     ("drop-to-read-ahead", Case(CASES[1])),

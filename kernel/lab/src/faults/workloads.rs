@@ -16,9 +16,12 @@ pub(super) const WORKLOADS: [&str; 12] = [
     STORED,
     "thrash-data",
     "thrash-holes",
-    "swap",
+    SWAP,
     SELFTEST,
 ];
+
+/// This one has no file: it swaps.
+pub(super) const SWAP: &str = "swap";
 
 /// In these, somebody write-locks the VMA that is read, so a retry rightly finds it locked.
 pub(super) const WRITERS: [&str; 5] =

@@ -73,6 +73,9 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
     {
         build::build(paths, tree, config)?;
         smoke::smoke(paths, tree, config)?;
+        if config == Config::Tiny {
+            smoke::kunit_beside_hugetlb(paths)?;
+        }
     }
     cores::smoke(paths)?;
     bench::bench(paths, None)?;

@@ -1,12 +1,13 @@
 //! The tests of faults that wait must fail on kernels that are wrong in what these test.
 
 use super::boot::{run_broken, run_kunit};
-use super::counts::{CASES, WAITS_LOCKED, WRITERS_WAIT};
+use super::counts::{CASES, Counts, WAITS_LOCKED, WRITERS_WAIT};
 use super::workloads::{SELFTEST, STORED, SWAP, WRITTEN};
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::{build, mutants, prepare, series};
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
 
 /// What notices a mutant.
 #[derive(Clone, Copy)]
@@ -15,7 +16,7 @@ enum Noticed {
     Kunit(&'static str),
     /// A case of the selftest.
     Case(&'static str),
-    /// A workload, and what it should not count.
+    /// A workload, and what it counts much more of than without the mutant.
     Count(&'static str, &'static str),
 }
 use Noticed::{Case, Count, Kunit};
@@ -37,14 +38,33 @@ const MUTANTS: [(&str, Noticed); 13] = [
     ("retry-after-a-punch", Case(CASES[5])),
 ];
 
-/// Builds each mutant, and runs what must notice it.
+impl Noticed {
+    /// The workload that has to be run.
+    fn workload(self) -> Option<&'static str> {
+        match self {
+            Kunit(_) => None,
+            Case(_) => Some(SELFTEST),
+            Count(workload, _) => Some(workload),
+        }
+    }
+}
+
+/// Runs the workloads without a mutant, then builds each, and runs what must notice it.
 ///
 /// # Errors
 /// If a mutant does not apply, build or boot, or is not noticed.
 pub(super) fn mutants(paths: &Paths) -> Result<()> {
     prepare::prepare_tree(paths, Tree::Drop)?;
+    let image = build::build(paths, Tree::Drop, Config::Faults)?;
+    let mut without = BTreeMap::new();
+    for workload in MUTANTS.iter().filter_map(|(_, by)| by.workload()) {
+        if !without.contains_key(workload) {
+            let name = format!("no-mutant-{workload}");
+            without.insert(workload, run_broken(paths, &name, &image, workload)?);
+        }
+    }
     for (name, by) in MUTANTS {
-        let seen = one(paths, name, by);
+        let seen = one(paths, name, by, &without);
         // Without the mutant again, also after a failure.
         prepare::prepare_tree(paths, Tree::Drop)?;
         println!("{name}: noticed, {}", seen.with_context(|| format!("mutant {name}"))?);
@@ -56,7 +76,7 @@ pub(super) fn mutants(paths: &Paths) -> Result<()> {
 ///
 /// # Errors
 /// If it was not.
-fn one(paths: &Paths, name: &str, by: Noticed) -> Result<String> {
+fn one(paths: &Paths, name: &str, by: Noticed, without: &BTreeMap<&str, Counts>) -> Result<String> {
     let tree = paths.source(Tree::Drop);
     let before = series::Times::of(&tree);
     series::forget(paths, Tree::Drop);
@@ -64,32 +84,75 @@ fn one(paths: &Paths, name: &str, by: Noticed) -> Result<String> {
     before.restore(&tree)?;
     let image = build::build(paths, Tree::Drop, Config::Faults)?;
     let name = format!("mutant-{name}");
+    let run = |workload| run_broken(paths, &name, &image, workload);
     match by {
         Kunit(case) => {
             let suites = mutants::suites(paths, Tree::Drop)?;
             let why = mutants::noticed(&run_kunit(paths, &name, &image)?, case, &suites)?;
             Ok(format!("{case} {why}"))
         }
-        Case(case) => {
-            let failed = run_broken(paths, &name, &image, SELFTEST)?.failed_cases();
-            if !failed.contains(&case) {
-                bail!("the selftest's {case} is 1; these are 0: {failed:?}");
-            }
-            Ok(format!("selftest: {} are 0", failed.join(", ")))
-        }
-        Count(workload, what) => {
-            match run_broken(paths, &name, &image, workload)?.of(workload, what) {
-                0 => bail!("{workload} has no {what}"),
-                count => Ok(format!("{workload}: {what} {count}")),
-            }
-        }
+        Case(case) => failed(case, &without[SELFTEST], &run(SELFTEST)?),
+        Count(workload, what) => more(workload, what, &without[workload], &run(workload)?),
     }
+}
+
+/// The cases of the selftest that fail with the mutant, if `case` is one of them.
+///
+/// # Errors
+/// If it is not, or if any fails without the mutant.
+fn failed(case: &str, without: &Counts, with: &Counts) -> Result<String> {
+    let (right, wrong) = (without.failed_cases(), with.failed_cases());
+    if !right.is_empty() {
+        bail!("without the mutant, the selftest's {} are 0", right.join(", "));
+    }
+    if !wrong.contains(&case) {
+        bail!("the selftest's {case} is 1; these are 0: {wrong:?}");
+    }
+    Ok(format!("selftest: {} are 0", wrong.join(", ")))
+}
+
+/// Both counts, if the mutant has many more.
+///
+/// # Errors
+/// If it has not. A few more may be of something else.
+fn more(workload: &str, what: &str, without: &Counts, with: &Counts) -> Result<String> {
+    let (right, wrong) = (without.of(workload, what), with.of(workload, what));
+    if wrong <= 3 * (right + 1) {
+        bail!("{workload}: {what} is {wrong}, and {right} without the mutant");
+    }
+    Ok(format!("{workload}: {what} {wrong}, without it {right}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::counts::tests::drop;
+    use super::super::workloads::WORKLOADS;
     use super::*;
     use std::path::Path;
+
+    fn counts(text: &str) -> Counts {
+        Counts::parse(text, &WORKLOADS).unwrap()
+    }
+
+    #[test]
+    fn a_mutant_is_noticed_by_its_case_where_all_pass_without_it() {
+        let right = counts(&drop());
+        let wrong = counts(&drop().replace("passed-3 1", "passed-3 0"));
+        assert!(failed(CASES[2], &right, &wrong).unwrap().contains(CASES[2]));
+        assert!(failed(CASES[1], &right, &wrong).is_err());
+        assert!(failed(CASES[2], &right, &right).is_err());
+        assert!(failed(CASES[2], &wrong, &wrong).is_err());
+    }
+
+    #[test]
+    fn a_mutant_is_noticed_by_many_more_than_without_it() {
+        let with = |count: u64| counts(&format!("{}{SWAP} {WAITS_LOCKED} {count}\n", drop()));
+        let more = |right, wrong| more(SWAP, WAITS_LOCKED, &with(right), &with(wrong));
+        assert!(more(0, 4).is_ok());
+        assert!(more(0, 3).is_err());
+        assert!(more(2, 10).is_ok());
+        assert!(more(2, 9).is_err());
+    }
 
     #[test]
     fn each_mutant_of_the_faults_is_tried() {

@@ -22,12 +22,13 @@ enum Noticed {
 use Noticed::{Case, Count, Kunit};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each.
-const MUTANTS: [(&str, Noticed); 13] = [
+const MUTANTS: [(&str, Noticed); 14] = [
     ("keep-whoever-locks", Count(WRITTEN, WAITS_LOCKED)),
     ("keep-off-the-lru", Kunit("fault_lock_test_dropped")),
     ("keep-while-written", Kunit("fault_lock_test_dropped_for_file")),
     ("keep-for-a-device", Kunit("fault_lock_test_dropped_for_swap")),
     ("never-keep", Kunit("fault_lock_test_kept")),
+    ("retry-without-end", Kunit("fault_lock_test_once")),
     ("never-keep", Case(CASES[6])),
     ("throttle-with-the-lock", Count(STORED, WRITERS_WAIT)),
     ("swap-in-by-mmap-lock", Count(SWAP, "retry_mmap_drop")),

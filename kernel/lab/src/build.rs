@@ -62,11 +62,12 @@ const SUITES: [(&str, &str); 5] = [
     ("CONFIG_FAULT_LOCK_KUNIT_TEST", "mm/fault_lock_kunit"),
 ];
 
-/// The options that patches bring, each with the file that the same patch brings. A tree without
-/// the file does not have the option.
+/// The options that patches bring, each with a file that the same patch brings, or a later one
+/// until which the option cannot be had together with others. A tree without the file is not asked
+/// for the option.
 const BROUGHT: [(&str, &str); 5] = [
     ("CONFIG_PAGE_REF_KUNIT_TEST", "mm/page_ref_kunit.c"),
-    ("CONFIG_SHORT_READS", "mm/short_read.c"),
+    ("CONFIG_SHORT_READS", "include/linux/short_read.h"),
     ("CONFIG_SHORT_READS_KUNIT_TEST", "mm/short_read_kunit.c"),
     ("CONFIG_UNPIN_KUNIT_TEST", "mm/unpin_kunit.c"),
     ("CONFIG_FAULT_LOCK_KUNIT_TEST", "mm/fault_lock_kunit.c"),
@@ -337,9 +338,9 @@ mod tests {
         request(&paths, "CONFIG_A=y\nCONFIG_SHORT_READS=y\nCONFIG_SHORT_READS_KUNIT_TEST=y\n");
         let text = || fragments_text(&paths, Tree::Series, Config::Fast).unwrap();
         assert_eq!(text(), "CONFIG_A=y\n");
-        let mm = paths.source(Tree::Series).join("mm");
-        fs::create_dir_all(&mm).unwrap();
-        fs::write(mm.join("short_read.c"), "").unwrap();
+        let include = paths.source(Tree::Series).join("include/linux");
+        fs::create_dir_all(&include).unwrap();
+        fs::write(include.join("short_read.h"), "").unwrap();
         assert_eq!(text(), "CONFIG_A=y\nCONFIG_SHORT_READS=y\n");
     }
 

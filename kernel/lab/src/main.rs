@@ -107,6 +107,8 @@ enum Kernel {
         #[arg(long)]
         each: bool,
     },
+    /// Build and boot a tiny kernel after each patch, alone.
+    Each,
     /// Run the kernel's own selftests alone, on plain and patched.
     Selftests,
     /// Break the patched kernel by each patch of `kernel/mutants`: a test must notice.
@@ -226,6 +228,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
             let image = build::build(paths, which.tree(), which.config)?;
             suite::run_command(paths, &image, &command.join(" "), &append, limit_s)
         }
+        Kernel::Each => suite::each(paths),
         Kernel::Selftests => suite::selftests(paths),
         Kernel::Mutants => mutants::mutants(paths),
         Kernel::Machines => {

@@ -118,6 +118,15 @@ pub(crate) fn selftests(paths: &Paths) -> Result<()> {
     selftests::compare(paths)
 }
 
+/// `kernel each`: what `kernel test --each` does besides.
+///
+/// # Errors
+/// If a patch does not apply, or its kernel does not build, boot, or pass its tests.
+pub(crate) fn each(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    each_patch(paths)
+}
+
 /// Builds and boots a tiny kernel after each patch: all that make the patched kernel, and those of
 /// the two series that are apart from it.
 fn each_patch(paths: &Paths) -> Result<()> {

@@ -8,12 +8,13 @@ use xshell::{Cmd, Shell, cmd};
 use crate::packages::Need;
 
 /// The lab's commands that build or boot kernels.
-const WITH_KERNELS: [&str; 15] = [
+const WITH_KERNELS: [&str; 16] = [
     "prepare",
     "check",
     "build",
     "run",
     "test",
+    "each",
     "selftests",
     "mutants",
     "machines",

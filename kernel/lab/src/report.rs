@@ -183,10 +183,10 @@ fn faults(paths: &Paths) -> String {
         Ok(of) => {
             let _ = write!(
                 text,
-                "Counts of `{command}`, {} runs of each kernel in turn: the median, and the range \
-                 where the\nruns differ. *plain* retries under mmap_lock, *drop* under the VMA's \
+                "Counts of `{command}`, {} workloads, {} runs of each kernel in turn: the median, and \
+                 the range\nwhere the runs differ. *plain* retries under mmap_lock, *drop* under the VMA's \
                  lock, *hold* keeps that lock.\n\n{}\nWhat is asked, over all runs:\n\n",
-                of.runs, of.table
+                of.workloads, of.runs, of.table
             );
             for (what, met) in of.verdicts {
                 let _ = writeln!(text, "- {what}: {}", if met { "met" } else { "**missed**" });

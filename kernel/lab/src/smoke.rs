@@ -86,7 +86,7 @@ for f in /tmp/x /mnt/x; do
 pread_bench -t 2 -s 0.3 $f; pread_bench -p 2 -s 0.3 $f
 done";
 
-/// For the tiny kernel: without ACPI it finds the CPUs by the firmware's MP table, which has one
+/// For the tiny kernels: without ACPI it finds the CPUs by the firmware's MP table, which has one
 /// for each socket. Kernels with ACPI keep one socket, because they do not trust the TSC across
 /// sockets.
 pub(crate) const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
@@ -125,11 +125,14 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
             append: "",
             accel,
             limit: Duration::from_secs(match config {
-                Config::Tiny | Config::Fast | Config::Faults => 120,
+                Config::Tiny | Config::TinyFaults | Config::Fast | Config::Faults => 120,
                 Config::Debug | Config::Kcsan | Config::FaultsDebug => 600,
             }),
             mem_mib: 2048,
-            args: if config == Config::Tiny { TWO_SOCKETS } else { &[] },
+            args: match config {
+                Config::Tiny | Config::TinyFaults => TWO_SOCKETS,
+                _ => &[],
+            },
         },
     )?;
     if outcome.status != 0 {

@@ -156,11 +156,13 @@ pub(crate) fn each(paths: &Paths) -> Result<()> {
 }
 
 /// Builds and boots a tiny kernel after each patch: all that make the patched kernel, and those of
-/// the two series that are apart from it.
+/// the two series that are apart from it, with what these count and trace.
 fn each_patch(paths: &Paths) -> Result<()> {
-    for (tree, folder) in
-        [(Tree::Series, None), (Tree::Drop, Some("faults")), (Tree::Hold, Some("faults-hold"))]
-    {
+    for (tree, folder, config) in [
+        (Tree::Series, None, Config::Tiny),
+        (Tree::Drop, Some("faults"), Config::TinyFaults),
+        (Tree::Hold, Some("faults-hold"), Config::TinyFaults),
+    ] {
         let patches = series::patches(paths, tree)?;
         let before = series::Times::of(&paths.source(tree));
         let source = series::checkout(paths, tree)?;
@@ -170,8 +172,8 @@ fn each_patch(paths: &Paths) -> Result<()> {
                 continue;
             }
             let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            build::build(paths, tree, Config::Tiny)
-                .and_then(|_| smoke::smoke_part(paths, tree, Config::Tiny))
+            build::build(paths, tree, config)
+                .and_then(|_| smoke::smoke_part(paths, tree, config))
                 .with_context(|| format!("after {name}"))?;
             println!("{name}: builds and boots");
         }

@@ -305,15 +305,26 @@ fn moved(output: &str) -> Result<()> {
     }
 }
 
+/// The two patches of `kernel/mutants/pins`, with the kernels that they change.
+pub(crate) const PAGE_BY_PAGE: Variant = Variant {
+    tree: Tree::Plain,
+    config: Config::Fast,
+    patch: "mutants/pins/pin-page-by-page.patch",
+};
+pub(crate) const MOVES_ONE_PIN: Variant = Variant {
+    tree: Tree::Series,
+    config: Config::Fast,
+    patch: "mutants/pins/migrate-one-pin.patch",
+};
+
 /// The mutant of moving pages: pins that are not dropped keep the pages where they are, so
 /// `gup_test` fails, or leaves them pinned. No `KUnit` case moves pages.
 ///
 /// # Errors
 /// If it does not build, or is not noticed.
 pub(crate) fn mutant_of_moving(paths: &Paths) -> Result<()> {
-    let patch = "mutants/pins/migrate-one-pin.patch";
-    let variant = Variant { tree: Tree::Series, config: Config::Fast, patch };
-    let built = variant::build(paths, variant)?;
+    let patch = MOVES_ONE_PIN.patch;
+    let built = variant::build(paths, MOVES_ONE_PIN)?;
     match count(paths, ("migrate-one-pin", &built), &MOVED, 1, MOVABLE) {
         Ok(_) => bail!("pinning in movable memory does not notice {patch}"),
         Err(error) if is_about_pins(&format!("{error:#}")) => {
@@ -339,12 +350,7 @@ const MOVABLE: &str = "movablecore=1536M";
 /// promise.
 pub(crate) fn pins(paths: &Paths, json: Option<&Path>) -> Result<()> {
     prepare::prepare(paths)?;
-    let variant = Variant {
-        tree: Tree::Plain,
-        config: Config::Fast,
-        patch: "mutants/pins/pin-page-by-page.patch",
-    };
-    let mut kernels = vec![(KERNELS[0], variant::build(paths, variant)?)];
+    let mut kernels = vec![(KERNELS[0], variant::build(paths, PAGE_BY_PAGE)?)];
     for tree in [Tree::Plain, Tree::Series] {
         let image = build::build(paths, tree, Config::Fast)?;
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");

@@ -167,7 +167,7 @@ fn pins(paths: &Paths) -> String {
         "\n## Pins\n\nWhat the figures mean: [pins.md](pins.md).\n\n\
          Instructions, and cache lines of struct pages and of other memory, for each page \
          (`{command}`).\n*page-by-page* is plain with its loop over folios taken back.\n\n{}",
-        kept::load(paths, pins::TABLE, command).unwrap_or_else(|_| not_measured(command))
+        pins::kept_table(paths, command).unwrap_or_else(|_| not_measured(command))
     )
 }
 

@@ -20,8 +20,11 @@ fn kunit(console: &str, suite: &str, skipped: &[&str]) -> Result<String> {
         .lines()
         .find(|l| l.contains(&format!("# {name}: pass:")))
         .with_context(|| format!("the kernel's log has no KUnit results of {name}"))?;
+    // The kernel's log may have a time before each line.
+    let without_time = |l: &'_ str| l.split_once("] ").map_or(l, |(_, rest)| rest).to_string();
     let failed = console
         .lines()
+        .map(without_time)
         .filter(|l| l.trim_start().starts_with("not ok"))
         .collect::<Vec<_>>()
         .join("\n");
@@ -199,6 +202,11 @@ mod tests {
         );
         assert!(
             error("    not ok 2 y\n# page_ref: pass:1 fail:1 skip:0 total:2")
+                .contains("not ok 2 y")
+        );
+        // With a time before it, too, and whatever the summary says.
+        assert!(
+            error("[    1.234567]     not ok 2 y\n# page_ref: pass:2 fail:0 skip:0 total:2")
                 .contains("not ok 2 y")
         );
         assert!(error("# page_ref: pass:1 fail:0 skip:1 total:2").contains("skip:1"));

@@ -52,7 +52,11 @@ impl Need {
             ],
             Need::Machines => &[
                 "gcc-aarch64-linux-gnu",
+                "gcc-arm-linux-gnueabi",
                 "gcc-m68k-linux-gnu",
+                "gcc-powerpc64le-linux-gnu",
+                "gcc-riscv64-linux-gnu",
+                "gcc-s390x-linux-gnu",
                 "libc6-dev-arm64-cross",
                 "qemu-system-arm",
             ],

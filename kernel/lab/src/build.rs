@@ -18,6 +18,7 @@ fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
     let dir = paths.kernel.join("lab/config");
     let names: &[&str] = match config {
         Config::Tiny => &["tiny.config"],
+        Config::TinyFaults => &["tiny.config", "tiny-faults.config"],
         Config::Fast => &["fast.config"],
         Config::Debug => &["fast.config", "debug.config"],
         Config::Kcsan => &["fast.config", "debug.config", "kcsan.config"],
@@ -342,6 +343,33 @@ mod tests {
         fs::create_dir_all(&include).unwrap();
         fs::write(include.join("short_read.h"), "").unwrap();
         assert_eq!(text(), "CONFIG_A=y\nCONFIG_SHORT_READS=y\n");
+    }
+
+    /// Else nothing of it is compiled after each patch.
+    #[test]
+    fn what_the_patches_of_faults_have_under_an_option_is_asked_for() {
+        let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let paths = Paths { kernel: kernel.into(), cache: "cache".into() };
+        let asked = requested(&all_fragments(&paths, Config::TinyFaults).unwrap());
+        let mut options = std::collections::BTreeSet::new();
+        for folder in ["faults", "faults-hold"] {
+            for patch in crate::series::patches_in(&paths, folder).unwrap() {
+                let text = fs::read_to_string(patch).unwrap();
+                for line in text.lines().filter_map(|line| line.strip_prefix('+')) {
+                    options.extend(line.strip_prefix("config ").map(str::to_string));
+                    for rest in line.split("CONFIG_").skip(1) {
+                        let end = rest.find(|c: char| !c.is_ascii_uppercase() && c != '_');
+                        options.insert(rest[..end.unwrap_or(rest.len())].to_string());
+                    }
+                }
+            }
+        }
+        assert!(
+            options.contains("PER_VMA_LOCK_STATS") && options.contains("FAULT_LOCK_KUNIT_TEST")
+        );
+        for option in options.iter().map(String::as_str).chain(["TRACEPOINTS"]) {
+            assert!(asked.iter().any(|(name, value)| name == option && value == "y"), "{option}");
+        }
     }
 
     #[test]

@@ -25,11 +25,14 @@ use std::fs;
 use std::path::PathBuf;
 use workloads::{SELFTEST, WORKLOADS};
 
+/// How often each kernel runs the workloads.
+const RUNS: u32 = 3;
+
 /// What to run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Plan {
     /// How often each kernel runs the workloads. The kernels take turns.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Only these workloads.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
@@ -57,6 +60,11 @@ impl Plan {
         let asked = |name: &&str| self.only.is_empty() || self.only.iter().any(|o| o == name);
         Ok(WORKLOADS.into_iter().filter(asked).collect())
     }
+
+    /// Whether the figures are all that there are.
+    fn is_whole(&self) -> bool {
+        self.only.is_empty() && self.runs >= RUNS
+    }
 }
 
 /// The kernels that are compared, as they are called in the tables.
@@ -72,6 +80,7 @@ pub(crate) const KEPT_OF: &[(Tree, Config)] =
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {
     pub(crate) runs: u32,
+    pub(crate) workloads: usize,
     /// In Markdown.
     pub(crate) table: String,
     /// What is asked, and whether it is met.
@@ -96,7 +105,13 @@ pub(crate) fn test(paths: &Paths) -> Result<()> {
     }
     build::build(paths, Tree::Drop, Config::Faults)?;
     smoke::smoke(paths, Tree::Drop, Config::Faults)?;
-    let failed = alone(paths, Config::Faults, &[SELFTEST])?.failed_cases();
+    all_pass(&alone(paths, Config::Faults, &[SELFTEST])?)
+}
+
+/// # Errors
+/// If a case of the selftest did not pass on *drop*.
+fn all_pass(counts: &Counts) -> Result<()> {
+    let failed = counts.failed_cases();
     if !failed.is_empty() {
         bail!("drop: fault_retry: these cases did not pass: {}", failed.join(", "));
     }
@@ -104,12 +119,28 @@ pub(crate) fn test(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// What `kernel test --full` has of it: all workloads on the debug kernel, and the mutants.
+/// Runs workloads on the debug kernel.
 ///
 /// # Errors
-/// If there is a splat, or a mutant is not noticed.
+/// If it does not boot, there is a splat, a workload fails, or a case of the selftest did not pass.
+fn debug(paths: &Paths, workloads: &[&str]) -> Result<Counts> {
+    let counts = alone(paths, Config::FaultsDebug, workloads)?;
+    if workloads.contains(&SELFTEST) {
+        all_pass(&counts)?;
+    }
+    Ok(counts)
+}
+
+/// What `kernel test --full` has of it: the `KUnit` tests and all workloads on the debug kernel,
+/// and the mutants.
+///
+/// # Errors
+/// If there is a splat, a case fails, or a mutant is not noticed.
 pub(crate) fn full(paths: &Paths) -> Result<()> {
-    alone(paths, Config::FaultsDebug, &WORKLOADS)?;
+    prepare::prepare_tree(paths, Tree::Drop)?;
+    build::build(paths, Tree::Drop, Config::FaultsDebug)?;
+    smoke::smoke(paths, Tree::Drop, Config::FaultsDebug)?;
+    debug(paths, &WORKLOADS)?;
     mutants::mutants(paths)
 }
 
@@ -124,7 +155,7 @@ pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
     }
     let workloads = plan.workloads()?;
     if plan.debug {
-        let counts = alone(paths, Config::FaultsDebug, &workloads)?;
+        let counts = debug(paths, &workloads)?;
         println!("{}", table::table(&[("drop", &[counts])]));
         return Ok(());
     }
@@ -148,9 +179,15 @@ pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let verdicts = counts::verdicts([plain, drop, hold]);
-    let figures =
-        Figures { runs: plan.runs, table: table::markdown(&named), verdicts: verdicts.clone() };
-    kept::keep_of(paths, KEPT_OF, FIGURES, figures)?;
+    if plan.is_whole() {
+        let figures = Figures {
+            runs: plan.runs,
+            workloads: workloads.len(),
+            table: table::markdown(&named),
+            verdicts: verdicts.clone(),
+        };
+        kept::keep_of(paths, KEPT_OF, FIGURES, figures)?;
+    }
     let mut missed = 0;
     for (what, met) in &verdicts {
         println!("{what}: {}", if *met { "met" } else { "MISSED" });
@@ -171,6 +208,22 @@ mod tests {
     struct Line {
         #[command(flatten)]
         plan: Plan,
+    }
+
+    #[test]
+    fn a_part_of_the_figures_is_not_kept_for_the_report() {
+        let plan = |args: &[&str]| Line::try_parse_from([&["faults"], args].concat()).unwrap().plan;
+        assert!(plan(&[]).is_whole() && plan(&["--runs", "5"]).is_whole());
+        assert!(!plan(&["--runs", "2"]).is_whole());
+        assert!(!plan(&["--only", "swap"]).is_whole());
+    }
+
+    #[test]
+    fn a_debug_kernel_on_which_a_case_fails_is_found() {
+        let counts = |text: &str| Counts::parse(text, &WORKLOADS).unwrap();
+        all_pass(&counts(&counts::tests::drop())).unwrap();
+        let failed = counts::tests::drop().replace("passed-6 1", "passed-6 0");
+        assert!(all_pass(&counts(&failed)).unwrap_err().to_string().contains("passed-6"));
     }
 
     #[test]

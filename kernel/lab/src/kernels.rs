@@ -29,12 +29,13 @@ impl Tree {
     }
 }
 
-/// A configuration. `Tiny` builds in a minute or two and has no disk. `Fast` has no debugging.
-/// `Debug` has KASAN and lockdep. `Kcsan` is separate, because KASAN and KCSAN exclude each
+/// A configuration. `Tiny` builds in a minute or two and has no disk. `TinyFaults` also compiles
+/// what counts and traces faults that wait. `Fast` has no debugging. `Debug` has KASAN and lockdep. `Kcsan` is separate, because KASAN and KCSAN exclude each
 /// other. `Faults` counts and traces faults that wait, and `FaultsDebug` does that in a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Config {
     Tiny,
+    TinyFaults,
     Fast,
     Debug,
     Kcsan,
@@ -46,6 +47,7 @@ impl Config {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Config::Tiny => "tiny",
+            Config::TinyFaults => "tiny-faults",
             Config::Fast => "fast",
             Config::Debug => "debug",
             Config::Kcsan => "kcsan",

@@ -1,16 +1,17 @@
 //! The patched kernel on other machines: it is built for each of them, and where QEMU has the
 //! machine and the configuration has `KUnit`, the suites run. They run while the kernel boots and
 //! then restart it, so no guest is packed. The selftest of page faults that wait needs one
-//! (`machines/waiting.rs`). What no machine here has is compiled (`machines/allmod.rs`).
+//! (`machines/waiting.rs`). What no machine here has is compiled (`machines/objects.rs`).
 
-mod allmod;
 mod machine;
+mod objects;
 mod waiting;
 
 use crate::kernels::Tree;
 use crate::paths::Paths;
 use crate::smoke;
-use anyhow::Result;
+use crate::suite::Failures;
+use anyhow::{Context, Result};
 use machine::{ARM64, Machine};
 
 const MACHINES: &[Machine] = &[
@@ -39,25 +40,33 @@ const MACHINES: &[Machine] = &[
     },
 ];
 
-/// `kernel machines`: builds for each machine, and boots those that can be.
+/// Builds for one machine, and boots it if that can be.
+fn one(paths: &Paths, machine: &Machine) -> Result<()> {
+    let objects = machine::build(paths, machine)?;
+    let Some((image, qemu, console)) = machine.boot else {
+        println!("{}: builds", machine.arch);
+        return Ok(());
+    };
+    let mut qemu = machine::emulator(qemu, &objects.join(image));
+    qemu.arg("-append").arg(format!("{} kunit_shutdown=reboot", machine::parameters(console)));
+    let log = machine::boot(paths, machine.arch, &mut qemu)?;
+    let asked = machine::fragments(paths, machine)?;
+    println!("{}: {}", machine.arch, smoke::suites(paths, machine.tree, &log, &asked)?);
+    Ok(())
+}
+
+/// `kernel machines`: builds for each machine, and boots those that can be. One that fails does
+/// not keep the others from being tried: each takes long.
 ///
 /// # Errors
-/// The first that does not build, or whose boot fails.
+/// All that do not build, and all whose boot fails.
 pub(crate) fn machines(paths: &Paths) -> Result<()> {
+    let mut failed = Failures::default();
     for machine in MACHINES {
-        let objects = machine::build(paths, machine)?;
-        match machine.boot {
-            Some((image, qemu, console)) => {
-                let mut qemu = machine::emulator(qemu, &objects.join(image));
-                qemu.arg("-append")
-                    .arg(format!("{} kunit_shutdown=reboot", machine::parameters(console)));
-                let log = machine::boot(paths, machine.arch, &mut qemu)?;
-                let asked = machine::fragments(paths, machine)?;
-                println!("{}: {}", machine.arch, smoke::suites(paths, Tree::Series, &log, &asked)?);
-            }
-            None => println!("{}: builds", machine.arch),
-        }
+        failed.of(one(paths, machine).with_context(|| machine.arch));
     }
-    waiting::arm64(paths)?;
-    allmod::compile(paths)
+    failed.of(waiting::arm64(paths).context("arm64, page faults that wait"));
+    failed.of(objects::handlers(paths));
+    failed.of(objects::allmod(paths));
+    failed.end()
 }

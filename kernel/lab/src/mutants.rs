@@ -5,7 +5,7 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
-use crate::{build, git, guest, pins, prepare, smoke};
+use crate::{build, git, guest, pins, prepare, series, smoke};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,12 +65,33 @@ fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     Ok(found)
 }
 
-/// Checks that each mutant says what it is, and applies to the patched source. Returns how many
-/// there are.
+/// The patches of the folders in `kernel/mutants`, with the tree that each is for. Other commands
+/// build them, and hours may pass before they do.
+fn beside(paths: &Paths) -> Result<Vec<(Tree, Vec<PathBuf>)>> {
+    let file = |patch: &str| paths.kernel.join(patch);
+    let pins = [pins::PAGE_BY_PAGE, pins::MOVES_ONE_PIN];
+    let mut found = vec![
+        (Tree::Drop, series::patches_in(paths, "mutants/faults")?),
+        (Tree::Series, series::patches_in(paths, "mutants/reads")?),
+    ];
+    found.extend(pins.iter().map(|variant| (variant.tree, vec![file(variant.patch)])));
+    if series::patches_in(paths, "mutants/pins")?.len() != pins.len() {
+        bail!("kernel/mutants/pins has not {} patches", pins.len());
+    }
+    Ok(found)
+}
+
+/// Checks that each mutant says what it is, and applies to the source that it is for. Returns how
+/// many there are.
 ///
 /// # Errors
 /// The first one that does not.
 pub(crate) fn check(paths: &Paths) -> Result<usize> {
+    let mut others = 0;
+    for (tree, patches) in beside(paths)? {
+        series::check_each(paths, tree, &patches).context("a mutant")?;
+        others += patches.len();
+    }
     let mutants = all(paths)?;
     for mutant in &mutants {
         let file = mutant.file.to_string_lossy();
@@ -80,7 +101,7 @@ pub(crate) fn check(paths: &Paths) -> Result<usize> {
     if mutants.is_empty() {
         bail!("there are no mutants");
     }
-    Ok(mutants.len())
+    Ok(mutants.len() + others)
 }
 
 /// What a kernel's log has right before the results of a case: the result of the case before it,
@@ -212,6 +233,22 @@ mod tests {
         ] {
             read(&text.replace(old, new)).unwrap_err();
         }
+    }
+
+    #[test]
+    fn each_folder_of_mutants_is_checked() {
+        let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let paths = Paths { kernel: kernel.into(), cache: "/nowhere".into() };
+        let checked: std::collections::BTreeSet<_> =
+            beside(&paths).unwrap().into_iter().flat_map(|(_, patches)| patches).collect();
+        let mut found = std::collections::BTreeSet::new();
+        for entry in fs::read_dir(kernel.join("mutants")).unwrap() {
+            let folder = entry.unwrap().path();
+            if folder.is_dir() {
+                found.extend(fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()));
+            }
+        }
+        assert!(found.len() > 15 && found == checked);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::qemu::{self, Accel, Boot};
 use crate::variant::{self, Built, Variant};
 use crate::{build, cc, guest, kept, prepare, proc, selftests};
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -251,7 +251,7 @@ fn table(rows: &[Row], kernels: &[&str]) -> String {
 }
 
 /// The name under which the table is kept.
-pub(crate) const TABLE: &str = "pins";
+const TABLE: &str = "pins";
 
 /// The same table in Markdown.
 fn markdown(rows: &[Row]) -> String {
@@ -305,15 +305,53 @@ fn moved(output: &str) -> Result<()> {
     }
 }
 
+/// What is kept for the report. One of the kernels is made by a patch that is in neither series.
+#[derive(Debug, Serialize, Deserialize)]
+struct Table {
+    /// The hash of that patch.
+    page_by_page: String,
+    markdown: String,
+}
+
+fn page_by_page(paths: &Paths) -> Result<String> {
+    Ok(cc::hash(&build::read(&paths.kernel.join(PAGE_BY_PAGE.patch))?))
+}
+
+/// The table that was kept, in Markdown.
+///
+/// # Errors
+/// If there is none of these kernels.
+pub(crate) fn kept_table(paths: &Paths, command: &str) -> Result<String> {
+    same_patch(kept::load(paths, TABLE, command)?, &page_by_page(paths)?)
+}
+
+fn same_patch(table: Table, now: &str) -> Result<String> {
+    if table.page_by_page != now {
+        bail!("the pins were counted with another {}", PAGE_BY_PAGE.patch);
+    }
+    Ok(table.markdown)
+}
+
+/// The two patches of `kernel/mutants/pins`, with the kernels that they change.
+pub(crate) const PAGE_BY_PAGE: Variant = Variant {
+    tree: Tree::Plain,
+    config: Config::Fast,
+    patch: "mutants/pins/pin-page-by-page.patch",
+};
+pub(crate) const MOVES_ONE_PIN: Variant = Variant {
+    tree: Tree::Series,
+    config: Config::Fast,
+    patch: "mutants/pins/migrate-one-pin.patch",
+};
+
 /// The mutant of moving pages: pins that are not dropped keep the pages where they are, so
 /// `gup_test` fails, or leaves them pinned. No `KUnit` case moves pages.
 ///
 /// # Errors
 /// If it does not build, or is not noticed.
 pub(crate) fn mutant_of_moving(paths: &Paths) -> Result<()> {
-    let patch = "mutants/pins/migrate-one-pin.patch";
-    let variant = Variant { tree: Tree::Series, config: Config::Fast, patch };
-    let built = variant::build(paths, variant)?;
+    let patch = MOVES_ONE_PIN.patch;
+    let built = variant::build(paths, MOVES_ONE_PIN)?;
     match count(paths, ("migrate-one-pin", &built), &MOVED, 1, MOVABLE) {
         Ok(_) => bail!("pinning in movable memory does not notice {patch}"),
         Err(error) if is_about_pins(&format!("{error:#}")) => {
@@ -339,12 +377,7 @@ const MOVABLE: &str = "movablecore=1536M";
 /// promise.
 pub(crate) fn pins(paths: &Paths, json: Option<&Path>) -> Result<()> {
     prepare::prepare(paths)?;
-    let variant = Variant {
-        tree: Tree::Plain,
-        config: Config::Fast,
-        patch: "mutants/pins/pin-page-by-page.patch",
-    };
-    let mut kernels = vec![(KERNELS[0], variant::build(paths, variant)?)];
+    let mut kernels = vec![(KERNELS[0], variant::build(paths, PAGE_BY_PAGE)?)];
     for tree in [Tree::Plain, Tree::Series] {
         let image = build::build(paths, tree, Config::Fast)?;
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
@@ -362,7 +395,8 @@ pub(crate) fn pins(paths: &Paths, json: Option<&Path>) -> Result<()> {
         "instructions, and cache lines of struct pages and of other memory (counts, not times)"
     );
     print!("{}", table(&rows, &KERNELS));
-    kept::keep(paths, TABLE, markdown(&rows))?;
+    let table = Table { page_by_page: page_by_page(paths)?, markdown: markdown(&rows) };
+    kept::keep(paths, TABLE, table)?;
     if let Some(file) = json {
         write_json(file, &rows)?;
     }
@@ -388,6 +422,13 @@ fn write_json(file: &Path, rows: &[Row]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_of_another_page_by_page_is_refused() {
+        let table = || Table { page_by_page: "1".into(), markdown: "|".into() };
+        assert_eq!(same_patch(table(), "1").unwrap(), "|");
+        assert!(same_patch(table(), "2").unwrap_err().to_string().contains("page-by-page"));
+    }
 
     const CASES: [(&str, &str, &str); 2] = [("2M-thp", ":", "-L -t -m 2"), ("4K", ":", "-L -m 1")];
     /// Two rounds: 1024 pages, and 512.

@@ -167,7 +167,7 @@ fn pins(paths: &Paths) -> String {
         "\n## Pins\n\nWhat the figures mean: [pins.md](pins.md).\n\n\
          Instructions, and cache lines of struct pages and of other memory, for each page \
          (`{command}`).\n*page-by-page* is plain with its loop over folios taken back.\n\n{}",
-        kept::load(paths, pins::TABLE, command).unwrap_or_else(|_| not_measured(command))
+        pins::kept_table(paths, command).unwrap_or_else(|_| not_measured(command))
     )
 }
 
@@ -183,10 +183,10 @@ fn faults(paths: &Paths) -> String {
         Ok(of) => {
             let _ = write!(
                 text,
-                "Counts of `{command}`, {} runs of each kernel in turn: the median, and the range \
-                 where the\nruns differ. *plain* retries under mmap_lock, *drop* under the VMA's \
+                "Counts of `{command}`, {} workloads, {} runs of each kernel in turn: the median, and \
+                 the range\nwhere the runs differ. *plain* retries under mmap_lock, *drop* under the VMA's \
                  lock, *hold* keeps that lock.\n\n{}\nWhat is asked, over all runs:\n\n",
-                of.runs, of.table
+                of.workloads, of.runs, of.table
             );
             for (what, met) in of.verdicts {
                 let _ = writeln!(text, "- {what}: {}", if met { "met" } else { "**missed**" });

@@ -257,6 +257,28 @@ pub(crate) fn trees(paths: &Paths, below: &[PathBuf], patches: &[PathBuf]) -> Re
     trees
 }
 
+/// Checks that each of these patches applies to a tree by itself. The tree need not be prepared:
+/// as for `trees`, an index of git's is enough.
+///
+/// # Errors
+/// The first one that does not.
+pub(crate) fn check_each(paths: &Paths, tree: Tree, each: &[PathBuf]) -> Result<()> {
+    let plain = paths.source(Tree::Plain);
+    let index = paths.cache.join("src/apart");
+    let all = patches(paths, tree)?;
+    let [_, patched] = trees(paths, &[], &all)?;
+    let checked = git::git_index(&plain, &index, &["read-tree", &patched]).and_then(|_| {
+        for patch in each {
+            let file = patch.to_string_lossy();
+            git::git_index(&plain, &index, &["apply", "--cached", "--check", &file])
+                .with_context(|| format!("{file} does not apply to {}", tree.name()))?;
+        }
+        Ok(())
+    });
+    let _ = fs::remove_file(&index);
+    checked
+}
+
 /// Checks that each sub-series of `APART` applies after the fixes alone, and the one of `BESIDE`
 /// after all others.
 ///
@@ -451,6 +473,22 @@ mod tests {
         check_apart(&paths).unwrap();
         apply(&paths, Tree::Series).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
+    }
+
+    #[test]
+    fn a_patch_must_apply_to_its_own_tree() {
+        let (_dir, paths, _) = cache();
+        let mutant = paths.kernel.join("mutant.patch");
+        fs::write(&mutant, PATCH.replace("-one", "-two").replace("+two", "+broken")).unwrap();
+        let check = |tree| check_each(&paths, tree, std::slice::from_ref(&mutant));
+        check(Tree::Series).unwrap();
+        let error = format!("{:#}", check(Tree::Plain).unwrap_err());
+        assert!(error.contains("mutant.patch does not apply to plain"), "{error}");
+        fs::write(&mutant, PATCH).unwrap();
+        check(Tree::Plain).unwrap();
+        check(Tree::Series).unwrap_err();
+        // Each by itself: the first is not there when the second is looked at.
+        check_each(&paths, Tree::Plain, &[mutant.clone(), mutant.clone()]).unwrap();
     }
 
     /// A patch that adds a file.

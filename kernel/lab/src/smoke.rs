@@ -20,8 +20,11 @@ fn kunit(console: &str, suite: &str, skipped: &[&str]) -> Result<String> {
         .lines()
         .find(|l| l.contains(&format!("# {name}: pass:")))
         .with_context(|| format!("the kernel's log has no KUnit results of {name}"))?;
+    // The kernel's log may have a time before each line.
+    let without_time = |l: &'_ str| l.split_once("] ").map_or(l, |(_, rest)| rest).to_string();
     let failed = console
         .lines()
+        .map(without_time)
         .filter(|l| l.trim_start().starts_with("not ok"))
         .collect::<Vec<_>>()
         .join("\n");
@@ -86,7 +89,7 @@ for f in /tmp/x /mnt/x; do
 pread_bench -t 2 -s 0.3 $f; pread_bench -p 2 -s 0.3 $f
 done";
 
-/// For the tiny kernel: without ACPI it finds the CPUs by the firmware's MP table, which has one
+/// For the tiny kernels: without ACPI it finds the CPUs by the firmware's MP table, which has one
 /// for each socket. Kernels with ACPI keep one socket, because they do not trust the TSC across
 /// sockets.
 pub(crate) const TWO_SOCKETS: &[&str] = &["-smp", "2,sockets=2,cores=1"];
@@ -125,11 +128,14 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
             append: "",
             accel,
             limit: Duration::from_secs(match config {
-                Config::Tiny | Config::Fast | Config::Faults => 120,
+                Config::Tiny | Config::TinyFaults | Config::Fast | Config::Faults => 120,
                 Config::Debug | Config::Kcsan | Config::FaultsDebug => 600,
             }),
             mem_mib: 2048,
-            args: if config == Config::Tiny { TWO_SOCKETS } else { &[] },
+            args: match config {
+                Config::Tiny | Config::TinyFaults => TWO_SOCKETS,
+                _ => &[],
+            },
         },
     )?;
     if outcome.status != 0 {
@@ -196,6 +202,11 @@ mod tests {
         );
         assert!(
             error("    not ok 2 y\n# page_ref: pass:1 fail:1 skip:0 total:2")
+                .contains("not ok 2 y")
+        );
+        // With a time before it, too, and whatever the summary says.
+        assert!(
+            error("[    1.234567]     not ok 2 y\n# page_ref: pass:2 fail:0 skip:0 total:2")
                 .contains("not ok 2 y")
         );
         assert!(error("# page_ref: pass:1 fail:0 skip:1 total:2").contains("skip:1"));

@@ -14,6 +14,27 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::time::Duration;
 
+/// What failed of several steps, none of which needs another one.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Vec<String>);
+
+impl Failures {
+    /// Notes the failure of a step, if it failed.
+    pub(crate) fn of(&mut self, step: Result<()>) {
+        self.0.extend(step.err().map(|error| format!("{error:#}")));
+    }
+
+    /// # Errors
+    /// All failures, if a step failed.
+    pub(crate) fn end(self) -> Result<()> {
+        match self.0.as_slice() {
+            [] => Ok(()),
+            [one] => bail!("{one}"),
+            all => bail!("{} steps failed:\n{}", all.len(), all.join("\n")),
+        }
+    }
+}
+
 /// `kernel run`: boots a kernel with these parameters, runs a command in it, and prints its output.
 ///
 /// # Errors
@@ -52,13 +73,20 @@ pub(crate) fn run_command(
 /// its own.
 fn sources(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
-    let count = series::check_style(paths)?;
-    series::check_apart(paths)?;
-    println!("series: {count} patches apply; checkpatch.pl --strict is clean");
-    println!("fixes: each of {} applies by itself, and is addressed", fixes::check(paths)?);
-    println!("series: {} cover letters are up to date", cover::check(paths)?);
-    println!("mutants: {} apply", mutants::check(paths)?);
-    Ok(())
+    let mut failed = Failures::default();
+    let mut check = |step: Result<String>| failed.of(step.map(|line| println!("{line}")));
+    check(
+        series::check_style(paths)
+            .map(|n| format!("patches: checkpatch.pl --strict: {n} are clean")),
+    );
+    check(series::check_apart(paths).map(|()| "series: each applies by itself".to_string()));
+    check(
+        fixes::check(paths)
+            .map(|n| format!("fixes: each of {n} applies by itself, and is addressed")),
+    );
+    check(cover::check(paths).map(|n| format!("series: {n} cover letters are up to date")));
+    check(mutants::check(paths).map(|n| format!("mutants: {n} apply")));
+    failed.end()
 }
 
 /// `kernel check`: what every change of the project has to pass. The tiny kernel comes first: it
@@ -128,11 +156,13 @@ pub(crate) fn each(paths: &Paths) -> Result<()> {
 }
 
 /// Builds and boots a tiny kernel after each patch: all that make the patched kernel, and those of
-/// the two series that are apart from it.
+/// the two series that are apart from it, with what these count and trace.
 fn each_patch(paths: &Paths) -> Result<()> {
-    for (tree, folder) in
-        [(Tree::Series, None), (Tree::Drop, Some("faults")), (Tree::Hold, Some("faults-hold"))]
-    {
+    for (tree, folder, config) in [
+        (Tree::Series, None, Config::Tiny),
+        (Tree::Drop, Some("faults"), Config::TinyFaults),
+        (Tree::Hold, Some("faults-hold"), Config::TinyFaults),
+    ] {
         let patches = series::patches(paths, tree)?;
         let before = series::Times::of(&paths.source(tree));
         let source = series::checkout(paths, tree)?;
@@ -142,8 +172,8 @@ fn each_patch(paths: &Paths) -> Result<()> {
                 continue;
             }
             let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            build::build(paths, tree, Config::Tiny)
-                .and_then(|_| smoke::smoke_part(paths, tree, Config::Tiny))
+            build::build(paths, tree, config)
+                .and_then(|_| smoke::smoke_part(paths, tree, config))
                 .with_context(|| format!("after {name}"))?;
             println!("{name}: builds and boots");
         }
@@ -151,4 +181,24 @@ fn each_patch(paths: &Paths) -> Result<()> {
         series::record(paths, tree)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_step_that_fails_is_told() {
+        let failing = |what: &[&str]| {
+            let mut failed = Failures::default();
+            for what in what {
+                failed.of(Ok(()));
+                failed.of(Err(anyhow::anyhow!("{what}").context("step")));
+            }
+            failed.end().map_err(|error| error.to_string())
+        };
+        assert_eq!(failing(&[]), Ok(()));
+        assert_eq!(failing(&["a"]).unwrap_err(), "step: a");
+        assert_eq!(failing(&["a", "b"]).unwrap_err(), "2 steps failed:\nstep: a\nstep: b");
+    }
 }

@@ -3,6 +3,7 @@
 use super::list::Feature;
 use super::per_cpu::PerCpu;
 use super::program::{ALTERNATIVES, CACHE_LINE, LAYOUTS, LIBRARY, Program};
+use crate::kernels::Tree;
 use crate::{build, proc};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -203,6 +204,19 @@ fn patched_at_boot<'a>(
     })
 }
 
+/// The functions of short reads that must have no locked instruction. Without their object nothing
+/// would be looked at.
+///
+/// # Errors
+/// If the patched program lacks it.
+fn short_read(tree: Tree, is_linked: bool) -> Result<&'static [&'static str]> {
+    match (tree, is_linked) {
+        (_, true) => Ok(&SHORT_READ),
+        (Tree::Series, false) => bail!("the {} program has no short reads", tree.name()),
+        _ => Ok(&[]),
+    }
+}
+
 /// # Errors
 /// If two layouts are the same, whatever the lab has asked the linker for.
 fn all_differ(places: &[u64]) -> Result<()> {
@@ -256,7 +270,7 @@ pub(crate) fn check(program: &Program, features: &[Feature]) -> Result<String> {
     if let Some(function) = patched_at_boot(&compared, &symbols, &patches, &table, features) {
         bail!("the {name} kernel patches {function} when it boots, which the program does not");
     }
-    for function in SHORT_READ.iter().filter(|_| program.short_reads) {
+    for function in short_read(program.tree, program.short_reads)? {
         let found = atomic(&build::disassemble(program.binary(), function)?);
         if !found.is_empty() || !compared.contains(*function) {
             bail!("{function} of the {name} program is not compared, or has {found:?}");
@@ -407,6 +421,13 @@ mod tests {
         let patches = patches(".text+0x0000000000000100");
         let known = [feature(308)];
         assert!(patched_at_boot(&functions, symbols, &patches, &table[..9], &known).is_some());
+    }
+
+    #[test]
+    fn short_reads_must_be_in_the_patched_program() {
+        assert_eq!(short_read(Tree::Series, true).unwrap(), SHORT_READ);
+        assert!(short_read(Tree::Plain, false).unwrap().is_empty());
+        short_read(Tree::Series, false).unwrap_err();
     }
 
     #[test]

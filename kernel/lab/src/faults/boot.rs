@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The guest's script, the program that sums its traces, and the workloads.
-const FILES: [&str; 2] = ["faults.sh", "fault_waits.awk"];
+/// The guest's script, the programs that sum its traces and read the selftest's output, and the
+/// workloads.
+const FILES: [&str; 3] = ["faults.sh", "fault_waits.awk", "fault_cases.awk"];
 const PROGRAMS: [&str; 3] = ["fault_startup", "fault_swap", "fault_thrash"];
 
 /// What each of the slow disks can do, in operations per second of the guest's clock. They are in
@@ -139,4 +140,42 @@ fn with_boot(
         bail!("{name}: failed with status {status}:\n{output}");
     }
     Counts::parse(&output, workloads).with_context(|| name.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proc;
+
+    /// What the guest's awk makes of the selftest's output.
+    fn cases(output: &str) -> Counts {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, output).unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/fault_cases.awk");
+        let mut awk = Command::new("busybox");
+        let printed = proc::output(awk.args(["awk", "-f", script]).arg(file.path())).unwrap();
+        let lines: Vec<_> = printed.lines().map(|line| format!("{SELFTEST} {line}")).collect();
+        Counts::parse(&lines.join("\n"), &[SELFTEST]).unwrap()
+    }
+
+    #[test]
+    fn a_case_that_is_skipped_did_not_pass() {
+        let output = "TAP version 13\n1..7\n# 12 major faults, 0 retries under mmap_lock\n\
+                      ok 1 a fault\nok 2 # SKIP a fault: not counted here\nok 3 a wait\n\
+                      not ok 4 no fault\nok 5 no fault\nok 6 a fault\nok 7 a fault\n\
+                      # Totals: pass:5 fail:1 xfail:0 xpass:0 skip:1 error:0\n";
+        let counts = cases(output);
+        assert_eq!(counts.failed_cases(), ["passed-2", "passed-4"]);
+        assert!(counts.was_skipped("passed-2") && !counts.was_skipped("passed-4"));
+        let all = output.replace("# SKIP ", "").replace("not ok", "ok");
+        assert_eq!(cases(&all).failed_cases(), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn the_script_asks_for_each_of_its_files() {
+        let script = include_str!("../../../guest/faults.sh");
+        for file in &FILES[1..] {
+            assert!(script.contains(&format!("/lab/{file}")), "{file}");
+        }
+    }
 }

@@ -18,6 +18,11 @@ pub(crate) const CASES: [&str; 7] =
     ["passed-1", "passed-2", "passed-3", "passed-4", "passed-5", "passed-6", "passed-7"];
 /// Those that fail without the series.
 const NEW: [&str; 4] = ["passed-1", "passed-2", "passed-6", "passed-7"];
+/// *Hold* may skip this one: where the VMA's lock is held, nothing is forbidden meanwhile.
+const FORBIDDEN: &str = CASES[4];
+
+/// With fewer changes than this, in all runs together, that no writer waited long shows nothing.
+const LEAST_WRITES: u64 = 100;
 
 /// What one kernel counted: a value for each workload and key.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -95,6 +100,26 @@ impl Counts {
         CASES.into_iter().filter(|case| self.of(SELFTEST, case) == 0).collect()
     }
 
+    /// Whether the selftest skipped a case. Then it did not pass, either.
+    pub(super) fn was_skipped(&self, case: &str) -> bool {
+        self.skipped(case) > 0
+    }
+
+    /// In how many runs a case was skipped.
+    fn skipped(&self, case: &str) -> u64 {
+        self.of(SELFTEST, &case.replace("passed-", "skipped-"))
+    }
+
+    /// The waits of faults that were traced.
+    fn traced(&self, workload: &str) -> u64 {
+        let is_of_fault = |key: &str| key.starts_with("waits-") && !key.starts_with("waits-write-");
+        self.0
+            .iter()
+            .filter(|((of, key), _)| of == workload && is_of_fault(key))
+            .map(|(_, count)| count)
+            .sum()
+    }
+
     /// The faults that dropped a lock to wait, and were retried.
     fn retries(&self, workload: &str) -> u64 {
         self.of(workload, "retry_vma_drop") + self.of(workload, "retry_mmap_drop")
@@ -115,6 +140,13 @@ pub(super) fn verdicts(kernels: [&[Counts]; 3]) -> Vec<(String, bool)> {
     for workload in WORKLOADS.into_iter().filter(|w| plain.has(w, "pages")) {
         let before = plain.retries(workload);
         ask(before > 0, format!("{workload}: plain retried {before} faults"));
+        // Nothing in a hundred of nothing is no answer.
+        let own = drop.of(workload, "retry_vma_drop");
+        ask(own > 0, format!("{workload}: drop retried {own} faults under the VMA's lock"));
+        for (name, counts) in [("plain", plain), ("drop", drop)] {
+            let traced = counts.traced(workload);
+            ask(traced > 0, format!("{workload}, {name}: {traced} waits of faults were traced"));
+        }
         for (name, counts) in [("drop", drop), ("hold", hold)] {
             let [mmap, misses] =
                 ["retry_mmap_drop", "retry_io_miss"].map(|key| counts.of(workload, key));
@@ -140,12 +172,12 @@ pub(super) fn verdicts(kernels: [&[Counts]; 3]) -> Vec<(String, bool)> {
             format!("{workload}, hold: nothing is retried under the VMA's lock"),
         );
         if WRITERS.contains(&workload) {
-            let waits = |counts: &Counts| {
-                (counts.writers_waits(workload), counts.of(workload, "writes").max(1))
-            };
+            let waits =
+                |counts: &Counts| (counts.writers_waits(workload), counts.of(workload, "writes"));
             let ((before, of), (after, after_of)) = (waits(plain), waits(drop));
+            let enough = of >= LEAST_WRITES && after_of >= LEAST_WRITES;
             ask(
-                after * of <= before * after_of,
+                enough && after * of <= before * after_of,
                 format!(
                     "{workload}: writers wait long {after} times in {after_of}, \
                      on plain {before} times in {of}"
@@ -159,14 +191,19 @@ pub(super) fn verdicts(kernels: [&[Counts]; 3]) -> Vec<(String, bool)> {
         if workload == "thrash-data" {
             let [before, after] = [plain, drop].map(|counts| counts.of(workload, "disk-turns"));
             ask(
-                2 * after <= before,
+                after > 0 && 2 * after <= before,
                 format!("{workload}: the same rounds in {after} disk turns, on plain {before}"),
             );
         }
     }
     if plain.has(SELFTEST, CASES[0]) {
         for (name, counts, runs) in [("drop", drop, runs[1]), ("hold", hold, runs[2])] {
-            let failed = CASES.iter().filter(|case| counts.of(SELFTEST, case) < runs).count();
+            let is_fine = |case: &str| {
+                let excused = name == "hold" && case == FORBIDDEN;
+                let skipped = if excused { counts.skipped(case) } else { 0 };
+                counts.of(SELFTEST, case) + skipped >= runs
+            };
+            let failed = CASES.iter().filter(|case| !is_fine(case)).count();
             ask(failed == 0, format!("{SELFTEST}, {name}: {failed} cases failed"));
         }
         let passed = NEW.iter().filter(|case| plain.of(SELFTEST, case) > 0).count();
@@ -194,14 +231,16 @@ pub(super) mod tests {
         text
     }
 
+    const ALL: [(&str, u64); 3] = [("pages", 100), ("writes", 100), ("waits-read-none", 900)];
+
     pub(crate) fn plain() -> String {
         let counts = [("disk-turns", 100), ("retry_mmap_drop", 1000), ("retry_io_miss", 400)];
-        run(&[&[("pages", 100)][..], &counts].concat(), [0, 0, 1, 1, 1, 0, 0])
+        run(&[&ALL[..], &counts].concat(), [0, 0, 1, 1, 1, 0, 0])
     }
 
     pub(crate) fn drop() -> String {
         let counts = [("disk-turns", 50), ("retry_vma_drop", 980), ("retry_mmap_drop", 20)];
-        run(&[&[("pages", 100), ("retry_io_miss", 20)][..], &counts].concat(), [1; CASES.len()])
+        run(&[&ALL[..], &[("retry_io_miss", 20)], &counts].concat(), [1; CASES.len()])
     }
 
     fn hold() -> String {
@@ -253,6 +292,16 @@ pub(super) mod tests {
         one(&p, &(drop() + "startup-write waits-lock-vma 1\n"), &h, "kept the VMA's lock");
         one(&p, &with(drop(), "passed-4 1", "passed-4 0"), &h, "selftest, drop: 1 cases");
         one(&with(plain(), "passed-1 0", "passed-1 1"), &d, &h, "selftest, plain: 1 cases");
+        let few = |text: String| text.replace("giant-fork writes 100", "giant-fork writes 99");
+        one(&few(plain()), &d, &h, "giant-fork: writers wait long 0 times in 100");
+        one(&p, &few(drop()), &h, "giant-fork: writers wait long 0 times in 99");
+        let untimed = drop().replace("thrash-data disk-turns 50", "thrash-data disk-turns 0");
+        one(&p, &untimed, &h, "in 0 disk turns");
+        let untraced = |text: String| text.replace("swap waits-read-none 900\n", "");
+        one(&untraced(plain()), &d, &h, "swap, plain: 0 waits of faults");
+        // A writer's is none of a fault.
+        let writers = untraced(drop()) + "swap waits-write-mmap 1\n";
+        one(&p, &writers, &h, "swap, drop: 0 waits of faults");
         let nothing = with(plain(), "mmap_drop 1000", "mmap_drop 0");
         assert!(missed(&nothing, &d, &h).iter().any(|m| m.contains("plain retried 0")));
     }
@@ -269,16 +318,22 @@ pub(super) mod tests {
         assert_eq!(of(98, 2, 2), Vec::<String>::new());
         assert_eq!(of(97, 3, 2), ["swap, drop: 3 under mmap_lock; 100 retries"]);
         assert_eq!(of(98, 2, 3), ["swap, drop: 3 waits in vain; 100 retries"]);
-        assert_eq!(of(0, 0, 1), ["swap, drop: 1 waits in vain; 0 retries"]);
-        assert_eq!(of(0, 0, 0), Vec::<String>::new());
+        let none = "swap: drop retried 0 faults under the VMA's lock";
+        assert_eq!(of(0, 0, 1), [none, "swap, drop: 1 waits in vain; 0 retries"]);
+        assert_eq!(of(0, 0, 0), [none]);
+        let uncounted = drop().replace(
+            "swap retry_vma_drop 980\nswap retry_mmap_drop 20\n",
+            "swap retry_mmap_drop 0\n",
+        );
+        assert_eq!(missed(&plain(), &uncounted, &hold())[0], none);
     }
 
     #[test]
     fn a_writers_waits_are_compared_for_each_change() {
-        let plain = plain() + "giant-fork long-waits-write-mmap 4\ngiant-fork writes 10\n";
+        let plain = plain() + "giant-fork long-waits-write-mmap 4\n";
         let drop = |waits: u64| {
-            let lines = format!("giant-fork long-waits-write-vma {waits}\ngiant-fork writes 20\n");
-            drop() + &lines
+            drop().replace("giant-fork writes 100", "giant-fork writes 200")
+                + &format!("giant-fork long-waits-write-vma {waits}\n")
         };
         assert_eq!(missed(&plain, &drop(8), &hold()), Vec::<String>::new());
         assert_eq!(missed(&plain, &drop(9), &hold()).len(), 1);
@@ -298,7 +353,7 @@ pub(super) mod tests {
             [Counts::parse(&lines.join("\n"), &["swap"]).unwrap()]
         };
         let all = verdicts([&only(plain()), &only(drop()), &only(hold())]);
-        assert!(all.len() == 6 && all.iter().all(|(what, met)| *met && what.starts_with("swap")));
+        assert!(all.len() == 9 && all.iter().all(|(what, met)| *met && what.starts_with("swap")));
     }
 
     #[test]
@@ -307,6 +362,19 @@ pub(super) mod tests {
             .map(|case| parse(&drop().replace("passed-3 1", case)).unwrap().failed_cases());
         assert_eq!((whole, part), (vec![], vec!["passed-3"]));
         assert_eq!(Counts::default().failed_cases(), CASES);
+    }
+
+    #[test]
+    fn only_hold_may_skip_a_case_and_only_one() {
+        let skip = |text: String, case: u64| {
+            text.replace(&format!("passed-{case} 1"), &format!("passed-{case} 0"))
+                + &format!("selftest skipped-{case} 1\n")
+        };
+        assert_eq!(missed(&plain(), &drop(), &skip(hold(), 5)), Vec::<String>::new());
+        assert_eq!(missed(&plain(), &drop(), &skip(hold(), 4)), ["selftest, hold: 1 cases failed"]);
+        assert_eq!(missed(&plain(), &skip(drop(), 5), &hold()), ["selftest, drop: 1 cases failed"]);
+        let failed = hold().replace("passed-5 1", "passed-5 0");
+        assert_eq!(missed(&plain(), &drop(), &failed), ["selftest, hold: 1 cases failed"]);
     }
 
     #[test]

@@ -106,8 +106,9 @@ fn failed(case: &str, without: &Counts, with: &Counts) -> Result<String> {
     if !right.is_empty() {
         bail!("without the mutant, the selftest's {} are 0", right.join(", "));
     }
-    if !wrong.contains(&case) {
-        bail!("the selftest's {case} is 1; these are 0: {wrong:?}");
+    // One that was skipped did not look.
+    if !wrong.contains(&case) || with.was_skipped(case) {
+        bail!("the selftest's {case} did not fail; these did not pass: {wrong:?}");
     }
     Ok(format!("selftest: {} are 0", wrong.join(", ")))
 }
@@ -143,6 +144,9 @@ mod tests {
         assert!(failed(CASES[1], &right, &wrong).is_err());
         assert!(failed(CASES[2], &right, &right).is_err());
         assert!(failed(CASES[2], &wrong, &wrong).is_err());
+        let skipped =
+            counts(&(drop().replace("passed-3 1", "passed-3 0") + "selftest skipped-3 1\n"));
+        assert!(failed(CASES[2], &right, &skipped).is_err());
     }
 
     #[test]

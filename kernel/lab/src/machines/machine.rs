@@ -69,9 +69,14 @@ pub(super) fn fragments(paths: &Paths, machine: &Machine) -> Result<String> {
     Ok(build::without_missing(paths, machine.tree, all))
 }
 
-/// What a machine's objects are called.
+/// What a machine's objects are called. Several machines may have the same fragment.
 pub(super) fn name(machine: &Machine) -> String {
-    format!("{}-{}", machine.tree.name(), machine.fragments.last().unwrap_or(&machine.arch))
+    let (tree, arch) = (machine.tree.name(), machine.arch);
+    match machine.fragments.last() {
+        Some(fragment) if fragment.starts_with(arch) => format!("{tree}-{fragment}"),
+        Some(fragment) => format!("{tree}-{arch}-{fragment}"),
+        None => format!("{tree}-{arch}"),
+    }
 }
 
 /// Configures a machine's kernel. Returns the folder for its objects, and the log of its builds.

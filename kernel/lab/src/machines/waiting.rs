@@ -68,6 +68,10 @@ pub(super) fn arm64(paths: &Paths) -> Result<()> {
 
 /// How many cases passed, if all did.
 fn passed(log: &str) -> Result<usize> {
+    // A case that is skipped is "ok", too, but shows nothing.
+    if let Some(skipped) = log.lines().find(|l| l.starts_with("ok ") && l.contains("# SKIP")) {
+        bail!("fault_retry: {skipped}");
+    }
     let cases = |result: &str| log.lines().filter(|line| line.starts_with(result)).count();
     let (ok, not_ok) = (cases("ok "), cases("not ok "));
     if !log.contains("init: exit status 0\n") || not_ok > 0 || ok != faults::CASES.len() {
@@ -88,6 +92,8 @@ mod tests {
         assert_eq!(passed(&good).unwrap(), cases.len());
         passed(&good.replacen("ok 2", "not ok 2", 1)).unwrap_err();
         passed(&log(&cases[1..].concat())).unwrap_err();
+        let skipped = passed(&good.replacen("ok 2 a case", "ok 2 # SKIP no counters", 1));
+        assert!(skipped.unwrap_err().to_string().contains("no counters"));
         passed(&good.replace("status 0", "status 256")).unwrap_err();
     }
 }

@@ -62,11 +62,15 @@ fn verdict(results: &Results, noticed: Noticed) -> Result<String> {
     let removed = results.short("short_read_removed", &races);
     let resized = results.short("short_read_resized", &races);
     let zeros = results.short_seen("cut-write", &CUT);
-    let wrong = results.wrong();
+    let (wrong, of_short) = (results.wrong(), results.short_wrong());
     if done < LEAST {
         bail!("only {done} short reads");
     }
     match noticed {
+        // A mutant is of short reads. If ordinary ones are wrong, something else is.
+        _ if wrong > of_short => {
+            bail!("{} wrong results of ordinary reads: {}", wrong - of_short, results.first_wrong())
+        }
         Noticed::Wrong if wrong > 0 => {
             Ok(format!("noticed, {wrong} wrong results, the first: {}", results.first_wrong()))
         }
@@ -118,6 +122,9 @@ mod tests {
         assert!(!is(of(0, 9, 10, 0), Noticed::Not));
         assert!(!is(of(0, 10, 9, 0), Noticed::Not));
         assert!(!is(of(1, 10, 10, 0), Noticed::Not));
+        let ordinary = "run ext4 cut-write ordinary wrong 1\n\
+                        run ext4 cut-write short wrong 1 short_read_done 900\n";
+        assert!(!is(Results::parse(ordinary).unwrap(), Noticed::Wrong));
         let idle = Results::parse("run ext4 punch-page short wrong 1 short_read_done 9\n").unwrap();
         assert!(!is(idle, Noticed::Wrong));
     }

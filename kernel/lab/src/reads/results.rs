@@ -143,6 +143,11 @@ impl Results {
         self.runs.values().flatten().map(|run| run.count("wrong")).sum()
     }
 
+    /// Those that short reads had.
+    pub(super) fn short_wrong(&self) -> u64 {
+        self.runs.values().map(|[_, short]| short.count("wrong")).sum()
+    }
+
     /// The first of these.
     pub(super) fn first_wrong(&self) -> &str {
         self.wrong.first().map_or("nothing", String::as_str)

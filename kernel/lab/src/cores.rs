@@ -39,8 +39,8 @@ pub(crate) struct Plan {
     /// The numbers of threads (default: powers of two up to the number of CPUs, and that).
     #[arg(long, value_delimiter = ',', value_name = "N,...")]
     threads: Vec<usize>,
-    /// Only these cases.
-    #[arg(long = "case", value_name = "NAME")]
+    /// Only these cases, with commas between them, or in several options.
+    #[arg(long = "case", value_delimiter = ',', value_name = "NAME,...")]
     cases: Vec<String>,
     /// How many samples of each figure. Plain and patched take turns, and so do four places of
     /// the code in memory.

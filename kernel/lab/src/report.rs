@@ -137,7 +137,7 @@ fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) 
     let mut text = String::from(
         "\n## Short reads\n\n\
          What a read may return, and the sizes of reads: [reads.md](reads.md).\n\
-         On real cores they are the cases `short-read` of `cargo xtask kernel cores`, below.\n\n\
+         On real cores they are the cases `short-read` of `cargo xtask kernel cores`, above.\n\n\
          Instructions (`cargo xtask kernel bench`) with `vm.short_reads` on; plain has no such \
          switch.\nRows with `miss` and `ahead` are reads of pages that are not cached, of ext4 on \
          zram.\n\n",

@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     /// How long a sample takes.
     #[arg(long, default_value_t = SAMPLE_MS, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     ms: u32,
-    /// Fail if a figure that was asked of the series is missed, or was not measured.
+    /// Fail if a limit is missed, or its figure was not measured.
     #[arg(long)]
     strict: bool,
 }

@@ -252,7 +252,7 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
              tmpfs: the median of five boots, and the least and the most.\n\n{table}"
         );
     } else {
-        text += "\nKVM boots no stock kernel here, so there is no table of threads in the guest.\n";
+        text += "\nThe guests did not run under KVM, so there is no table of threads in the guest.\n";
     }
     let [of_count, of_reads, of_pins, of_faults] = PARTS;
     text += &pages::answers(paths, of_count)?;

@@ -166,7 +166,7 @@ fn runs_again(row: &Row) -> usize {
 
 /// Says how a test's results differ from the known ones, if they do. If it was run again, these
 /// runs count.
-fn unexpected(row: &Row) -> Option<String> {
+pub(crate) fn unexpected(row: &Row) -> Option<String> {
     let again = runs_again(row);
     let counts = |of: &[bool]| of.len() == again + 1 && !of[again.min(1)..].contains(&true);
     (!differences(row).iter().all(|of| counts(of)))

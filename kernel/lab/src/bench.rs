@@ -209,7 +209,7 @@ fn allowed(case: &str, plain: f64) -> f64 {
 
 /// The cases whose count grew by more than is allowed. Where the clock prints whole
 /// microseconds, it may be off by one, so a difference of one is allowed besides.
-fn regressions(rows: &[Row]) -> Vec<String> {
+pub(crate) fn regressions(rows: &[Row]) -> Vec<String> {
     rows.iter()
         .filter(|r| r.series > allowed(&r.case, r.plain) + step(&r.case) * 1.001)
         .map(|r| format!("{} ({:+.2} %)", r.case, r.percent()))

@@ -25,6 +25,14 @@ struct Test {
     about: String,
     /// The condition after `exists`, with one space between words.
     condition: String,
+    /// A hash of the file, which binds it to its row in the README.
+    hash: String,
+}
+
+/// FNV-1a: short, and the same on any machine. Nobody forges a litmus test here.
+fn hash(text: &str) -> String {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step))
 }
 
 const VERDICTS: [&str; 3] = ["Never", "Sometimes", "Always"];
@@ -85,7 +93,8 @@ fn parse(name: &str, text: &str) -> Result<Test> {
         }
     }
     let condition = condition.split_whitespace().collect::<Vec<_>>().join(" ");
-    Ok(Test { name: name.to_string(), expected, processes, about: about.to_string(), condition })
+    let (name, about, hash) = (name.to_string(), about.to_string(), hash(text));
+    Ok(Test { name, expected, processes, about, condition, hash })
 }
 
 /// Checks that every test has a mutant, and that the two have the same condition and expect
@@ -160,16 +169,18 @@ fn run_herd7(model: &Path, path: &Path, test: &Test) -> Result<(String, String)>
 /// The table of verdicts, and below it what each test asks.
 fn table(rows: &[(&Test, String, String)]) -> String {
     let mut text = String::from(
-        "| test | processes | expected | observed | states with / without |\n|---|---|---|---|---|\n",
+        "| test | processes | expected | observed | states with / without | file |\n\
+         |---|---|---|---|---|---|\n",
     );
     for (test, verdict, states) in rows {
         let _ = writeln!(
             text,
-            "| `{}` | {} | {} | {} | {} |",
-            test.name, test.processes, test.expected, verdict, states
+            "| `{}` | {} | {} | {} | {} | {} |",
+            test.name, test.processes, test.expected, verdict, states, test.hash
         );
     }
-    text += "\n\"States with\" are the final states that fulfil the test's condition. What each asks:\n\n";
+    text += "\n\"States with\" are the final states that fulfil the test's condition. \"File\" is a hash of \
+             the\nfile that was run. What each asks:\n\n";
     for (test, ..) in rows {
         text += &question(test);
     }
@@ -205,6 +216,28 @@ fn write_readme(path: &Path, version: &str, table: &str) -> Result<()> {
     fs::write(path, new).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Checks that the README has a verdict of each test as the file is now. Where there is no herd7,
+/// it is the only one.
+///
+/// # Errors
+/// If one was changed since it was run, was not run, or had another verdict.
+fn check_readme(readme: &str, tests: &[&Test]) -> Result<()> {
+    for test in tests {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `{}` |", test.name)));
+        let cells: Vec<_> = row.unwrap_or_default().split(" | ").collect();
+        let [_, _, expected, observed, _, file] = cells[..] else {
+            bail!("{}: the README has no verdict", test.name);
+        };
+        if file != format!("{} |", test.hash) {
+            bail!("{}: changed since it was run; run it with --write", test.name);
+        }
+        if expected != test.expected || observed != test.expected {
+            bail!("{}: the README has the verdict {observed}, not {}", test.name, test.expected);
+        }
+    }
+    Ok(())
+}
+
 /// Checks every test, and runs it if herd7 is there.
 ///
 /// # Errors
@@ -218,6 +251,13 @@ pub(crate) fn run(paths: &Paths, model: Option<PathBuf>, write: bool) -> Result<
     let tests: Vec<_> = found.iter().map(|f| &f.1).collect();
     check_pairs(&tests)?;
     println!("litmus: {} tests are well-formed, half of them mutants", tests.len());
+    if !write {
+        let file = dir.join("README.md");
+        let readme =
+            fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        check_readme(&readme, &tests)?;
+        println!("litmus: the README has the verdict of each as it is now");
+    }
     if !proc::on_path("herd7") {
         println!(
             "litmus: herd7 is not on PATH, so the tests were not run; it is part of herdtools7 \
@@ -281,6 +321,7 @@ mod tests {
             processes: 2,
             about: String::new(),
             condition: "(0:r=1)".into(),
+            hash: String::new(),
         }
     }
 
@@ -338,6 +379,22 @@ mod tests {
         for (_, test) in &found {
             assert!(readme.contains(&format!("\n{}", question(test))), "{}", test.name);
         }
+        check_readme(&readme, &found.iter().map(|f| &f.1).collect::<Vec<_>>()).unwrap();
+    }
+
+    #[test]
+    fn a_test_that_was_changed_since_it_was_run_is_found() {
+        let test = parse("a", GOOD).unwrap();
+        let readme = table(&[(&test, "Never".into(), "0 / 4".into())]);
+        check_readme(&readme, &[&test]).unwrap();
+        let changed = parse("a", &GOOD.replace("int *x", "int *y")).unwrap();
+        let error = |readme: &str, test| check_readme(readme, &[test]).unwrap_err().to_string();
+        assert!(error(&readme, &changed).contains("changed since"));
+        assert!(error(&readme.replace("`a`", "`b`"), &test).contains("no verdict"));
+        let row = readme.replace("| Never | Never |", "| Never | Sometimes |");
+        assert!(error(&row, &test).contains("verdict Sometimes"));
+        // The published values of FNV-1a.
+        assert_eq!((hash(""), hash("a")), ("cbf29ce484222325".into(), "af63dc4c8601ec8c".into()));
     }
 
     #[test]

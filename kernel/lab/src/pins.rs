@@ -311,25 +311,26 @@ struct Table {
     /// The hash of that patch.
     page_by_page: String,
     markdown: String,
+    missed: Vec<String>,
 }
 
 fn page_by_page(paths: &Paths) -> Result<String> {
     Ok(cc::hash(&build::read(&paths.kernel.join(PAGE_BY_PAGE.patch))?))
 }
 
-/// The table that was kept, in Markdown.
+/// The table that was kept, in Markdown, and what it misses of what the patches promise.
 ///
 /// # Errors
 /// If there is none of these kernels.
-pub(crate) fn kept_table(paths: &Paths, command: &str) -> Result<String> {
+pub(crate) fn kept_table(paths: &Paths, command: &str) -> Result<(String, Vec<String>)> {
     same_patch(kept::load(paths, TABLE, command)?, &page_by_page(paths)?)
 }
 
-fn same_patch(table: Table, now: &str) -> Result<String> {
+fn same_patch(table: Table, now: &str) -> Result<(String, Vec<String>)> {
     if table.page_by_page != now {
         bail!("the pins were counted with another {}", PAGE_BY_PAGE.patch);
     }
-    Ok(table.markdown)
+    Ok((table.markdown, table.missed))
 }
 
 /// The two patches of `kernel/mutants/pins`, with the kernels that they change.
@@ -395,12 +396,16 @@ pub(crate) fn pins(paths: &Paths, json: Option<&Path>) -> Result<()> {
         "instructions, and cache lines of struct pages and of other memory (counts, not times)"
     );
     print!("{}", table(&rows, &KERNELS));
-    let table = Table { page_by_page: page_by_page(paths)?, markdown: markdown(&rows) };
+    let missed = missed(&rows);
+    let table = Table {
+        page_by_page: page_by_page(paths)?,
+        markdown: markdown(&rows),
+        missed: missed.clone(),
+    };
     kept::keep(paths, TABLE, table)?;
     if let Some(file) = json {
         write_json(file, &rows)?;
     }
-    let missed = missed(&rows);
     if !missed.is_empty() {
         bail!("not as promised: {}", missed.join(", "));
     }
@@ -425,8 +430,10 @@ mod tests {
 
     #[test]
     fn a_table_of_another_page_by_page_is_refused() {
-        let table = || Table { page_by_page: "1".into(), markdown: "|".into() };
-        assert_eq!(same_patch(table(), "1").unwrap(), "|");
+        let missed = vec!["2M".to_string()];
+        let table =
+            || Table { page_by_page: "1".into(), markdown: "|".into(), missed: missed.clone() };
+        assert_eq!(same_patch(table(), "1").unwrap(), ("|".to_string(), missed.clone()));
         assert!(same_patch(table(), "2").unwrap_err().to_string().contains("page-by-page"));
     }
 

@@ -132,6 +132,14 @@ fn not_measured(command: &str) -> String {
     format!("Not measured on these kernels: `{command}`.\n")
 }
 
+/// A table is kept also by a command that then fails. So the page says what it failed by.
+fn failures(missed: &[String]) -> String {
+    if missed.is_empty() {
+        return String::new();
+    }
+    format!("\n**Not as promised**: {}.\n", missed.join("; "))
+}
+
 /// The section of short reads.
 fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) -> String {
     let mut text = String::from(
@@ -167,7 +175,8 @@ fn pins(paths: &Paths) -> String {
         "\n## Pins\n\nWhat the figures mean: [pins.md](pins.md).\n\n\
          Instructions, and cache lines of struct pages and of other memory, for each page \
          (`{command}`).\n*page-by-page* is plain with its loop over folios taken back.\n\n{}",
-        pins::kept_table(paths, command).unwrap_or_else(|_| not_measured(command))
+        pins::kept_table(paths, command)
+            .map_or_else(|_| not_measured(command), |(table, missed)| table + &failures(&missed))
     )
 }
 
@@ -227,6 +236,7 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
              `fork-call-2048-pages` the system call\nalone. Patched has all patches; short reads \
              are off.\n\n";
     text += &of_counts(counts.iter().filter(|row| !is_of_reads(row)));
+    text += &failures(&bench::regressions(&counts));
     text += "\n### The speculative get\n\n\
              The instructions of `filemap_get_entry()` around the one that takes the reference:\n";
     for tree in [Tree::Plain, Tree::Series] {
@@ -274,6 +284,8 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
             for row in &tests {
                 let _ = writeln!(text, "| {} | {} | {} |", row.test, row.plain, row.series);
             }
+            let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
+            text += &failures(&missed);
         }
         None => {
             text += "Not run on these two kernels. `cargo xtask kernel selftests` runs them.\n";
@@ -308,6 +320,12 @@ mod tests {
         let table = page(&[one.clone(), two, row("frozen32", 2, 1.5e6)]).unwrap();
         assert!(table.ends_with("| 2 | 1.0 M ± 0.0 % | 1.5 M ± 0.0 % | 1.50 |\n"), "{table}");
         assert!(page(&[one]).unwrap_err().to_string().contains("no rows of both"));
+    }
+
+    #[test]
+    fn a_table_of_a_command_that_failed_says_so() {
+        assert_eq!(failures(&[]), "");
+        assert_eq!(failures(&["a".into(), "b".into()]), "\n**Not as promised**: a; b.\n");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-pub(crate) use table::Figures;
+pub(crate) use table::{Figures, verdicts};
 use table::{Machine, Row, Stub, Unit};
 
 /// The name under which the figures are kept.

@@ -274,8 +274,8 @@ fn head(paths: &Paths) -> Result<String> {
     }
     Ok(format!(
         "# The patches on Linux {}, plain beside patched\n\n\
-         Patched has {} of the {sent} patches; the others are those of the fourth part, faults. \
-         The kernels are for\nx86-64, and built by {}.\n\n\
+         Patched has {} of the {sent} patches; the others are an alternative to the last series. \
+         The kernels are\nfor x86-64, and built by {}.\n\n\
          `cargo xtask kernel report` has written this page. It measures nothing itself; each \
          section\nnames the command that does.\n{}",
         prepare::version(&paths.source(Tree::Plain))?,

@@ -66,7 +66,7 @@ pub(crate) fn machines(paths: &Paths) -> Result<()> {
         failed.of(one(paths, machine).with_context(|| machine.arch));
     }
     failed.of(waiting::arm64(paths).context("arm64, page faults that wait"));
-    failed.of(objects::handlers(paths));
+    failed.of(objects::machines(paths));
     failed.of(objects::allmod(paths));
     failed.end()
 }

@@ -115,8 +115,8 @@ enum Kernel {
     Mutants,
     /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
     /// QEMU, and m68k without an MMU, which is big-endian. Run the selftest of page faults that
-    /// wait on arm64. Compile the fault handlers of arm, powerpc, riscv and s390, and what the
-    /// patches of each kernel change in allmodconfig.
+    /// wait on arm64. Compile the fault handlers of arm, powerpc, riscv and s390, a driver of arm64,
+    /// and what the patches of each kernel change in allmodconfig.
     Machines,
     /// Run the stress alone, on a debug kernel (or on the fast one, which is quicker).
     /// If the patched kernel reports a problem, the plain one runs the same stress, and only

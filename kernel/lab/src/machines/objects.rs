@@ -1,6 +1,6 @@
 //! What the patches change, compiled where nothing is booted: in `allmodconfig`, which has drivers
-//! and file systems that no other configuration here has, and the fault handlers of other machines
-//! in their `defconfig`.
+//! and file systems that no other configuration here has, and what only other machines have in
+//! their `defconfig`.
 
 use super::machine::{Machine, configure, make, name};
 use crate::kernels::Tree;
@@ -23,26 +23,37 @@ const ALLMOD: Machine = Machine {
     boot: None,
 };
 
-/// The machines whose fault handlers are only compiled: `ARCH` and `CROSS_COMPILE`.
-const HANDLERS: [(&str, &str); 4] = [
-    ("arm", "arm-linux-gnueabi-"),
-    ("powerpc", "powerpc64le-linux-gnu-"),
-    ("riscv", "riscv64-linux-gnu-"),
-    ("s390", "s390x-linux-gnu-"),
+/// What is only compiled for a machine: its fault handler, and drivers that only it has. `ARCH`,
+/// `CROSS_COMPILE`, and the fragments.
+type Compiled = (&'static str, &'static str, &'static [&'static str]);
+
+const COMPILED: [Compiled; 5] = [
+    ("arm", "arm-linux-gnueabi-", &["compiled"]),
+    ("powerpc", "powerpc64le-linux-gnu-", &["compiled"]),
+    ("riscv", "riscv64-linux-gnu-", &["compiled"]),
+    ("s390", "s390x-linux-gnu-", &["compiled"]),
+    // The fault handler is in the kernel that boots.
+    ("arm64", "aarch64-linux-gnu-", &["compiled", "arm64-compiled"]),
 ];
 
-const fn handler((arch, cross): (&'static str, &'static str)) -> Machine {
-    let (tree, fragments, base) = (Tree::Series, &["fault-waits"], "defconfig");
-    Machine { arch, fragments, tree, cross, base, target: "", boot: None }
+/// Drivers of arm64 that do not compile for another machine.
+const DRIVERS: &str = "drivers/firmware/arm_ffa/";
+
+const fn machine((arch, cross, fragments): Compiled) -> Machine {
+    let tree = Tree::Series;
+    Machine { arch, fragments, tree, cross, base: "defconfig", target: "", boot: None }
 }
 
 /// The objects of the files that a patch changes: those of the kernel, and of one architecture's
 /// folder.
 fn objects(patch: &str, folder: &str) -> impl Iterator<Item = String> {
     let own = format!("arch/{folder}/");
+    let has_drivers = folder == "arm64";
     let changed = patch.lines().filter_map(|line| line.strip_prefix("+++ b/"));
     let elsewhere = move |file: &str| {
-        file.starts_with("tools/") || (file.starts_with("arch/") && !file.starts_with(&own))
+        file.starts_with("tools/")
+            || (file.starts_with("arch/") && !file.starts_with(&own))
+            || (file.starts_with(DRIVERS) && !has_drivers)
     };
     changed
         .filter(move |file| !elsewhere(file))
@@ -85,14 +96,14 @@ pub(super) fn allmod(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the fault handlers of the machines that are not booted.
+/// Compiles what only a machine has that is not booted with it.
 ///
 /// # Errors
-/// If one does not compile, or no patch changes it.
-pub(super) fn handlers(paths: &Paths) -> Result<()> {
-    for machine in HANDLERS.map(handler) {
+/// If one object does not compile, or no patch changes any of a machine.
+pub(super) fn machines(paths: &Paths) -> Result<()> {
+    for machine in COMPILED.map(machine) {
         let mut targets = of_tree(paths, machine.tree, machine.arch)?;
-        targets.retain(|object| object.starts_with("arch/"));
+        targets.retain(|object| object.starts_with("arch/") || object.starts_with(DRIVERS));
         compile(paths, &machine, &targets)?;
     }
     Ok(())
@@ -106,10 +117,14 @@ mod tests {
 
     #[test]
     fn only_the_kernels_own_files_of_c_are_compiled() {
-        let files = ["mm/gup.c", "mm/gup.h", "tools/a.c", "arch/x86/mm/b.c", "arch/arm/c.c"];
+        let driver = "drivers/firmware/arm_ffa/d.c";
+        let files =
+            ["mm/gup.c", "mm/gup.h", "tools/a.c", "arch/x86/mm/b.c", "arch/arm/c.c", driver];
         let patch: String = files.map(|f| format!("--- a/{f}\n+++ b/{f}\n@@ -1 +1 @@\n")).concat();
-        assert_eq!(objects(&patch, "x86").collect::<Vec<_>>(), ["mm/gup.o", "arch/x86/mm/b.o"]);
-        assert_eq!(objects(&patch, "arm").collect::<Vec<_>>(), ["mm/gup.o", "arch/arm/c.o"]);
+        let of = |folder| objects(&patch, folder).collect::<Vec<_>>();
+        assert_eq!(of("x86"), ["mm/gup.o", "arch/x86/mm/b.o"]);
+        assert_eq!(of("arm"), ["mm/gup.o", "arch/arm/c.o"]);
+        assert_eq!(of("arm64"), ["mm/gup.o", "drivers/firmware/arm_ffa/d.o"]);
     }
 
     /// A patch for a machine that no command builds for would be sent without ever being compiled.
@@ -119,7 +134,7 @@ mod tests {
         let paths = Paths { kernel: kernel.into(), cache: "/nowhere".into() };
         let archs = MACHINES.iter().map(|machine| machine.arch);
         let known: BTreeSet<_> =
-            archs.chain(HANDLERS.map(|(arch, _)| arch)).chain(["x86"]).collect();
+            archs.chain(COMPILED.map(|(arch, ..)| arch)).chain(["x86"]).collect();
         let mut changed = BTreeSet::new();
         for tree in PATCHED {
             for patch in series::patches(&paths, tree).unwrap() {
@@ -128,15 +143,17 @@ mod tests {
                 changed.extend(files.map(|file| file.split('/').next().unwrap().to_string()));
             }
         }
-        assert!(changed.len() > HANDLERS.len(), "{changed:?}");
+        assert!(changed.len() > COMPILED.len(), "{changed:?}");
         let unknown: Vec<_> = changed.iter().filter(|arch| !known.contains(&***arch)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
     }
 
     #[test]
     fn machines_that_share_a_fragment_have_folders_of_their_own() {
-        let names: BTreeSet<_> = HANDLERS.map(|of| name(&handler(of))).into();
-        assert_eq!(names.len(), HANDLERS.len());
-        assert!(names.contains("series-arm-fault-waits"), "{names:?}");
+        let names: BTreeSet<_> = COMPILED.map(|of| name(&machine(of))).into();
+        assert_eq!(names.len(), COMPILED.len());
+        for name in ["series-arm-compiled", "series-arm64-compiled"] {
+            assert!(names.contains(name), "{names:?}");
+        }
     }
 }

@@ -23,6 +23,7 @@ use Noticed::{Case, Count, Kunit};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each.
 const MUTANTS: [(&str, Noticed); 16] = [
+    ("keep-the-lock-when-killed", Case(CASES[7])),
     ("retry-by-mmap-lock", Case(CASES[0])),
     ("keep-whoever-locks", Count(WRITTEN, WAITS_LOCKED)),
     ("keep-off-the-lru", Kunit("fault_lock_test_dropped")),
@@ -38,7 +39,6 @@ const MUTANTS: [(&str, Noticed); 16] = [
     ("drop-to-read-ahead", Case(CASES[1])),
     ("check-the-access-once", Case(CASES[4])),
     ("retry-after-a-punch", Case(CASES[5])),
-    ("keep-the-lock-when-killed", Case(CASES[7])),
 ];
 
 impl Noticed {

@@ -9,7 +9,6 @@
 mod boot;
 mod counts;
 mod mutants;
-mod ready;
 mod table;
 mod workloads;
 
@@ -31,7 +30,6 @@ const RUNS: u32 = 3;
 
 /// What to run.
 #[derive(Debug, clap::Args)]
-#[expect(clippy::struct_excessive_bools, reason = "they are options of a command")]
 pub(crate) struct Plan {
     /// How often each kernel runs the workloads. The kernels take turns.
     #[arg(long, default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..))]
@@ -52,9 +50,6 @@ pub(crate) struct Plan {
     /// of them must notice it.
     #[arg(long, conflicts_with_all = ["json", "strict", "debug", "only"])]
     mutants: bool,
-    /// Count what faults pay that do not wait, on plain and on *drop*, instead.
-    #[arg(long, conflicts_with_all = ["json", "strict", "debug", "only", "mutants"])]
-    ready: bool,
 }
 
 impl Plan {
@@ -157,9 +152,6 @@ pub(crate) fn full(paths: &Paths) -> Result<()> {
 pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
     if plan.mutants {
         return mutants::mutants(paths);
-    }
-    if plan.ready {
-        return ready::ready(paths);
     }
     let workloads = plan.workloads()?;
     if plan.debug {

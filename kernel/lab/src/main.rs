@@ -112,7 +112,11 @@ enum Kernel {
     /// Run the kernel's own selftests alone, on plain and patched.
     Selftests,
     /// Break the patched kernel by each patch of `kernel/mutants`: a test must notice.
-    Mutants,
+    Mutants {
+        /// Only these: the names of the patches, without `.patch`.
+        #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+        only: Vec<String>,
+    },
     /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
     /// QEMU, and m68k without an MMU, which is big-endian. Run the selftest of page faults that
     /// wait on arm64. Compile the fault handlers of arm, powerpc, riscv and s390, a driver of arm64,
@@ -231,7 +235,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         }
         Kernel::Each => suite::each(paths),
         Kernel::Selftests => suite::selftests(paths),
-        Kernel::Mutants => mutants::mutants(paths),
+        Kernel::Mutants { only } => mutants::mutants(paths, &only),
         Kernel::Machines => {
             prepare::prepare(paths)?;
             machines::machines(paths)

@@ -183,24 +183,38 @@ fn one(paths: &Paths, tree: &Path, mutant: &Mutant) -> Result<&'static str> {
     noticed(&ran, &mutant.case, &suites)
 }
 
-/// `kernel mutants`: builds and boots a tiny kernel with each mutant.
+/// The mutants of these names, or all if there is no name.
+///
+/// # Errors
+/// If there is no mutant of a name.
+fn chosen(all: Vec<Mutant>, only: &[String]) -> Result<Vec<Mutant>> {
+    if let Some(unknown) = only.iter().find(|name| all.iter().all(|m| m.name != **name)) {
+        let names: Vec<_> = all.iter().map(|mutant| mutant.name.as_str()).collect();
+        bail!("no mutant `{unknown}`; there are {}", names.join(", "));
+    }
+    Ok(all.into_iter().filter(|m| only.is_empty() || only.contains(&m.name)).collect())
+}
+
+/// `kernel mutants`: builds and boots a tiny kernel with each mutant, or with each that is named.
 ///
 /// # Errors
 /// If the kernel without one does not pass, or a case does not notice its mutant.
-pub(crate) fn mutants(paths: &Paths) -> Result<()> {
+pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
+    let mutants = chosen(all(paths)?, only)?;
     prepare::prepare(paths)?;
     check(paths)?;
     build::build(paths, Tree::Series, Config::Tiny)?;
     smoke::smoke(paths, Tree::Series, Config::Tiny)?;
     let tree = paths.source(Tree::Series);
     let head = git::git(&tree, &["rev-parse", "HEAD"])?.trim().to_string();
-    for mutant in all(paths)? {
+    for mutant in mutants {
         let result = one(paths, &tree, &mutant);
         git::reset(&tree, &head)?;
         let why = result.with_context(|| format!("the mutant {} is not noticed", mutant.name))?;
         println!("{}: noticed, {} {why}", mutant.name, mutant.case);
     }
-    pins::mutant_of_moving(paths)
+    // It has no `KUnit` case, and so no file beside the others.
+    if only.is_empty() { pins::mutant_of_moving(paths) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -212,6 +226,21 @@ mod tests {
 
     fn read(text: &str) -> Result<Mutant> {
         parse(Path::new("/x/one-count.patch"), text, SUITES)
+    }
+
+    #[test]
+    fn mutants_are_chosen_by_name() {
+        let text = "One count.\n\nNoticed by: short_read_test_races\n\ndiff --git a/a b/a\n";
+        let parsed = |name: &str| parse(Path::new(name), text, SUITES).unwrap();
+        let names = |only: &[&str]| {
+            let only: Vec<_> = only.iter().map(|name| (*name).to_string()).collect();
+            chosen(vec![parsed("/x/a.patch"), parsed("/x/b.patch")], &only)
+                .map(|all| all.into_iter().map(|mutant| mutant.name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&[]).unwrap(), ["a", "b"]);
+        assert_eq!(names(&["b"]).unwrap(), ["b"]);
+        let error = names(&["b", "c"]).unwrap_err().to_string();
+        assert_eq!(error, "no mutant `c`; there are a, b");
     }
 
     #[test]

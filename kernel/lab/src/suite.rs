@@ -120,7 +120,7 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     reads::all(paths)?;
     pins::pins(paths, None)?;
     faults::test(paths)?;
-    mutants::mutants(paths)?;
+    mutants::mutants(paths, &[])?;
     selftests::compare(paths)?;
     if each {
         each_patch(paths)?;

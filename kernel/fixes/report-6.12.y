@@ -8,7 +8,7 @@ Cc: Muchun Song <muchun.song@linux.dev>,
 Subject: [REGRESSION] 6.12.y: hugetlb restores struct pages of tails as heads
 
 In 6.12.117, hugetlb folios whose vmemmap was optimised and restored have
-struct pages that say "head of a hugetlb folio" in the place of tails: each
+struct pages that say "head of a hugetlb folio" instead of tails: every
 64th. With DEBUG_VM, freeing the folio gives
 
   BUG: Bad page state in process sh  pfn:0e840
@@ -23,12 +23,12 @@ To reproduce, with HUGETLB_PAGE_OPTIMIZE_VMEMMAP and DEBUG_VM:
   echo 8 > /proc/sys/vm/nr_hugepages
   echo 0 > /proc/sys/vm/nr_hugepages
 
-It is since the backport of "mm/hugetlb_vmemmap: fix incorrect vmemmap
-restore in rollback". That commit has vmemmap_restore_pte() copy the page
-that is mapped, whole. In mainline that is a page of tails. In 6.12.y it is
-the copy of the folio's first page of struct pages, whose first ones are the
-head and the tails that describe the folio. Before the backport the function
-took the last struct page of it for all.
+It was introduced by the backport of "mm/hugetlb_vmemmap: fix incorrect
+vmemmap restore in rollback". That commit makes vmemmap_restore_pte() copy
+the whole page that is mapped. In mainline that is a page of tails. In
+6.12.y it is the copy of the folio's first page of struct pages, which
+begins with the head and the tails that describe the folio. Before the
+backport the function filled all places with the last struct page of it.
 
 6.18.51 lists the same backport; it was not tested.
 

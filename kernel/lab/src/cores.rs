@@ -21,7 +21,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-pub(crate) use table::Figures;
+pub(crate) use table::{Figures, verdicts};
 use table::{Machine, Row, Stub, Unit};
 
 /// The name under which the figures are kept.
@@ -39,8 +39,8 @@ pub(crate) struct Plan {
     /// The numbers of threads (default: powers of two up to the number of CPUs, and that).
     #[arg(long, value_delimiter = ',', value_name = "N,...")]
     threads: Vec<usize>,
-    /// Only these cases.
-    #[arg(long = "case", value_name = "NAME")]
+    /// Only these cases, with commas between them, or in several options.
+    #[arg(long = "case", value_delimiter = ',', value_name = "NAME,...")]
     cases: Vec<String>,
     /// How many samples of each figure. Plain and patched take turns, and so do four places of
     /// the code in memory.
@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     /// How long a sample takes.
     #[arg(long, default_value_t = SAMPLE_MS, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     ms: u32,
-    /// Fail if a figure that was asked of the series is missed, or was not measured.
+    /// Fail if a limit is missed, or its figure was not measured.
     #[arg(long)]
     strict: bool,
 }

@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     /// Write the figures to this file: `rows` of `tree`, `case`, `metric`, `samples` and more.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Fail if a figure that was asked of the series is missed.
+    /// Fail if a limit is missed.
     #[arg(long)]
     strict: bool,
     /// Run them once on *drop* with KASAN, lockdep and `DEBUG_VM`. Nothing is compared.

@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 
 /// A source tree: Debian's, or the same with patches. `Series` has all that is to be sent. The
-/// others compare what page faults may do while they wait: `Counted` only counts it, `Drop` has
-/// `kernel/faults`, and `Hold` has `kernel/faults-hold`.
+/// others compare what page faults may do while they wait, without the other series: `Counted` only
+/// counts it, `Drop` has `kernel/faults`, and `Hold` has `kernel/faults-hold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Tree {
     Plain,

@@ -6,7 +6,7 @@ mod pages;
 
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{bench, build, cores, faults, kept, pins, prepare, selftests, series, writes};
+use crate::{bench, build, cc, cores, faults, kept, pins, prepare, selftests, series, writes};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::fmt::Write as _;
@@ -97,6 +97,11 @@ fn on_cores(file: &Path) -> Result<String> {
     Ok(table)
 }
 
+/// Sentences about limits, as a list.
+fn list(limits: impl IntoIterator<Item = String>) -> String {
+    limits.into_iter().fold(String::new(), |list, limit| list + "- " + &limit + "\n")
+}
+
 /// The section of `kernel cores`.
 fn kernels_on_cores(paths: &Paths) -> String {
     let command = "cargo xtask kernel cores";
@@ -107,8 +112,9 @@ fn kernels_on_cores(paths: &Paths) -> String {
              unpin, and read. The figures are operations per second of all together, or the time of\n\
              one frozen section; medians, and the least and the most. The last column is the median\n\
              of the ratios of samples that were taken one after the other, and the range of what it\n\
-             is in four layouts of the program.\n\n{}\n{}",
+             is in four layouts of the program. The limits:\n\n{}\n{}\n{}",
             figures.machine.shown(),
+            list(cores::verdicts(&figures).into_iter().map(|(what, _)| what)),
             figures.tables(),
             figures.not_the_kernels()
         ),
@@ -145,7 +151,7 @@ fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) 
     let mut text = String::from(
         "\n## Short reads\n\n\
          What a read may return, and the sizes of reads: [reads.md](reads.md).\n\
-         On real cores they are the cases `short-read` of `cargo xtask kernel cores`, below.\n\n\
+         On real cores they are the cases `short-read` of `cargo xtask kernel cores`, above.\n\n\
          Instructions (`cargo xtask kernel bench`) with `vm.short_reads` on; plain has no such \
          switch.\nRows with `miss` and `ahead` are reads of pages that are not cached, of ext4 on \
          zram.\n\n",
@@ -206,6 +212,79 @@ fn faults(paths: &Paths) -> String {
     text
 }
 
+/// What the counts of the reference count's paths come to. All rows are in the appendix.
+fn costs<'a>(rows: impl Iterator<Item = &'a bench::Row>) -> Option<String> {
+    let rows: Vec<_> = rows.collect();
+    let by = |a: &&&bench::Row, b: &&&bench::Row| a.percent().total_cmp(&b.percent());
+    let (least, most) = (rows.iter().min_by(by)?, rows.iter().max_by(by)?);
+    Some(format!(
+        "Of the {} paths that `cargo xtask kernel bench` counts with short reads off, patched has \
+         between\n{:+.2} % (`{}`) and {:+.2} % (`{}`) more instructions than plain. The limit is \
+         {:+} %. All are in\nthe [appendix](#appendix-instructions). The large savings of \
+         `gup_test` are those of the series for\npins.\n",
+        rows.len(),
+        least.percent(),
+        least.case,
+        most.percent(),
+        most.case,
+        bench::ALLOWED_PERCENT
+    ))
+}
+
+/// The instructions of the lookup around the one that takes the reference.
+fn speculative_get(paths: &Paths) -> Result<String> {
+    let mut text = String::from(
+        "\n## Appendix: the speculative get\n\n\
+         The instructions of `filemap_get_entry()` around the one that takes the reference. \
+         `0x34` is the place\nof `_refcount` in a struct page. `xchg %ax,%ax`, which does nothing, \
+         is the static branch that is taken\nwhile hugetlb's vmemmap is optimised.\n",
+    );
+    for tree in [Tree::Plain, Tree::Series] {
+        let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
+        let lines = build::disassemble(&vmlinux, "filemap_get_entry")?;
+        let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
+        let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
+    }
+    Ok(text)
+}
+
+/// The results of the selftests. They take longest; a page without them says so.
+fn selftests_of(paths: &Paths) -> String {
+    let command = "cargo xtask kernel selftests";
+    let mut text = String::from("\n## The kernel's mm selftests\n\n");
+    match kept::load::<Vec<selftests::Row>>(paths, selftests::RESULT, command) {
+        Ok(tests) => {
+            text += "| test | plain | patched |\n|---|---|---|\n";
+            for row in &tests {
+                let _ = writeln!(text, "| {} | {} | {} |", row.test, row.plain, row.series);
+            }
+            let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
+            text += &failures(&missed);
+        }
+        Err(_) => text += &not_measured(command),
+    }
+    text
+}
+
+/// The title, what the kernels are, and what is compared.
+fn head(paths: &Paths) -> Result<String> {
+    let mut sent = series::patches_in(paths, "fixes")?.len();
+    for folder in series::SENT {
+        sent += series::patches_in(paths, folder)?.len();
+    }
+    Ok(format!(
+        "# The patches on Linux {}, plain beside patched\n\n\
+         Patched has {} of the {sent} patches; the others are an alternative to the last series. \
+         The kernels are\nfor x86-64, and built by {}.\n\n\
+         `cargo xtask kernel report` has written this page. It measures nothing itself; each \
+         section\nnames the command that does.\n{}",
+        prepare::version(&paths.source(Tree::Plain))?,
+        series::patches(paths, Tree::Series)?.len(),
+        cc::version()?,
+        pages::summary(paths)?
+    ))
+}
+
 /// Writes the page.
 ///
 /// # Errors
@@ -216,44 +295,22 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     let bench = "cargo xtask kernel bench";
     let counts: Vec<bench::Row> = kept::load(paths, bench::COUNTS, bench)?;
     let threads: Option<String> = kept::load(paths, bench::THREADS, bench)?;
-    // They take longest. A page without them says so.
-    let tests: Option<Vec<selftests::Row>> =
-        kept::load(paths, selftests::RESULT, "cargo xtask kernel selftests").ok();
-    let mut text = format!(
-        "# The patches on Linux {}, plain beside patched\n\n\
-         {} patches; x86-64; built with the machine's GCC.\n\n\
-         `cargo xtask kernel report` has written this page. It measures nothing itself; each \
-         section\nnames the command that does.\n\n",
-        prepare::version(&paths.source(Tree::Plain))?,
-        series::patches(paths, Tree::Series)?.len()
-    );
     let is_of_reads = |row: &&bench::Row| row.case.starts_with(bench::SHORT);
-    text += "## The reference count\n\n\
-             Instructions (`cargo xtask kernel bench`), counted by an emulator whose clock advances \
-             by one\nnanosecond for each (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A \
-             figure is the\nnumber of instructions, not a time, of one read, one fault, one page of \
-             gup_test, or one fork:\n`fork-2048-pages` has the child's exit and the wait in it, \
-             `fork-call-2048-pages` the system call\nalone. Patched has all patches; short reads \
-             are off.\n\n";
-    text += &of_counts(counts.iter().filter(|row| !is_of_reads(row)));
+    let of_the_count = || counts.iter().filter(|row| !is_of_reads(row));
+    let [of_count, of_reads, of_pins, of_faults] = PARTS;
+
+    let mut text = head(paths)?;
+    text += "\n## The reference count\n\n\
+             The objections have a page, [count.md](count.md). [upstream.md](upstream.md) has the \
+             versions that were posted\nbefore, side by side with this one, and \
+             [frozen-bit-audit.md](frozen-bit-audit.md) who freezes and who\ndestroys pages.\n\n";
+    text += &costs(of_the_count()).context("no counts")?;
     text += &failures(&bench::regressions(&counts));
-    text += "\n### The speculative get\n\n\
-             The instructions of `filemap_get_entry()` around the one that takes the reference:\n";
-    for tree in [Tree::Plain, Tree::Series] {
-        let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
-        let lines = build::disassemble(&vmlinux, "filemap_get_entry")?;
-        let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
-        let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
-    }
     text += "\n### The kernels' own code on real cores\n\n";
     text += &kernels_on_cores(paths);
-    text += "\n### Both instruction sequences on real cores\n\n";
-    match cores {
-        Some(file) => text += &on_cores(file)?,
-        None => {
-            text += "Not measured for this page. `pinfold bench ref --only cas,frozen32` compares the\n\
-                     two on the machine's own cores.\n";
-        }
+    if let Some(file) = cores {
+        let _ =
+            write!(text, "\n### Both instruction sequences on real cores\n\n{}", on_cores(file)?);
     }
     if let Some(table) = threads {
         let _ = write!(
@@ -262,9 +319,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
              tmpfs: the median of five boots, and the least and the most.\n\n{table}"
         );
     } else {
-        text += "\nKVM boots no stock kernel here, so there is no table of threads in the guest.\n";
+        text +=
+            "\nThe guests did not run under KVM, so there is no table of threads in the guest.\n";
     }
-    let [of_count, of_reads, of_pins, of_faults] = PARTS;
     text += &pages::answers(paths, of_count)?;
     text += &short_reads(paths, counts.iter().filter(is_of_reads));
     text += &pages::answers(paths, of_reads)?;
@@ -277,20 +334,15 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
         "\n## Size\n\n`scripts/bloat-o-meter`, fast configuration:\n\n```\n{}\n```\n",
         build::bloat(paths)?
     );
-    text += "\n## The kernel's mm selftests\n\n";
-    match tests {
-        Some(tests) => {
-            text += "| test | plain | patched |\n|---|---|---|\n";
-            for row in &tests {
-                let _ = writeln!(text, "| {} | {} | {} |", row.test, row.plain, row.series);
-            }
-            let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
-            text += &failures(&missed);
-        }
-        None => {
-            text += "Not run on these two kernels. `cargo xtask kernel selftests` runs them.\n";
-        }
-    }
+    text += &selftests_of(paths);
+    text += "\n## Appendix: instructions\n\n\
+             `cargo xtask kernel bench` counts them by an emulator whose clock advances by one \
+             nanosecond for each\n(QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure \
+             is of one read, one fault, one page of\n`gup_test`, or one fork: `fork-2048-pages` has the \
+             child's exit and the wait in it,\n`fork-call-2048-pages` the system call alone. Short \
+             reads are off.\n\n";
+    text += &of_counts(of_the_count());
+    text += &speculative_get(paths)?;
     let path = out.unwrap_or_else(|| paths.cache.join("report.md"));
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     println!("{}", path.display());
@@ -326,6 +378,16 @@ mod tests {
     fn a_table_of_a_command_that_failed_says_so() {
         assert_eq!(failures(&[]), "");
         assert_eq!(failures(&["a".into(), "b".into()]), "\n**Not as promised**: a; b.\n");
+    }
+
+    #[test]
+    fn the_smallest_and_the_largest_difference_are_named() {
+        let row = |case: &str, series| bench::Row { case: case.into(), plain: 100.0, series };
+        let rows = [row("a", 100.5), row("b", 99.0), row("c", 100.0)];
+        let text = costs(rows.iter()).unwrap();
+        assert!(text.starts_with("Of the 3 paths "), "{text}");
+        assert!(text.contains("-1.00 % (`b`) and +0.50 % (`a`)"), "{text}");
+        assert_eq!(costs([].iter()), None);
     }
 
     #[test]

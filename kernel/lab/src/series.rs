@@ -13,18 +13,17 @@ use std::time::{Duration, SystemTime};
 
 /// The folders of patches in the order in which they are applied: the fixes, and the sub-series,
 /// which are built on them.
-pub(crate) const FOLDERS: &[&str] = &["fixes", "series", "reads", "pins"];
+pub(crate) const FOLDERS: &[&str] = &["fixes", "series", "reads", "pins", "faults"];
 
-/// The sub-series that is not in the patched kernel, but in kernels of its own. It must apply to
-/// the patched kernel as well.
-const BESIDE: &str = "faults";
+/// The alternative to the last of them, which is only in a kernel of its own.
+pub(crate) const ALTERNATIVE: &str = "faults-hold";
 
 /// The sub-series that must also apply after the fixes alone, so that each can be sent without
 /// the others.
 const APART: &[&str] = &["reads", "pins", "faults"];
 
 /// What is sent as a series, each with its cover letter.
-pub(crate) const SENT: [&str; 5] = ["series", "reads", "pins", BESIDE, "faults-hold"];
+pub(crate) const SENT: [&str; 5] = ["series", "reads", "pins", "faults", ALTERNATIVE];
 
 /// The first patches of `faults`. They count what faults wait for, and `faults-hold`, which is
 /// the alternative to the rest of `faults`, is built on them.
@@ -39,7 +38,7 @@ pub(crate) fn patches(paths: &Paths, tree: Tree) -> Result<Vec<PathBuf>> {
         Tree::Plain => &[],
         Tree::Series => FOLDERS,
         Tree::Counted | Tree::Drop => &["fixes", "faults"],
-        Tree::Hold => &["fixes", "faults", "faults-hold"],
+        Tree::Hold => &["fixes", "faults", ALTERNATIVE],
     };
     let mut all = Vec::new();
     for folder in folders {
@@ -228,7 +227,7 @@ pub(crate) fn apply_one(tree: &Path, patch: &Path) -> Result<()> {
 /// If a folder cannot be read.
 pub(crate) fn below(paths: &Paths, folder: &str) -> Result<Vec<PathBuf>> {
     let mut below = patches_in(paths, "fixes")?;
-    if folder == "faults-hold" {
+    if folder == ALTERNATIVE {
         below.extend(patches_in(paths, "faults")?.into_iter().take(COUNTING));
     }
     Ok(below)
@@ -279,8 +278,7 @@ pub(crate) fn check_each(paths: &Paths, tree: Tree, each: &[PathBuf]) -> Result<
     checked
 }
 
-/// Checks that each sub-series of `APART` applies after the fixes alone, and the one of `BESIDE`
-/// after all others.
+/// Checks that each sub-series of `APART` applies after the fixes alone.
 ///
 /// # Errors
 /// The first patch that does not apply.
@@ -289,8 +287,6 @@ pub(crate) fn check_apart(paths: &Paths) -> Result<()> {
         trees(paths, &below(paths, folder)?, &patches_in(paths, folder)?)
             .context("after the fixes without the other sub-series")?;
     }
-    trees(paths, &patches(paths, Tree::Series)?, &patches_in(paths, BESIDE)?)
-        .context("after all other sub-series")?;
     Ok(())
 }
 
@@ -302,9 +298,7 @@ pub(crate) fn check_apart(paths: &Paths) -> Result<()> {
 /// If it finds something in a patch. The error has its output.
 pub(crate) fn check_style(paths: &Paths) -> Result<usize> {
     let mut patches = patches(paths, Tree::Series)?;
-    for folder in [BESIDE, "faults-hold"] {
-        patches.append(&mut patches_in(paths, folder)?);
-    }
+    patches.append(&mut patches_in(paths, ALTERNATIVE)?);
     let script = paths.source(Tree::Plain).join("scripts/checkpatch.pl");
     for patch in &patches {
         let mut perl = Command::new("perl");
@@ -402,7 +396,7 @@ mod tests {
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         fs::rename(repository("one\n").path(), &plain).unwrap();
         git(&plain, &["tag", BASE_TAG]).unwrap();
-        for folder in FOLDERS.iter().chain(&[BESIDE, "faults-hold"]) {
+        for folder in FOLDERS.iter().chain(&[ALTERNATIVE]) {
             fs::create_dir_all(paths.kernel.join(folder)).unwrap();
         }
         fs::write(paths.kernel.join("series/0001-change.patch"), PATCH).unwrap();
@@ -457,15 +451,6 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "three\n");
         let error = format!("{:#}", check_apart(&paths).unwrap_err());
         assert!(error.contains("0001-more.patch") && error.contains("after the fixes"), "{error}");
-
-        // Nor may `faults` be in the way of the others.
-        fs::remove_file(paths.kernel.join("reads/0001-more.patch")).unwrap();
-        fs::write(paths.kernel.join("faults/0001-wait.patch"), PATCH).unwrap();
-        let error = format!("{:#}", check_apart(&paths).unwrap_err());
-        assert!(error.contains("0001-wait.patch") && error.contains("after all"), "{error}");
-        fs::remove_file(paths.kernel.join("faults/0001-wait.patch")).unwrap();
-        let on_it = PATCH.replace("-one", "-two").replace("+two", "+three");
-        fs::write(paths.kernel.join("reads/0001-more.patch"), on_it).unwrap();
 
         // One that stands without the series applies after a fix, too.
         fs::write(paths.kernel.join("series/0001-change.patch"), new_file("b")).unwrap();

@@ -156,22 +156,22 @@ pub(crate) fn each(paths: &Paths) -> Result<()> {
 }
 
 /// Builds and boots a tiny kernel after each patch: all that make the patched kernel, and those of
-/// the two series that are apart from it, with what these count and trace.
+/// the alternative to the last of its series. What page faults that wait change is partly under
+/// options that the tiny kernel does not have, so they get a configuration of their own.
 fn each_patch(paths: &Paths) -> Result<()> {
-    for (tree, folder, config) in [
-        (Tree::Series, None, Config::Tiny),
-        (Tree::Drop, Some("faults"), Config::TinyFaults),
-        (Tree::Hold, Some("faults-hold"), Config::TinyFaults),
-    ] {
+    for (tree, first) in
+        [(Tree::Series, 0), (Tree::Hold, series::below(paths, series::ALTERNATIVE)?.len())]
+    {
         let patches = series::patches(paths, tree)?;
         let before = series::Times::of(&paths.source(tree));
         let source = series::checkout(paths, tree)?;
-        for patch in &patches {
+        for (at, patch) in patches.iter().enumerate() {
             series::apply_one(&source, patch)?;
-            if folder.is_some_and(|folder| !patch.parent().is_some_and(|p| p.ends_with(folder))) {
+            if at < first {
                 continue;
             }
             let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let config = if is_of_faults(patch) { Config::TinyFaults } else { Config::Tiny };
             build::build(paths, tree, config)
                 .and_then(|_| smoke::smoke_part(paths, tree, config))
                 .with_context(|| format!("after {name}"))?;
@@ -181,6 +181,12 @@ fn each_patch(paths: &Paths) -> Result<()> {
         series::record(paths, tree)?;
     }
     Ok(())
+}
+
+fn is_of_faults(patch: &Path) -> bool {
+    patch
+        .parent()
+        .is_some_and(|folder| folder.ends_with("faults") || folder.ends_with(series::ALTERNATIVE))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::counts::{CASES, Counts, WAITS_LOCKED, WRITERS_WAIT};
 use super::workloads::{SELFTEST, STORED, SWAP, WRITTEN};
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{build, mutants, prepare, series};
+use crate::{build, mutants, prepare, series, smoke};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 
@@ -22,7 +22,9 @@ enum Noticed {
 use Noticed::{Case, Count, Kunit};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each.
-const MUTANTS: [(&str, Noticed); 14] = [
+const MUTANTS: [(&str, Noticed); 16] = [
+    ("keep-the-lock-when-killed", Case(CASES[7])),
+    ("retry-by-mmap-lock", Case(CASES[0])),
     ("keep-whoever-locks", Count(WRITTEN, WAITS_LOCKED)),
     ("keep-off-the-lru", Kunit("fault_lock_test_dropped")),
     ("keep-while-written", Kunit("fault_lock_test_dropped_for_file")),
@@ -50,13 +52,15 @@ impl Noticed {
     }
 }
 
-/// Runs the workloads without a mutant, then builds each, and runs what must notice it.
+/// Runs the `KUnit` tests and the workloads without a mutant, then builds each, and runs what must
+/// notice it.
 ///
 /// # Errors
 /// If a mutant does not apply, build or boot, or is not noticed.
 pub(super) fn mutants(paths: &Paths) -> Result<()> {
     prepare::prepare_tree(paths, Tree::Drop)?;
     let image = build::build(paths, Tree::Drop, Config::Faults)?;
+    smoke::smoke(paths, Tree::Drop, Config::Faults)?;
     let mut without = BTreeMap::new();
     for workload in MUTANTS.iter().filter_map(|(_, by)| by.workload()) {
         if !without.contains_key(workload) {

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
 
-/// All kernels that have patches. What page faults that wait change is not in the first.
-const PATCHED: [Tree; 3] = [Tree::Series, Tree::Drop, Tree::Hold];
+/// The kernels that have all patches, if taken together.
+const PATCHED: [Tree; 2] = [Tree::Series, Tree::Hold];
 
 const ALLMOD: Machine = Machine {
     arch: "x86_64",
@@ -24,22 +24,23 @@ const ALLMOD: Machine = Machine {
 };
 
 /// What is only compiled for a machine: its fault handler, and drivers that only it has. `ARCH`,
-/// `CROSS_COMPILE`, the kernel, and the fragments.
-type Compiled = (&'static str, &'static str, Tree, &'static [&'static str]);
+/// `CROSS_COMPILE`, and the fragments.
+type Compiled = (&'static str, &'static str, &'static [&'static str]);
 
 const COMPILED: [Compiled; 5] = [
-    ("arm", "arm-linux-gnueabi-", Tree::Drop, &["compiled"]),
-    ("powerpc", "powerpc64le-linux-gnu-", Tree::Drop, &["compiled"]),
-    ("riscv", "riscv64-linux-gnu-", Tree::Drop, &["compiled"]),
-    ("s390", "s390x-linux-gnu-", Tree::Drop, &["compiled"]),
+    ("arm", "arm-linux-gnueabi-", &["compiled"]),
+    ("powerpc", "powerpc64le-linux-gnu-", &["compiled"]),
+    ("riscv", "riscv64-linux-gnu-", &["compiled"]),
+    ("s390", "s390x-linux-gnu-", &["compiled"]),
     // The fault handler is in the kernel that boots.
-    ("arm64", "aarch64-linux-gnu-", Tree::Series, &["compiled", "arm64-compiled"]),
+    ("arm64", "aarch64-linux-gnu-", &["compiled", "arm64-compiled"]),
 ];
 
 /// Drivers of arm64 that do not compile for another machine.
 const DRIVERS: &str = "drivers/firmware/arm_ffa/";
 
-const fn machine((arch, cross, tree, fragments): Compiled) -> Machine {
+const fn machine((arch, cross, fragments): Compiled) -> Machine {
+    let tree = Tree::Series;
     Machine { arch, fragments, tree, cross, base: "defconfig", target: "", boot: None }
 }
 
@@ -151,7 +152,7 @@ mod tests {
     fn machines_that_share_a_fragment_have_folders_of_their_own() {
         let names: BTreeSet<_> = COMPILED.map(|of| name(&machine(of))).into();
         assert_eq!(names.len(), COMPILED.len());
-        for name in ["drop-arm-compiled", "series-arm64-compiled"] {
+        for name in ["series-arm-compiled", "series-arm64-compiled"] {
             assert!(names.contains(name), "{names:?}");
         }
     }

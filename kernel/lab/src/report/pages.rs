@@ -4,6 +4,7 @@ use crate::paths::Paths;
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::fs;
+use std::path::PathBuf;
 
 /// The sections of each part's page: what was objected, and what is still open.
 const SECTIONS: [&str; 2] = ["The objections", "Not shown"];
@@ -14,14 +15,31 @@ fn below<'a>(page: &'a str, heading: &str) -> Option<&'a str> {
     Some(rest.split("\n## ").next().unwrap_or(rest).trim())
 }
 
+fn read(paths: &Paths, name: &str) -> Result<(PathBuf, String)> {
+    let path = paths.kernel.join("docs").join(name).with_extension("md");
+    let page =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok((path, page))
+}
+
+/// What is compared: the beginning of the report.
+///
+/// # Errors
+/// If `kernel/docs/summary.md` cannot be read, or has no such section.
+pub(super) fn summary(paths: &Paths) -> Result<String> {
+    const HEADING: &str = "What is compared";
+    let (path, page) = read(paths, "summary")?;
+    let found = below(&page, HEADING)
+        .with_context(|| format!("{} has no section `{HEADING}`", path.display()))?;
+    Ok(format!("\n## {HEADING}\n\n{found}\n"))
+}
+
 /// The objections to a part of the patches with their tests, and what is still open.
 ///
 /// # Errors
 /// If `kernel/docs/PART.md` cannot be read, or has no such section.
 pub(super) fn answers(paths: &Paths, part: &str) -> Result<String> {
-    let path = paths.kernel.join("docs").join(part).with_extension("md");
-    let page =
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (path, page) = read(paths, part)?;
     let mut text = String::new();
     for heading in SECTIONS {
         let found = below(&page, heading)
@@ -52,6 +70,7 @@ mod tests {
                 text.starts_with("\n### The objections\n") && text.contains("\n|---|---|---|\n")
             );
         }
+        assert!(summary(&paths).unwrap().starts_with("\n## What is compared\n\n*Plain* is"));
         let error = format!("{:#}", answers(&paths, "runs").unwrap_err());
         assert!(error.contains("runs.md has no section `The objections`"), "{error}");
     }

@@ -3,14 +3,15 @@
 # traced waits. Each does a given amount of work. It prints lines of WORKLOAD KEY
 # VALUE.
 #
-#	faults.sh OPS WORKLOAD...
+#	faults.sh OPS MEMORY WORKLOAD...
 #
 # It moves /mnt to a slow disk, and swaps to another one. Either can do OPS
-# operations a second, one by one. In place of the time that a workload took, it
+# operations a second, one by one. MEMORY is what thrash may use. In place of the time that a workload took, it
 # prints how many operations a disk can do in that time (disk-turns).
 
 ops=$1
-shift
+memory=$2
+shift 2
 trace=/sys/kernel/debug/tracing
 group=/cgroup/faults
 
@@ -87,7 +88,7 @@ for name; do
 		;;
 	# All that is read is in one VMA.
 	giant-*) workload $name max 0 fault_startup /mnt 4 1 16 1 ${name#giant-} ;;
-	thrash-*) workload $name 6M 0 fault_thrash /mnt 96 1 2 ${name#thrash-} ;;
+	thrash-*) workload $name $memory 0 fault_thrash /mnt 96 1 2 ${name#thrash-} ;;
 	swap) workload $name max max fault_swap 32 2 3 1000 ;;
 	selftest)
 		# Cases that fail are for the caller to judge.

@@ -21,6 +21,15 @@ const PROGRAMS: [&str; 3] = ["fault_startup", "fault_swap", "fault_thrash"];
 /// the guest's memory (`null_blk`), so that neither the host nor its disk has a part in it.
 pub(super) const DISK_OPS: u32 = 400;
 
+/// The memory of thrash, for 96 threads and what they read. In a debug kernel, the stack of a thread
+/// has 32 KiB, and its lockdep state some 10, which are charged, too: together 4 MiB more.
+const fn thrash_memory(config: Config) -> &'static str {
+    match config {
+        Config::FaultsDebug => "12M",
+        _ => "6M",
+    }
+}
+
 /// The source of the kernel's selftest of such faults. Only *drop* has it.
 ///
 /// # Errors
@@ -127,7 +136,11 @@ fn with_boot(
         name: &format!("faults-{name}"),
         image,
         root: &root,
-        command: &format!("sh /lab/faults.sh {DISK_OPS} {}", workloads.join(" ")),
+        command: &format!(
+            "sh /lab/faults.sh {DISK_OPS} {} {}",
+            thrash_memory(config),
+            workloads.join(" ")
+        ),
         append: &format!(
             "kunit.enable=0 null_blk.nr_devices=2 null_blk.gb=1 null_blk.memory_backed=1 \
              null_blk.irqmode=2 null_blk.hw_queue_depth=1 null_blk.completion_nsec={}",

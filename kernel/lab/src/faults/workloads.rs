@@ -15,13 +15,17 @@ pub(super) const WORKLOADS: [&str; 12] = [
     "giant-unmap",
     STORED,
     "thrash-data",
-    "thrash-holes",
+    HOLES,
     SWAP,
     SELFTEST,
 ];
 
 /// This one has no file: it swaps.
 pub(super) const SWAP: &str = "swap";
+
+/// In this one, the files have no data. Faults drop their lock to read, and there is no disk to wait
+/// for.
+pub(super) const HOLES: &str = "thrash-holes";
 
 /// In these, somebody write-locks the VMA that is read, so a retry rightly finds it locked.
 pub(super) const WRITERS: [&str; 5] =

@@ -107,7 +107,7 @@ fn kernels_on_cores(paths: &Paths) -> String {
     let command = "cargo xtask kernel cores";
     match kept::load::<cores::Figures>(paths, cores::CORES, command) {
         Ok(figures) => format!(
-            "`{command}` runs the fast kernels' own objects in a program ({}).\n\
+            "`{command}` runs the fast kernels' own objects in a program\n({}).\n\
              Threads and processes look up, get and put folios of one index as fast as they can,\n\
              unpin, and read. The figures are operations per second of all together, or the time of\n\
              one frozen section; medians, and the least and the most. The last column is the median\n\
@@ -219,9 +219,9 @@ fn costs<'a>(rows: impl Iterator<Item = &'a bench::Row>) -> Option<String> {
     let (least, most) = (rows.iter().min_by(by)?, rows.iter().max_by(by)?);
     Some(format!(
         "Of the {} paths that `cargo xtask kernel bench` counts with short reads off, patched has \
-         between\n{:+.2} % (`{}`) and {:+.2} % (`{}`) more instructions than plain. The limit is \
-         {:+} %. All are in\nthe [appendix](#appendix-instructions). The large savings of \
-         `gup_test` are those of the series for\npins.\n",
+         between\n{:+.2} % (`{}`) and {:+.2} % (`{}`) more instructions than plain. The\nlimit \
+         is {:+} %. All are in the [appendix](#appendix-instructions). The large savings of \
+         `gup_test`\nare those of the series for pins.\n",
         rows.len(),
         least.percent(),
         least.case,
@@ -236,8 +236,8 @@ fn speculative_get(paths: &Paths) -> Result<String> {
     let mut text = String::from(
         "\n## Appendix: the speculative get\n\n\
          The instructions of `filemap_get_entry()` around the one that takes the reference. \
-         `0x34` is the place\nof `_refcount` in a struct page. `xchg %ax,%ax`, which does nothing, \
-         is the static branch that is taken\nwhile hugetlb's vmemmap is optimised.\n",
+         `0x34` is the\nplace of `_refcount` in a struct page. `xchg %ax,%ax`, which does nothing, \
+         is the static branch that\nis taken while hugetlb's vmemmap is optimised.\n",
     );
     for tree in [Tree::Plain, Tree::Series] {
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
@@ -301,9 +301,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
 
     let mut text = head(paths)?;
     text += "\n## The reference count\n\n\
-             The objections have a page, [count.md](count.md). [upstream.md](upstream.md) has the \
-             versions that were posted\nbefore, side by side with this one, and \
-             [frozen-bit-audit.md](frozen-bit-audit.md) who freezes and who\ndestroys pages.\n\n";
+             The objections are in [count.md](count.md), the versions that were posted before in\n\
+             [upstream.md](upstream.md), side by side with this one, and who freezes and who destroys \
+             pages in\n[frozen-bit-audit.md](frozen-bit-audit.md).\n\n";
     text += &costs(of_the_count()).context("no counts")?;
     text += &failures(&bench::regressions(&counts));
     text += "\n### The kernels' own code on real cores\n\n";
@@ -336,9 +336,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     );
     text += &selftests_of(paths);
     text += "\n## Appendix: instructions\n\n\
-             `cargo xtask kernel bench` counts them by an emulator whose clock advances by one \
-             nanosecond for each\n(QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure \
-             is of one read, one fault, one page of\n`gup_test`, or one fork: `fork-2048-pages` has the \
+             `cargo xtask kernel bench` counts them with an emulator whose clock advances by one \
+             nanosecond for\neach (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure is \
+             of one read, one fault, one\npage of `gup_test`, or one fork: `fork-2048-pages` has the \
              child's exit and the wait in it,\n`fork-call-2048-pages` the system call alone. Short \
              reads are off.\n\n";
     text += &of_counts(of_the_count());

@@ -148,7 +148,9 @@ fn with_boot(
             1_000_000_000 / DISK_OPS
         ),
         accel,
-        limit: Duration::from_secs(slower * (60 + 90 * workloads.len() as u64)),
+        // The selftest takes half a minute, and on a busy host two; a case that hangs gives up
+        // after another one.
+        limit: Duration::from_secs(slower * (180 + 90 * workloads.len() as u64)),
         mem_mib: 2048,
         args: &[],
     })?;

@@ -1,7 +1,7 @@
 //! Boots one kernel, runs workloads in it, and reads what it counted.
 
 use super::counts::Counts;
-use super::workloads::SELFTEST;
+use super::workloads::{SELFTEST, WRITTEN};
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Accel, Boot, Ran};
@@ -79,7 +79,8 @@ pub(super) fn run(
 }
 
 /// Runs a workload on a kernel that is known to be wrong: splats are no errors. What a workload
-/// counts must not depend on how busy the host is.
+/// counts must not depend on how busy the host is. But with one CPU, no fault finds a folio locked
+/// that has its data; so the workload in which such waits are counted has two.
 ///
 /// # Errors
 /// If the kernel does not boot, or the workload fails.
@@ -89,7 +90,7 @@ pub(super) fn run_broken(
     image: &Path,
     workload: &str,
 ) -> Result<Counts> {
-    let accel = if workload == SELFTEST { Accel::Tcg } else { Accel::Icount };
+    let accel = if [SELFTEST, WRITTEN].contains(&workload) { Accel::Tcg } else { Accel::Icount };
     with_boot(paths, name, image, &[workload], (Config::Faults, accel), |boot| {
         let ran = qemu::run(paths, boot)?;
         Ok((ran.output, ran.end?))
@@ -147,7 +148,9 @@ fn with_boot(
             1_000_000_000 / DISK_OPS
         ),
         accel,
-        limit: Duration::from_secs(slower * (60 + 90 * workloads.len() as u64)),
+        // The selftest takes half a minute, and on a busy host two; a case that hangs gives up
+        // after another one.
+        limit: Duration::from_secs(slower * (180 + 90 * workloads.len() as u64)),
         mem_mib: 2048,
         args: &[],
     })?;

@@ -6,8 +6,9 @@
 #	faults.sh OPS MEMORY WORKLOAD...
 #
 # It moves /mnt to a slow disk, and swaps to another one. Either can do OPS
-# operations a second, one by one. MEMORY is what thrash may use. In place of the time that a workload took, it
-# prints how many operations a disk can do in that time (disk-turns).
+# operations a second, one by one. MEMORY is what thrash may use. In place of the time
+# that a workload took, it prints how many operations a disk can do in that time
+# (disk-turns).
 
 ops=$1
 memory=$2

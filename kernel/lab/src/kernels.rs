@@ -30,8 +30,9 @@ impl Tree {
 }
 
 /// A configuration. `Tiny` builds in a minute or two and has no disk. `TinyFaults` also compiles
-/// what counts and traces faults that wait. `Fast` has no debugging. `Debug` has KASAN and lockdep. `Kcsan` is separate, because KASAN and KCSAN exclude each
-/// other. `Faults` counts and traces faults that wait, and `FaultsDebug` does that in a debug kernel.
+/// what counts and traces faults that wait. `Fast` has no debugging. `Debug` has KASAN and lockdep.
+/// `Kcsan` is separate, because KASAN and KCSAN exclude each other. `Faults` counts and traces faults
+/// that wait, and `FaultsDebug` does that in a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Config {
     Tiny,

@@ -61,6 +61,17 @@ mod tests {
         assert_eq!(below(page, "B"), None);
     }
 
+    /// The report in the repository has the pages' sections as they are now.
+    #[test]
+    fn the_report_is_not_older_than_the_pages() {
+        let paths = Paths::find().unwrap();
+        let (_, report) = read(&paths, "report").unwrap();
+        assert!(report.contains(&summary(&paths).unwrap()), "summary.md");
+        for part in super::super::PARTS {
+            assert!(report.contains(&answers(&paths, part).unwrap()), "{part}.md");
+        }
+    }
+
     #[test]
     fn each_part_has_its_page() {
         let paths = Paths::find().unwrap();

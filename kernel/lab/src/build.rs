@@ -20,10 +20,9 @@ fn fragments(paths: &Paths, config: Config) -> Vec<PathBuf> {
         Config::Tiny => &["tiny.config"],
         Config::TinyFaults => &["tiny.config", "tiny-faults.config"],
         Config::Fast => &["fast.config"],
-        Config::Debug => &["fast.config", "debug.config"],
-        Config::Kcsan => &["fast.config", "debug.config", "kcsan.config"],
+        Config::Debug => &["fast.config", "faults.config", "debug.config"],
+        Config::Kcsan => &["fast.config", "faults.config", "debug.config", "kcsan.config"],
         Config::Faults => &["fast.config", "faults.config"],
-        Config::FaultsDebug => &["fast.config", "debug.config", "faults.config"],
     };
     names.iter().map(|name| dir.join(name)).collect()
 }
@@ -214,6 +213,17 @@ pub(crate) fn build(paths: &Paths, tree: Tree, config: Config) -> Result<PathBuf
 /// The path of a build's image.
 pub(crate) fn image(paths: &Paths, tree: Tree, config: Config) -> PathBuf {
     paths.objects(tree, config).join("arch/x86/boot/bzImage")
+}
+
+/// Copies an image to the folder of the guests, so that it can be booted while the kernel is built
+/// again. It replaces one of the same name.
+///
+/// # Errors
+/// If it cannot be copied.
+pub(crate) fn copied(paths: &Paths, image: &Path, name: &str) -> Result<PathBuf> {
+    let copy = paths.guest(&format!("{name}.bzImage"));
+    fs::copy(image, &copy).with_context(|| format!("cannot copy {}", image.display()))?;
+    Ok(copy)
 }
 
 /// Whether a kernel was built from the source, configuration and compiler that are there now.

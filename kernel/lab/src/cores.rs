@@ -200,7 +200,7 @@ fn judge(verdicts: &[(String, bool)], strict: bool) -> Result<()> {
     }
     let missed = verdicts.iter().filter(|v| !v.1).count();
     if strict && missed > 0 {
-        bail!("{missed} of {} figures that are asked are not met", verdicts.len());
+        bail!("{missed} of {} limits are not met", verdicts.len());
     }
     Ok(())
 }
@@ -253,7 +253,7 @@ mod tests {
         let missed = [("a: MISSED".to_string(), false), ("b: met".to_string(), true)];
         judge(&missed, false).unwrap();
         let error = judge(&missed, true).unwrap_err().to_string();
-        assert_eq!(error, "1 of 2 figures that are asked are not met");
+        assert_eq!(error, "1 of 2 limits are not met");
         judge(&missed[1..], true).unwrap();
     }
 

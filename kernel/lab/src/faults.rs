@@ -20,6 +20,7 @@ use boot::run;
 pub(crate) use boot::selftest_source;
 pub(crate) use counts::CASES;
 use counts::Counts;
+pub(crate) use mutants::mutants;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ pub(crate) struct Plan {
     /// Fail if a limit is missed.
     #[arg(long)]
     strict: bool,
-    /// Run them once on *drop* with KASAN, lockdep and `DEBUG_VM`. Nothing is compared.
+    /// Run them once on the patched kernel with KASAN, lockdep and `DEBUG_VM`. Nothing is compared.
     #[arg(long, conflicts_with_all = ["json", "strict"])]
     debug: bool,
     /// Run the selftest and a workload on each mutant of *drop* in `kernel/mutants/faults`. One
@@ -83,15 +84,19 @@ pub(crate) struct Figures {
     pub(crate) workloads: usize,
     /// In Markdown.
     pub(crate) table: String,
-    /// What is asked, and whether it is met.
+    /// Each limit, and whether it is met.
     pub(crate) verdicts: Vec<(String, bool)>,
 }
 
-/// Runs workloads once on *drop*.
-fn alone(paths: &Paths, config: Config, workloads: &[&str]) -> Result<Counts> {
-    prepare::prepare_tree(paths, Tree::Drop)?;
-    let image = build::build(paths, Tree::Drop, config)?;
-    run(paths, "drop", &image, workloads, config)
+/// Runs workloads once on one kernel.
+fn alone(paths: &Paths, tree: Tree, config: Config, workloads: &[&str]) -> Result<Counts> {
+    prepare::prepare_tree(paths, tree)?;
+    let image = build::build(paths, tree, config)?;
+    let counts = run(paths, tree.name(), &image, &boot::files(paths, tree)?, workloads, config)?;
+    if workloads.contains(&SELFTEST) {
+        all_pass(tree, &counts)?;
+    }
+    Ok(counts)
 }
 
 /// What `kernel test` has of it: the `KUnit` tests and the selftest on *drop*.
@@ -105,43 +110,27 @@ pub(crate) fn test(paths: &Paths) -> Result<()> {
     }
     build::build(paths, Tree::Drop, Config::Faults)?;
     smoke::smoke(paths, Tree::Drop, Config::Faults)?;
-    all_pass(&alone(paths, Config::Faults, &[SELFTEST])?)
+    alone(paths, Tree::Drop, Config::Faults, &[SELFTEST]).map(drop)
 }
 
 /// # Errors
-/// If a case of the selftest did not pass on *drop*.
-fn all_pass(counts: &Counts) -> Result<()> {
+/// If a case of the selftest did not pass.
+fn all_pass(tree: Tree, counts: &Counts) -> Result<()> {
     let failed = counts.failed_cases();
     if !failed.is_empty() {
-        bail!("drop: fault_retry: these cases did not pass: {}", failed.join(", "));
+        bail!("{}: fault_retry: these cases did not pass: {}", tree.name(), failed.join(", "));
     }
-    println!("drop: fault_retry: {} cases pass", CASES.len());
+    println!("{}: fault_retry: {} cases pass", tree.name(), CASES.len());
     Ok(())
 }
 
-/// Runs workloads on the debug kernel.
+/// Runs all workloads on the patched debug kernel.
 ///
 /// # Errors
-/// If it does not boot, there is a splat, a workload fails, or a case of the selftest did not pass.
-fn debug(paths: &Paths, workloads: &[&str]) -> Result<Counts> {
-    let counts = alone(paths, Config::FaultsDebug, workloads)?;
-    if workloads.contains(&SELFTEST) {
-        all_pass(&counts)?;
-    }
-    Ok(counts)
-}
-
-/// What `kernel test --full` has of it: the `KUnit` tests and all workloads on the debug kernel,
-/// and the mutants.
-///
-/// # Errors
-/// If there is a splat, a case fails, or a mutant is not noticed.
-pub(crate) fn full(paths: &Paths) -> Result<()> {
-    prepare::prepare_tree(paths, Tree::Drop)?;
-    build::build(paths, Tree::Drop, Config::FaultsDebug)?;
-    smoke::smoke(paths, Tree::Drop, Config::FaultsDebug)?;
-    debug(paths, &WORKLOADS)?;
-    mutants::mutants(paths)
+/// If it does not build or boot, there is a splat, a workload fails, or a case of the selftest did
+/// not pass.
+pub(crate) fn debug(paths: &Paths) -> Result<()> {
+    alone(paths, Tree::Series, Config::Debug, &WORKLOADS).map(drop)
 }
 
 /// `kernel faults`.
@@ -151,12 +140,12 @@ pub(crate) fn full(paths: &Paths) -> Result<()> {
 /// data. If the plan is strict, also if a figure is missed.
 pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
     if plan.mutants {
-        return mutants::mutants(paths);
+        return mutants(paths);
     }
     let workloads = plan.workloads()?;
     if plan.debug {
-        let counts = debug(paths, &workloads)?;
-        println!("{}", table::table(&[("drop", &[counts])]));
+        let counts = alone(paths, Tree::Series, Config::Debug, &workloads)?;
+        println!("{}", table::table(&[("patched", &[counts])]));
         return Ok(());
     }
     let mut images = Vec::new();
@@ -164,10 +153,11 @@ pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
         prepare::prepare_tree(paths, tree)?;
         images.push(build::build(paths, tree, Config::Faults)?);
     }
+    let files = boot::files(paths, Tree::Drop)?;
     let mut taken: [Vec<Counts>; 3] = Default::default();
     for _ in 0..plan.runs {
         for ((name, _), (image, taken)) in KERNELS.iter().zip(images.iter().zip(&mut taken)) {
-            taken.push(run(paths, name, image, &workloads, Config::Faults)?);
+            taken.push(run(paths, name, image, &files, &workloads, Config::Faults)?);
         }
     }
     let [plain, drop, hold] = &taken;
@@ -194,7 +184,7 @@ pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
         missed += usize::from(!met);
     }
     if plan.strict && missed > 0 {
-        bail!("{missed} of {} figures that are asked are not met", verdicts.len());
+        bail!("{missed} of {} limits are not met", verdicts.len());
     }
     Ok(())
 }
@@ -221,9 +211,10 @@ mod tests {
     #[test]
     fn a_debug_kernel_on_which_a_case_fails_is_found() {
         let counts = |text: &str| Counts::parse(text, &WORKLOADS).unwrap();
-        all_pass(&counts(&counts::tests::drop())).unwrap();
+        all_pass(Tree::Series, &counts(&counts::tests::drop())).unwrap();
         let failed = counts::tests::drop().replace("passed-6 1", "passed-6 0");
-        assert!(all_pass(&counts(&failed)).unwrap_err().to_string().contains("passed-6"));
+        let error = all_pass(Tree::Series, &counts(&failed)).unwrap_err().to_string();
+        assert!(error.contains("series") && error.contains("passed-6"));
     }
 
     #[test]

@@ -30,9 +30,9 @@ impl Tree {
 }
 
 /// A configuration. `Tiny` builds in a minute or two and has no disk. `TinyFaults` also compiles
-/// what counts and traces faults that wait. `Fast` has no debugging. `Debug` has KASAN and lockdep.
-/// `Kcsan` is separate, because KASAN and KCSAN exclude each other. `Faults` counts and traces faults
-/// that wait, and `FaultsDebug` does that in a debug kernel.
+/// what counts and traces faults that wait. `Fast` has no debugging. `Faults` counts and traces faults
+/// that wait. `Debug` does that, too, and has KASAN and lockdep. `Kcsan` is separate, because KASAN
+/// and KCSAN exclude each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Config {
     Tiny,
@@ -41,7 +41,6 @@ pub(crate) enum Config {
     Debug,
     Kcsan,
     Faults,
-    FaultsDebug,
 }
 
 impl Config {
@@ -53,7 +52,6 @@ impl Config {
             Config::Debug => "debug",
             Config::Kcsan => "kcsan",
             Config::Faults => "faults",
-            Config::FaultsDebug => "faults-debug",
         }
     }
 }

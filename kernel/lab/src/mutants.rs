@@ -5,7 +5,7 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
-use crate::{build, git, guest, pins, prepare, series, smoke};
+use crate::{build, git, guest, overlap, pins, prepare, series, smoke};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -159,28 +159,32 @@ pub(crate) fn noticed(ran: &Ran, case: &str, suites: &str) -> Result<&'static st
     }
 }
 
-/// Builds and boots one mutant.
-fn one(paths: &Paths, tree: &Path, mutant: &Mutant) -> Result<&'static str> {
-    let suites = suites(paths, Tree::Series)?;
+/// Builds one mutant, and returns a copy of its image.
+fn built(paths: &Paths, tree: &Path, mutant: &Mutant, copy: &str) -> Result<PathBuf> {
     git::git(tree, &["apply", &mutant.file.to_string_lossy()])?;
     git::git(tree, &["commit", "-q", "-a", "-m", &mutant.name])?;
     let image = build::build(paths, Tree::Series, Config::Tiny)?;
+    build::copied(paths, &image, copy)
+}
+
+/// Boots one mutant.
+fn boot(paths: &Paths, image: &Path, mutant: &Mutant, suites: &str) -> Result<&'static str> {
     let root = guest::root(paths, &[])?;
     let ran = qemu::run(
         paths,
         &Boot {
             name: "mutant",
-            image: &image,
+            image,
             root: &root,
             command: "true",
             append: "",
-            accel: qemu::accel(paths, &image, &root)?,
+            accel: qemu::accel(paths, image, &root)?,
             limit: Duration::from_secs(120),
             mem_mib: 2048,
             args: smoke::TWO_SOCKETS,
         },
     )?;
-    noticed(&ran, &mutant.case, &suites)
+    noticed(&ran, &mutant.case, suites)
 }
 
 /// The mutants of these names, or all if there is no name.
@@ -207,12 +211,21 @@ pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
     smoke::smoke(paths, Tree::Series, Config::Tiny)?;
     let tree = paths.source(Tree::Series);
     let head = git::git(&tree, &["rev-parse", "HEAD"])?.trim().to_string();
-    for mutant in mutants {
-        let result = one(paths, &tree, &mutant);
-        git::reset(&tree, &head)?;
-        let why = result.with_context(|| format!("the mutant {} is not noticed", mutant.name))?;
-        println!("{}: noticed, {} {why}", mutant.name, mutant.case);
-    }
+    let suites = suites(paths, Tree::Series)?;
+    overlap::builds_and_boots(
+        mutants,
+        |mutant, copy| {
+            let image = built(paths, &tree, &mutant, copy);
+            git::reset(&tree, &head)?;
+            Ok((image.with_context(|| format!("the mutant {}", mutant.name))?, mutant))
+        },
+        |(image, mutant)| {
+            let why = boot(paths, &image, &mutant, &suites)
+                .with_context(|| format!("the mutant {} is not noticed", mutant.name))?;
+            println!("{}: noticed, {} {why}", mutant.name, mutant.case);
+            Ok(())
+        },
+    )?;
     // It has no `KUnit` case, and so no file beside the others.
     if only.is_empty() { pins::mutant_of_moving(paths) } else { Ok(()) }
 }

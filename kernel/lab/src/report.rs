@@ -200,7 +200,7 @@ fn faults(paths: &Paths) -> String {
                 text,
                 "Counts of `{command}`, {} workloads, {} runs of each kernel in turn: the median, and \
                  the range\nwhere the runs differ. *plain* retries under mmap_lock, *drop* under the VMA's \
-                 lock, *hold* keeps that lock.\n\n{}\nWhat is asked, over all runs:\n\n",
+                 lock, *hold* keeps that lock.\n\n{}\nLimits, over all runs:\n\n",
                 of.workloads, of.runs, of.table
             );
             for (what, met) in of.verdicts {

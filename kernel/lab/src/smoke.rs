@@ -5,7 +5,7 @@ use crate::paths::Paths;
 use crate::qemu::{self, Boot};
 use crate::{build, guest};
 use anyhow::{Context, Result, bail};
-use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Checks the results of a `KUnit` suite in a kernel's log: each case of its source, `suite`,
@@ -61,26 +61,22 @@ pub(crate) fn suites(
     console: &str,
     configuration: &str,
 ) -> Result<String> {
-    suites_but(paths, tree, console, configuration, &[])
+    passed(console, &sources(paths, tree, configuration)?, &[])
 }
 
-/// The same where some cases must be skipped.
-fn suites_but(
-    paths: &Paths,
-    tree: Tree,
-    console: &str,
-    configuration: &str,
-    skipped: &[&str],
-) -> Result<String> {
-    let mut passed = Vec::new();
-    let suites = build::tests_in(paths, tree, configuration);
+/// The sources of the suites that a configuration asks for.
+fn sources(paths: &Paths, tree: Tree, configuration: &str) -> Result<Vec<String>> {
+    build::tests_in(paths, tree, configuration).iter().map(|file| build::read(file)).collect()
+}
+
+/// Checks the results of these suites. The cases in `skipped` must have been skipped.
+fn passed(console: &str, suites: &[String], skipped: &[&str]) -> Result<String> {
     if suites.is_empty() {
         bail!("the configuration asks for no KUnit suite");
     }
-    for suite in suites {
-        passed.push(kunit(console, &fs::read_to_string(suite)?, skipped)?);
-    }
-    Ok(passed.join(", "))
+    let passed: Result<Vec<_>> =
+        suites.iter().map(|suite| kunit(console, suite, skipped)).collect();
+    Ok(passed?.join(", "))
 }
 
 /// Reads of tmpfs, and of ext4 if there is a disk.
@@ -106,30 +102,62 @@ pub(crate) fn smoke(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
             bail!("the patched source lacks KUnit tests: {}", missing.display());
         }
     }
-    smoke_part(paths, tree, config)
+    boot(paths, &Kernel::of(paths, tree, config)?)
 }
 
-/// The same for a part of the series, which may not have all tests yet.
+/// What that boot needs of a built kernel. Of a part of the series, the tests are those that it has.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    name: String,
+    config: Config,
+    image: PathBuf,
+    suites: Vec<String>,
+}
+
+impl Kernel {
+    /// # Errors
+    /// If a test cannot be read.
+    pub(crate) fn of(paths: &Paths, tree: Tree, config: Config) -> Result<Self> {
+        let configuration = build::fragments_text(paths, tree, config)?;
+        Ok(Self {
+            name: format!("boot-{}-{}", tree.name(), config.name()),
+            config,
+            image: build::image(paths, tree, config),
+            suites: sources(paths, tree, &configuration)?,
+        })
+    }
+
+    /// The same, with a copy of the image in the folder of the guests, so that it can be booted
+    /// while its source and its objects change. The copy is there until the next one of this name.
+    ///
+    /// # Errors
+    /// If the image cannot be copied.
+    pub(crate) fn copied(self, paths: &Paths, name: &str) -> Result<Self> {
+        let image = build::copied(paths, &self.image, name)?;
+        Ok(Self { image, ..self })
+    }
+}
+
+/// The same for a built kernel, whatever tests it has.
 ///
 /// # Errors
 /// The same, but for missing tests.
-pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()> {
-    let image = build::image(paths, tree, config);
+pub(crate) fn boot(paths: &Paths, kernel: &Kernel) -> Result<()> {
+    let Kernel { name, config, image, suites } = kernel;
     let root = guest::root(paths, &[])?;
-    let accel = qemu::accel(paths, &image, &root)?;
-    let name = format!("boot-{}-{}", tree.name(), config.name());
+    let accel = qemu::accel(paths, image, &root)?;
     let outcome = qemu::boot(
         paths,
         &Boot {
-            name: &name,
-            image: &image,
+            name,
+            image,
             root: &root,
             command: READ,
             append: "",
             accel,
             limit: Duration::from_secs(match config {
                 Config::Tiny | Config::TinyFaults | Config::Fast | Config::Faults => 120,
-                Config::Debug | Config::Kcsan | Config::FaultsDebug => 600,
+                Config::Debug | Config::Kcsan => 600,
             }),
             mem_mib: 2048,
             args: match config {
@@ -141,11 +169,10 @@ pub(crate) fn smoke_part(paths: &Paths, tree: Tree, config: Config) -> Result<()
     if outcome.status != 0 {
         bail!("{name}: the reads failed with status {}:\n{}", outcome.status, outcome.output);
     }
-    let configuration = build::fragments_text(paths, tree, config)?;
-    let tests = if build::tests_in(paths, tree, &configuration).is_empty() {
+    let tests = if suites.is_empty() {
         String::from("boots and reads")
     } else {
-        suites(paths, tree, &outcome.console, &configuration)?
+        passed(&outcome.console, suites, &[])?
     };
     println!("{name} ({}): {tests}", accel.name());
     Ok(())
@@ -179,8 +206,7 @@ pub(crate) fn kunit_beside_hugetlb(paths: &Paths) -> Result<()> {
             args: TWO_SOCKETS,
         },
     )?;
-    let configuration = build::fragments_text(paths, tree, config)?;
-    let tests = suites_but(paths, tree, &outcome.console, &configuration, NO_TRACE)?;
+    let tests = passed(&outcome.console, &Kernel::of(paths, tree, config)?.suites, NO_TRACE)?;
     println!("boot-series-tiny-hugetlb ({}): {tests}", accel.name());
     Ok(())
 }
@@ -188,6 +214,7 @@ pub(crate) fn kunit_beside_hugetlb(paths: &Paths) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const SUITE: &str = "\tKUNIT_CASE(page_ref_test_freeze),\n\tKUNIT_CASE_SLOW(page_ref_test_stress),\n\
                          \t.name = \"page_ref\",\n";

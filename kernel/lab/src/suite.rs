@@ -6,12 +6,14 @@
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
+use crate::smoke::Kernel;
+use crate::steps::Steps;
 use crate::{
-    bench, build, cores, cover, faults, fixes, guest, mutants, pins, prepare, reads, selftests,
-    series, smoke, stress,
+    bench, build, cores, cover, faults, fixes, guest, mutants, overlap, pins, prepare, reads,
+    selftests, series, smoke, stress,
 };
 use anyhow::{Context, Result, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What failed of several steps, none of which needs another one.
@@ -116,22 +118,25 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
 /// # Errors
 /// The first step that fails.
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
-    check(paths)?;
-    reads::all(paths)?;
-    pins::pins(paths, None)?;
-    faults::test(paths)?;
-    mutants::mutants(paths, &[])?;
-    selftests::compare(paths)?;
+    prepare::prepare(paths)?;
+    let steps = Steps::of(paths, "test")?;
+    steps.step("check", || check(paths))?;
+    steps.step("races of short reads", || reads::all(paths))?;
+    steps.step("pins", || pins::pins(paths, None))?;
+    steps.step("page faults that wait", || faults::test(paths))?;
+    steps.step("mutants", || mutants::mutants(paths, &[]))?;
+    steps.step("selftests", || selftests::compare(paths))?;
     if each {
-        each_patch(paths)?;
+        steps.step("a kernel after each patch", || each_patch(paths, &steps))?;
     }
     if full {
-        faults::full(paths)?;
-        stress::series(paths, Config::Debug, stress::Load::default())?;
-        stress::series(paths, Config::Kcsan, stress::Load::default())?;
+        let stress = |config| stress::series(paths, config, stress::Load::default());
+        steps.step("page faults that wait on the debug kernel", || faults::debug(paths))?;
+        steps.step("mutants of page faults", || faults::mutants(paths))?;
+        steps.step("stress on the debug kernel", || stress(Config::Debug))?;
+        steps.step("stress with KCSAN", || stress(Config::Kcsan))?;
     }
-    println!("kernel test: passed");
-    Ok(())
+    steps.end()
 }
 
 /// `kernel selftests`: the step of `kernel test` that takes longest.
@@ -152,31 +157,38 @@ pub(crate) fn selftests(paths: &Paths) -> Result<()> {
 /// If a patch does not apply, or its kernel does not build, boot, or pass its tests.
 pub(crate) fn each(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
-    each_patch(paths)
+    let steps = Steps::of(paths, "each")?;
+    each_patch(paths, &steps)?;
+    steps.end()
 }
 
 /// Builds and boots a tiny kernel after each patch: all that make the patched kernel, and those of
 /// the alternative to the last of its series. What page faults that wait change is partly under
 /// options that the tiny kernel does not have, so they get a configuration of their own.
-fn each_patch(paths: &Paths) -> Result<()> {
+fn each_patch(paths: &Paths, steps: &Steps) -> Result<()> {
     for (tree, first) in
         [(Tree::Series, 0), (Tree::Hold, series::below(paths, series::ALTERNATIVE)?.len())]
     {
         let patches = series::patches(paths, tree)?;
         let before = series::Times::of(&paths.source(tree));
         let source = series::checkout(paths, tree)?;
-        for (at, patch) in patches.iter().enumerate() {
+        let build = |(at, patch): (usize, &PathBuf), copy: &str| {
             series::apply_one(&source, patch)?;
-            if at < first {
-                continue;
+            let name = patch.strip_prefix(&paths.kernel)?.display().to_string();
+            if at < first || steps.has(&name) {
+                return Ok(None);
             }
-            let name = patch.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let config = if is_of_faults(patch) { Config::TinyFaults } else { Config::Tiny };
-            build::build(paths, tree, config)
-                .and_then(|_| smoke::smoke_part(paths, tree, config))
-                .with_context(|| format!("after {name}"))?;
+            build::build(paths, tree, config).with_context(|| format!("after {name}"))?;
+            Ok(Some((Kernel::of(paths, tree, config)?.copied(paths, copy)?, name)))
+        };
+        let boot = |built: Option<(Kernel, String)>| {
+            let Some((kernel, name)) = built else { return Ok(()) };
+            smoke::boot(paths, &kernel).with_context(|| format!("after {name}"))?;
             println!("{name}: builds and boots");
-        }
+            steps.pass(&name)
+        };
+        overlap::builds_and_boots(patches.iter().enumerate(), build, boot)?;
         before.restore(&source)?;
         series::record(paths, tree)?;
     }

@@ -1,4 +1,4 @@
-//! The figures of `kernel cores`: their rows in JSON, their tables, and what was asked of them.
+//! The figures of `kernel cores`: their rows in JSON, their tables, and their limits.
 
 use super::program::LAYOUTS;
 use anyhow::{Context, Result};
@@ -266,29 +266,29 @@ impl Figures {
     }
 }
 
-/// What is asked of one case at two threads.
-struct Asked {
+/// The limit of one case at two threads.
+struct Limit {
     case: &'static str,
-    limit: f64,
+    bound: f64,
     at_least: bool,
 }
 
-const ASKED_THREADS: usize = 2;
-const ASKED: [Asked; 5] = [
-    Asked { case: "short-read", limit: 3.0, at_least: true },
-    Asked { case: "one-folio", limit: 1.2, at_least: true },
-    Asked { case: "many-folios", limit: 0.98, at_least: true },
-    Asked { case: "failed-get", limit: 1.1, at_least: false },
-    Asked { case: "failed-get-brief", limit: 1.1, at_least: false },
+const LIMIT_THREADS: usize = 2;
+const LIMITS: [Limit; 5] = [
+    Limit { case: "short-read", bound: 3.0, at_least: true },
+    Limit { case: "one-folio", bound: 1.2, at_least: true },
+    Limit { case: "many-folios", bound: 0.98, at_least: true },
+    Limit { case: "failed-get", bound: 1.1, at_least: false },
+    Limit { case: "failed-get-brief", bound: 1.1, at_least: false },
 ];
 
 /// The case in which the patched kernel may not do less with more threads.
 const NO_FALL: &str = "short-read";
 
-/// A sentence for each figure that was asked for, and whether it is met. One that was not
-/// measured, or was not measured alone, is not met.
+/// A sentence for each limit, and whether it is met. A figure that was not measured, or was not
+/// measured alone, does not meet its limit.
 pub(crate) fn verdicts(figures: &Figures) -> Vec<(String, bool)> {
-    let mut all: Vec<_> = ASKED.iter().map(|asked| asked.verdict(figures)).collect();
+    let mut all: Vec<_> = LIMITS.iter().map(|limit| limit.verdict(figures)).collect();
     all.push(no_fall(figures));
     all
 }
@@ -313,17 +313,17 @@ fn no_fall(figures: &Figures) -> (String, bool) {
     let met = least >= 1.0;
     let text = format!(
         "{what}: patched is {:.2} of patched with one, and at least {least:.2} of the number of \
-         threads before, asked is at least 1: {}",
+         threads before, the limit is at least 1: {}",
         most.median / one.median,
         if met { "met" } else { "MISSED" }
     );
     (text, met)
 }
 
-impl Asked {
+impl Limit {
     fn verdict(&self, figures: &Figures) -> (String, bool) {
-        let what = format!("{} at {ASKED_THREADS} threads", self.case);
-        let row = |tree| figures.row(tree, self.case, ASKED_THREADS);
+        let what = format!("{} at {LIMIT_THREADS} threads", self.case);
+        let row = |tree| figures.row(tree, self.case, LIMIT_THREADS);
         let (Some(plain), Some(series)) = (row("plain"), row("series")) else {
             return (format!("{what}: not measured"), false);
         };
@@ -332,12 +332,12 @@ impl Asked {
         }
         let ratio = Ratio::of(series, plain);
         let met =
-            if self.at_least { ratio.median >= self.limit } else { ratio.median <= self.limit };
+            if self.at_least { ratio.median >= self.bound } else { ratio.median <= self.bound };
         let text = format!(
-            "{what}: patched / plain is {}, asked is {} {}: {}",
+            "{what}: patched / plain is {}, the limit is {} {}: {}",
             ratio.shown(),
             if self.at_least { "at least" } else { "at most" },
-            self.limit,
+            self.bound,
             if met { "met" } else { "MISSED" }
         );
         (text, met)
@@ -474,8 +474,8 @@ mod tests {
             ]);
             verdicts(&figures).iter().map(|v| v.1).collect::<Vec<_>>()
         };
-        assert_eq!(met(121.0, 99.0, 109.0), [true; ASKED.len() + 1]);
-        let missed = [[false; ASKED.len()].as_slice(), &[true]].concat();
+        assert_eq!(met(121.0, 99.0, 109.0), [true; LIMITS.len() + 1]);
+        let missed = [[false; LIMITS.len()].as_slice(), &[true]].concat();
         assert_eq!(met(119.0, 97.0, 111.0), missed);
     }
 
@@ -512,14 +512,14 @@ mod tests {
             ("plain", "many-folios", 1, 1.0),
             ("series", "many-folios", 1, 1.0),
         ]));
-        assert_eq!(all.len(), ASKED.len() + 1);
+        assert_eq!(all.len(), LIMITS.len() + 1);
         assert!(all.iter().all(|(text, met)| text.ends_with(": not measured") && !met), "{all:?}");
         // The workers of one tree had to wait for CPUs, and did not get in each other's way.
         let mut disturbed =
             figures(&[("plain", "one-folio", 2, 1.0), ("series", "one-folio", 2, 2.0)]);
-        assert!(ASKED[1].verdict(&disturbed).1);
+        assert!(LIMITS[1].verdict(&disturbed).1);
         disturbed.rows[1].disturbed = 1;
-        let (text, met) = ASKED[1].verdict(&disturbed);
+        let (text, met) = LIMITS[1].verdict(&disturbed);
         assert!(text.contains("not measured alone") && !met, "{text}");
     }
 

@@ -25,23 +25,38 @@ pub(super) const DISK_OPS: u32 = 400;
 /// has 32 KiB, and its lockdep state some 10, which are charged, too: together 4 MiB more.
 const fn thrash_memory(config: Config) -> &'static str {
     match config {
-        Config::FaultsDebug => "12M",
+        Config::Debug => "12M",
         _ => "6M",
     }
 }
 
-/// The source of the kernel's selftest of such faults. Only *drop* has it.
+/// The source of the kernel's selftest of such faults, in a tree that has it: *drop*, or the patched
+/// one.
 ///
 /// # Errors
 /// If the source cannot be prepared.
-pub(crate) fn selftest_source(paths: &Paths) -> Result<PathBuf> {
-    prepare::prepare_tree(paths, Tree::Drop)?;
-    Ok(paths.source(Tree::Drop).join("tools/testing/selftests/mm/fault_retry.c"))
+pub(crate) fn selftest_source(paths: &Paths, tree: Tree) -> Result<PathBuf> {
+    prepare::prepare_tree(paths, tree)?;
+    Ok(paths.source(tree).join("tools/testing/selftests/mm/fault_retry.c"))
+}
+
+/// All files for the guest, with the selftest from this tree.
+///
+/// # Errors
+/// If the source cannot be prepared, or a program does not compile.
+pub(super) fn files(paths: &Paths, tree: Tree) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<_> =
+        FILES.iter().map(|file| paths.kernel.join("guest").join(file)).collect();
+    for program in PROGRAMS {
+        files.push(guest::compile(paths, program)?);
+    }
+    files.push(selftest(paths, tree)?);
+    Ok(files)
 }
 
 /// Compiles it.
-fn selftest(paths: &Paths) -> Result<PathBuf> {
-    let source = selftest_source(paths)?;
+fn selftest(paths: &Paths, tree: Tree) -> Result<PathBuf> {
+    let source = selftest_source(paths, tree)?;
     let target = paths.guest("fault_retry");
     let text =
         fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -61,18 +76,27 @@ pub(super) fn run(
     paths: &Paths,
     name: &str,
     image: &Path,
+    files: &[PathBuf],
     workloads: &[&str],
     config: Config,
 ) -> Result<Counts> {
-    let counted = if config == Config::FaultsDebug { Accel::Tcg } else { Accel::Icount };
+    let counted = if config == Config::Debug { Accel::Tcg } else { Accel::Icount };
     let mut counts = Counts::default();
     let (alone, others): (Vec<_>, Vec<_>) = workloads.iter().partition(|w| **w == SELFTEST);
     for (accel, workloads) in [(counted, others), (Accel::Tcg, alone)] {
         if !workloads.is_empty() {
-            counts.add(with_boot(paths, name, image, &workloads, (config, accel), |boot| {
-                let outcome = qemu::boot(paths, boot)?;
-                Ok((outcome.output, outcome.status))
-            })?);
+            counts.add(with_boot(
+                paths,
+                name,
+                image,
+                files,
+                &workloads,
+                (config, accel),
+                |boot| {
+                    let outcome = qemu::boot(paths, boot)?;
+                    Ok((outcome.output, outcome.status))
+                },
+            )?);
         }
     }
     Ok(counts)
@@ -88,10 +112,11 @@ pub(super) fn run_broken(
     paths: &Paths,
     name: &str,
     image: &Path,
+    files: &[PathBuf],
     workload: &str,
 ) -> Result<Counts> {
     let accel = if [SELFTEST, WRITTEN].contains(&workload) { Accel::Tcg } else { Accel::Icount };
-    with_boot(paths, name, image, &[workload], (Config::Faults, accel), |boot| {
+    with_boot(paths, name, image, files, &[workload], (Config::Faults, accel), |boot| {
         let ran = qemu::run(paths, boot)?;
         Ok((ran.output, ran.end?))
     })
@@ -120,19 +145,14 @@ fn with_boot(
     paths: &Paths,
     name: &str,
     image: &Path,
+    files: &[PathBuf],
     workloads: &[&str],
     (config, accel): (Config, Accel),
     boot: impl FnOnce(&Boot) -> Result<(String, i32)>,
 ) -> Result<Counts> {
-    let mut files: Vec<_> =
-        FILES.iter().map(|file| paths.kernel.join("guest").join(file)).collect();
-    for program in PROGRAMS {
-        files.push(guest::compile(paths, program)?);
-    }
-    files.push(selftest(paths)?);
-    let root = guest::root(paths, &files)?;
+    let root = guest::root(paths, files)?;
     // A debug kernel is some ten times slower.
-    let slower = if config == Config::FaultsDebug { 8 } else { 1 };
+    let slower = if config == Config::Debug { 8 } else { 1 };
     let (output, status) = boot(&Boot {
         name: &format!("faults-{name}"),
         image,

@@ -1,4 +1,4 @@
-//! What a kernel counted, and what is asked of it.
+//! What a kernel counted, and its limits.
 
 use super::workloads::{HOLES, SELFTEST, WORKLOADS, WRITERS, WRITTEN};
 use anyhow::{Context, Result, bail};
@@ -132,7 +132,7 @@ impl Counts {
     }
 }
 
-/// What is asked of *plain*, *drop* and *hold*, for the workloads that ran, and whether it is so.
+/// The limits of *plain*, *drop* and *hold*, for the workloads that ran, and whether they are met.
 pub(super) fn verdicts(kernels: [&[Counts]; 3]) -> Vec<(String, bool)> {
     let runs = kernels.map(|runs| runs.len() as u64);
     let [plain, drop, hold] = &kernels.map(Counts::sum);

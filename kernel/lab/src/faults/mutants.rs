@@ -1,13 +1,14 @@
 //! The tests of faults that wait must fail on kernels that are wrong in what these test.
 
-use super::boot::{run_broken, run_kunit};
+use super::boot::{files, run_broken, run_kunit};
 use super::counts::{CASES, Counts, WAITS_LOCKED, WRITERS_WAIT};
 use super::workloads::{SELFTEST, STORED, SWAP, WRITTEN};
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
-use crate::{build, mutants, prepare, series, smoke};
+use crate::{build, mutants, overlap, prepare, series, smoke};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// What notices a mutant.
 #[derive(Clone, Copy)]
@@ -57,48 +58,55 @@ impl Noticed {
 ///
 /// # Errors
 /// If a mutant does not apply, build or boot, or is not noticed.
-pub(super) fn mutants(paths: &Paths) -> Result<()> {
+pub(crate) fn mutants(paths: &Paths) -> Result<()> {
     prepare::prepare_tree(paths, Tree::Drop)?;
     let image = build::build(paths, Tree::Drop, Config::Faults)?;
     smoke::smoke(paths, Tree::Drop, Config::Faults)?;
+    let (files, suites) = (files(paths, Tree::Drop)?, mutants::suites(paths, Tree::Drop)?);
     let mut without = BTreeMap::new();
     for workload in MUTANTS.iter().filter_map(|(_, by)| by.workload()) {
         if !without.contains_key(workload) {
             let name = format!("no-mutant-{workload}");
-            without.insert(workload, run_broken(paths, &name, &image, workload)?);
+            without.insert(workload, run_broken(paths, &name, &image, &files, workload)?);
         }
     }
-    for (name, by) in MUTANTS {
-        let seen = one(paths, name, by, &without);
-        // Without the mutant again, also after a failure.
-        prepare::prepare_tree(paths, Tree::Drop)?;
-        println!("{name}: noticed, {}", seen.with_context(|| format!("mutant {name}"))?);
-    }
-    Ok(())
+    overlap::builds_and_boots(
+        MUTANTS,
+        |(name, by), copy| {
+            let image = built(paths, name, copy);
+            // Without the mutant again, also after a failure.
+            prepare::prepare_tree(paths, Tree::Drop)?;
+            Ok((name, by, image.with_context(|| format!("mutant {name}"))?))
+        },
+        |(name, by, image)| {
+            let boot = format!("mutant-{name}");
+            let run = |workload| run_broken(paths, &boot, &image, &files, workload);
+            let seen = match by {
+                Kunit(case) => run_kunit(paths, &boot, &image)
+                    .and_then(|ran| mutants::noticed(&ran, case, &suites))
+                    .map(|why| format!("{case} {why}")),
+                Case(case) => {
+                    run(SELFTEST).and_then(|with| failed(case, &without[SELFTEST], &with))
+                }
+                Count(workload, what) => {
+                    run(workload).and_then(|with| more(workload, what, &without[workload], &with))
+                }
+            };
+            println!("{name}: noticed, {}", seen.with_context(|| format!("mutant {name}"))?);
+            Ok(())
+        },
+    )
 }
 
-/// Tells by what a mutant was noticed.
-///
-/// # Errors
-/// If it was not.
-fn one(paths: &Paths, name: &str, by: Noticed, without: &BTreeMap<&str, Counts>) -> Result<String> {
+/// Builds a mutant, and returns a copy of its image.
+fn built(paths: &Paths, name: &str, copy: &str) -> Result<PathBuf> {
     let tree = paths.source(Tree::Drop);
     let before = series::Times::of(&tree);
     series::forget(paths, Tree::Drop);
     series::apply_one(&tree, &paths.kernel.join("mutants/faults").join(format!("{name}.patch")))?;
     before.restore(&tree)?;
     let image = build::build(paths, Tree::Drop, Config::Faults)?;
-    let name = format!("mutant-{name}");
-    let run = |workload| run_broken(paths, &name, &image, workload);
-    match by {
-        Kunit(case) => {
-            let suites = mutants::suites(paths, Tree::Drop)?;
-            let why = mutants::noticed(&run_kunit(paths, &name, &image)?, case, &suites)?;
-            Ok(format!("{case} {why}"))
-        }
-        Case(case) => failed(case, &without[SELFTEST], &run(SELFTEST)?),
-        Count(workload, what) => more(workload, what, &without[workload], &run(workload)?),
-    }
+    build::copied(paths, &image, copy)
 }
 
 /// The cases of the selftest that fail with the mutant, if `case` is one of them.

@@ -33,7 +33,7 @@ fn initramfs(paths: &Paths) -> Result<PathBuf> {
     fs::create_dir_all(&root)?;
     let init = paths.kernel.join("guest/lone_init.c");
     fs::copy(compile(paths, "lone_init", &init)?, root.join("init"))?;
-    let selftest = faults::selftest_source(paths)?;
+    let selftest = faults::selftest_source(paths, Tree::Drop)?;
     fs::copy(compile(paths, "fault_retry", &selftest)?, root.join("program"))?;
     let target = paths.guest("arm64.cpio");
     guest::pack(paths, &root, &target)?;

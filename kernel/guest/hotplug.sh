@@ -40,4 +40,4 @@ kill $load
 periods="not told"
 [ -z "$after" ] || periods=$((after - before))
 echo "blocks offline $off, online $on; grace periods of tasks-RCU: $periods"
-[ $off -gt 0 ] && [ $off = $on ]
+[ $off -gt 0 ] && [ $off = $on ] && [ "$periods" != 0 ]

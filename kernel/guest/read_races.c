@@ -14,8 +14,9 @@
  *
  *  - a read during which no step was made must return what the file has then;
  *  - any other must return what the table allows: so many bytes, that are zeros, or
- *    of a write that had begun before the read ended, and was not overwritten before
- *    the read began. Bytes outside of what is changed never differ.
+ *    of a write that had begun before the read ended, and was neither overwritten nor
+ *    cut off, punched or zeroed before the read began. Bytes outside of what is changed
+ *    never differ.
  *
  * Prints the tables, how often each result was seen, and what the kernel counted
  * of short reads. With -w, the steps are wrong on purpose, and the program must
@@ -372,6 +373,23 @@ static bool zero_after(const struct race *race, unsigned long steps, long pos)
 	return pos >= step->zero_from && pos < step->zero_to;
 }
 
+/*
+ * Whether the steps of this round that have ended have taken the byte away. Its
+ * next value is that of the next write.
+ */
+static bool gone_after(const struct race *race, unsigned long steps, long pos)
+{
+	unsigned long done = steps % race->nr_steps, i;
+
+	for (i = 0; i < done; i++) {
+		const struct step *step = &race->steps[i];
+
+		if (pos >= step->size || (pos >= step->zero_from && pos < step->zero_to))
+			return true;
+	}
+	return false;
+}
+
 static struct result wrong(struct result r, const char *why, long at)
 {
 	r.wrong = why;
@@ -407,7 +425,7 @@ static struct result judge(const struct race *race, enum fs fs, struct span span
 			   long pos, long want, const unsigned char *buf, long got)
 {
 	unsigned long low = gen_after(race, span.ended), high = gen_after(race, span.begun);
-	unsigned long gen, last = 0, least = -1UL, most = 0;
+	unsigned long gen, first, last = 0, least = -1UL, most = 0;
 	bool ordered_up = true, ordered_down = true, zeros = false, data = false;
 	bool last_zero = false;
 	struct result r = { 0 };
@@ -431,8 +449,9 @@ static struct result judge(const struct race *race, enum fs fs, struct span span
 			continue;
 		}
 		/* The first of the writes that may be seen which has this byte here. */
-		key = (buf[i] + 255 - byte_of(pos + i, low)) % 255;
-		gen = low + key;
+		first = low + (!race->same && gone_after(race, span.ended, pos + i));
+		key = (buf[i] + 255 - byte_of(pos + i, first)) % 255;
+		gen = first + key;
 		if (gen > high)
 			return wrong(r, "a byte of no write that may be seen", i);
 		if (data && gen < last)
@@ -838,6 +857,12 @@ static const struct made_up made_ups[] = {
 	{ "truncate-write", EXT4, 2, 4, 64, 4, "11?1", FULL, NONE, PLAIN, false },
 	{ "truncate-write", EXT4, 2, 4, 64, 4, "zzzz", FULL, ZERO, PLAIN, false },
 	{ "truncate-write", TMPFS, 2, 4, 64, 4, "zzzz", FULL, ZERO, PLAIN, true },
+	/* It was gone before the read began. */
+	{ "truncate-write", EXT4, 3, 4, 64, 4, "1111", FULL, ONE, PLAIN, false },
+	{ "truncate-write", EXT4, 3, 4, 64, 4, "2222", FULL, ONE, PLAIN, true },
+	{ "punch-page", EXT4, 3, 4, 2 * PAGE, 4, "1111", FULL, ONE, PLAIN, false },
+	{ "cut-write", EXT4, 3, 4, EDGE - 2, 4, "0011", FULL, ONE, PLAIN, false },
+	{ "cut-write", EXT4, 3, 4, EDGE - 2, 4, "0022", FULL, ONE, PLAIN, true },
 	/* Nobody changed it. */
 	{ "truncate-write", EXT4, 2, 2, 64, 4, "1111", FULL, ONE, PLAIN, true },
 	{ "truncate-write", EXT4, 2, 2, 64, 4, "", NOTHING, NONE, PLAIN, false },

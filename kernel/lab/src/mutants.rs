@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// The line of a mutant's patch that names the case.
 const NOTICED_BY: &str = "Noticed by: ";
+/// The line that names the source of a warning that must come as well, if there is one.
+const WARNS_IN: &str = "Warns in: ";
 
 /// A patch that breaks the kernel, and the `KUnit` case that must notice.
 #[derive(Debug, PartialEq)]
@@ -20,6 +22,7 @@ struct Mutant {
     name: String,
     file: PathBuf,
     case: String,
+    warns: Option<String>,
 }
 
 /// Reads a mutant. `suites` are the sources of all `KUnit` suites.
@@ -29,9 +32,8 @@ struct Mutant {
 fn parse(file: &Path, text: &str, suites: &str) -> Result<Mutant> {
     let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let head = text.split("diff --git ").next().unwrap_or_default();
-    let case = head
-        .lines()
-        .find_map(|l| l.strip_prefix(NOTICED_BY))
+    let line = |begins: &str| head.lines().find_map(|l| l.strip_prefix(begins));
+    let case = line(NOTICED_BY)
         .with_context(|| format!("{name}: no line `{NOTICED_BY}CASE` before the patch"))?;
     if head.lines().next().is_none_or(|l| l.is_empty() || l.starts_with(NOTICED_BY)) {
         bail!("{name}: does not begin with what is broken");
@@ -39,7 +41,8 @@ fn parse(file: &Path, text: &str, suites: &str) -> Result<Mutant> {
     if !suites.contains(&format!("KUNIT_CASE({case})")) {
         bail!("{name}: no KUnit suite has the case {case}");
     }
-    Ok(Mutant { name, file: file.to_path_buf(), case: case.to_string() })
+    let warns = line(WARNS_IN).map(str::to_string);
+    Ok(Mutant { name, file: file.to_path_buf(), case: case.to_string(), warns })
 }
 
 /// The sources of the `KUnit` suites of a tree, one after the other.
@@ -184,7 +187,22 @@ fn boot(paths: &Paths, image: &Path, mutant: &Mutant, suites: &str) -> Result<&'
             args: smoke::TWO_SOCKETS,
         },
     )?;
-    noticed(&ran, &mutant.case, suites)
+    let why = noticed(&ran, &mutant.case, suites)?;
+    warned(&ran, mutant.warns.as_deref())?;
+    Ok(why)
+}
+
+/// Checks that the kernel has warned in the source that a mutant names, if it names one.
+///
+/// # Errors
+/// If it has not.
+fn warned(ran: &Ran, source: Option<&str>) -> Result<()> {
+    match source {
+        Some(source) if !ran.splats.iter().any(|splat| splat.shown().contains(source)) => {
+            bail!("the kernel does not warn in {source}")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The mutants of these names, or all if there is no name.
@@ -222,7 +240,13 @@ pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
         |(image, mutant)| {
             let why = boot(paths, &image, &mutant, &suites)
                 .with_context(|| format!("the mutant {} is not noticed", mutant.name))?;
-            println!("{}: noticed, {} {why}", mutant.name, mutant.case);
+            let warns = mutant.warns.map(|source| format!("; a warning in {source}"));
+            println!(
+                "{}: noticed, {} {why}{}",
+                mutant.name,
+                mutant.case,
+                warns.unwrap_or_default()
+            );
             Ok(())
         },
     )?;
@@ -274,6 +298,27 @@ mod tests {
             ),
         ] {
             read(&text.replace(old, new)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_warning_that_must_come_is_missed() {
+        let text = "One count.\n\nNoticed by: short_read_test_races\nWarns in: lib/xarray.c\n\n\
+                    diff --git a/a b/a\n";
+        let mutant = read(text).unwrap();
+        let ran = |console: &str| Ran {
+            console: String::new(),
+            output: String::new(),
+            splats: splat::find(console),
+            end: Ok(0),
+        };
+        let other = "WARNING: CPU: 0 PID: 9 at mm/gup.c:9 f+0x1/0x2\n---[ end trace 0 ]---\n";
+        let right = other.replace("mm/gup.c", "lib/xarray.c");
+        warned(&ran(&right), mutant.warns.as_deref()).unwrap();
+        warned(&ran(other), None).unwrap();
+        for console in ["", other] {
+            let error = warned(&ran(console), mutant.warns.as_deref()).unwrap_err().to_string();
+            assert_eq!(error, "the kernel does not warn in lib/xarray.c");
         }
     }
 

@@ -3,10 +3,11 @@
 # each kind of wait, how often it happened (waits-KIND), how often it took 10 ms or
 # more (long-waits-KIND), the longest, and all together, in microseconds
 # (longest-wait-KIND, waited-KIND). A kind is what a fault waited for and the lock
-# that it held meanwhile, with "-again" if it was a second attempt, "write-vma" if somebody waited to change a VMA, and
-# "write-mmap" if somebody waited to change the address space. mmap_lock is traced
-# each time that it is taken, so only 1 ms and more of it is a wait. Waits that began
-# before the trace or end after it are left out.
+# that it held meanwhile, with "-again" if it was a second attempt, "write-vma" if
+# somebody waited to change a VMA, and "write-mmap" if somebody waited to change the
+# address space. mmap_lock is traced each time that it is taken, so only 1 ms and
+# more of it is a wait. Waits that began before the trace or end after it are left
+# out.
 #
 #	awk -f fault_waits.awk /sys/kernel/debug/tracing/trace
 

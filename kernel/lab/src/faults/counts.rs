@@ -1,6 +1,6 @@
 //! What a kernel counted, and its limits.
 
-use super::workloads::{HOLES, SELFTEST, WORKLOADS, WRITERS, WRITTEN};
+use super::workloads::{FORKS, HOLES, SELFTEST, WORKLOADS, WRITERS, WRITTEN};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 
@@ -111,12 +111,12 @@ impl Counts {
         self.of(SELFTEST, &case.replace("passed-", "skipped-"))
     }
 
-    /// The waits of faults that were traced.
-    fn traced(&self, workload: &str) -> u64 {
+    /// The waits of faults that were traced, with this lock held (`-vma`, `-mmap`), or any.
+    fn traced(&self, workload: &str, held: &str) -> u64 {
         let is_of_fault = |key: &str| key.starts_with("waits-") && !key.starts_with("waits-write-");
         self.0
             .iter()
-            .filter(|((of, key), _)| of == workload && is_of_fault(key))
+            .filter(|((of, key), _)| of == workload && is_of_fault(key) && key.ends_with(held))
             .map(|(_, count)| count)
             .sum()
     }
@@ -144,35 +144,40 @@ pub(super) fn verdicts(kernels: [&[Counts]; 3]) -> Vec<(String, bool)> {
         // Nothing in a hundred of nothing is no answer.
         let own = drop.of(workload, "retry_vma_drop");
         ask(own > 0, format!("{workload}: drop retried {own} faults under the VMA's lock"));
-        let of_disks = [("plain", plain), ("drop", drop)].into_iter().filter(|_| workload != HOLES);
-        for (name, counts) in of_disks {
-            let traced = counts.traced(workload);
-            ask(traced > 0, format!("{workload}, {name}: {traced} waits of faults were traced"));
-        }
-        for (name, counts) in [("drop", drop), ("hold", hold)] {
-            let [mmap, misses] =
-                ["retry_mmap_drop", "retry_io_miss"].map(|key| counts.of(workload, key));
-            // A fault that holds its lock is not retried: what is left on *hold* is compared
-            // with how often *plain* retried for the same work.
-            let (all, whose) = match name {
-                "hold" => (before, "on plain "),
-                _ => (counts.retries(workload), ""),
-            };
-            if !WRITERS.contains(&workload) {
-                ask(
-                    mmap * 100 <= all * MOST_PER_CENT,
-                    format!("{workload}, {name}: {mmap} under mmap_lock; {whose}{all} retries"),
-                );
-            }
+        let held = ("hold", hold, "-vma", " with the VMA's lock held");
+        let waits = [("plain", plain, "", ""), ("drop", drop, "", ""), held];
+        for (name, counts, lock, how) in waits.into_iter().filter(|_| workload != HOLES) {
+            let traced = counts.traced(workload, lock);
             ask(
-                misses * 100 <= all * MOST_PER_CENT,
-                format!("{workload}, {name}: {misses} waits in vain; {whose}{all} retries"),
+                traced > 0,
+                format!("{workload}, {name}: {traced} waits of faults were traced{how}"),
             );
         }
-        ask(
-            hold.of(workload, "retry_vma_drop") == 0,
-            format!("{workload}, hold: nothing is retried under the VMA's lock"),
-        );
+        // A fault that holds its lock is not retried. What *hold* waits for in vain is compared
+        // with how often *plain* retried for the same work.
+        let all = drop.retries(workload);
+        if !WRITERS.contains(&workload) {
+            let mmap = drop.of(workload, "retry_mmap_drop");
+            ask(
+                mmap * 100 <= all * MOST_PER_CENT,
+                format!("{workload}, drop: {mmap} under mmap_lock; {all} retries"),
+            );
+        }
+        for (name, counts, of, whose) in
+            [("drop", drop, all, ""), ("hold", hold, before, "on plain ")]
+        {
+            let misses = counts.of(workload, "retry_io_miss");
+            ask(
+                misses * 100 <= of * MOST_PER_CENT,
+                format!("{workload}, {name}: {misses} waits in vain; {whose}{of} retries"),
+            );
+        }
+        let mmap = hold.of(workload, "retry_mmap_drop");
+        ask(mmap == 0, format!("{workload}, hold: {mmap} faults dropped mmap_lock to wait"));
+        if workload == FORKS {
+            let kept = hold.traced(workload, "-mmap");
+            ask(kept > 0, format!("{workload}, hold: {kept} waits with mmap_lock held"));
+        }
         if WRITERS.contains(&workload) {
             let waits =
                 |counts: &Counts| (counts.writers_waits(workload), counts.of(workload, "writes"));
@@ -246,8 +251,9 @@ pub(super) mod tests {
     }
 
     fn hold() -> String {
-        let counts = [("disk-turns", 50), ("retry_mmap_drop", 20), ("retry_io_miss", 0)];
-        run(&[&[("pages", 100)][..], &counts].concat(), [1; CASES.len()])
+        let counts = [("disk-turns", 50), ("retry_mmap_drop", 0), ("retry_io_miss", 20)];
+        let waits = [("waits-read-vma", 900), ("waits-read-mmap", 9)];
+        run(&[&[("pages", 100)][..], &waits, &counts].concat(), [1; CASES.len()])
     }
 
     fn parse(text: &str) -> Result<Counts> {
@@ -283,11 +289,22 @@ pub(super) mod tests {
         one(
             &p,
             &d,
-            &with(hold(), "mmap_drop 20", "mmap_drop 21"),
-            "hold: 21 under mmap_lock; on plain 1000",
+            &with(hold(), "mmap_drop 0", "mmap_drop 1"),
+            "hold: 1 faults dropped mmap_lock",
         );
+        one(&p, &d, &with(hold(), "io_miss 20", "io_miss 21"), "21 waits in vain; on plain 1000");
         one(&p, &with(drop(), "io_miss 20", "io_miss 21"), &h, "in vain");
-        one(&p, &d, &(hold() + "swap retry_vma_drop 1\n"), "nothing is retried");
+        let held = |workload: &str, lock: &str| {
+            let of = |l: &&str| !l.starts_with(&format!("{workload} waits-read-{lock} "));
+            hold().lines().filter(of).map(|line| line.to_string() + "\n").collect::<String>()
+        };
+        one(
+            &p,
+            &d,
+            &held("swap", "vma"),
+            "swap, hold: 0 waits of faults were traced with the VMA's",
+        );
+        one(&p, &d, &held(FORKS, "mmap"), "hold: 0 waits with mmap_lock held");
         let reads = drop().replace("thrash-data disk-turns 50", "thrash-data disk-turns 51");
         one(&p, &reads, &h, "51 disk turns, on plain 100");
         one(&p, &(drop() + "giant-fork long-waits-write-vma 1\n"), &h, "wait long 1 times");

@@ -9,7 +9,7 @@ pub(super) const WORKLOADS: [&str; 12] = [
     "startup-none",
     "startup-write",
     "startup-mmap",
-    "startup-fork",
+    FORKS,
     "giant-fork",
     "giant-protect",
     "giant-unmap",
@@ -28,8 +28,10 @@ pub(super) const SWAP: &str = "swap";
 pub(super) const HOLES: &str = "thrash-holes";
 
 /// In these, somebody write-locks the VMA that is read, so a retry rightly finds it locked.
-pub(super) const WRITERS: [&str; 5] =
-    ["startup-fork", "giant-fork", "giant-protect", "giant-unmap", STORED];
+pub(super) const WRITERS: [&str; 5] = [FORKS, "giant-fork", "giant-protect", "giant-unmap", STORED];
+
+/// In this one, forks lock all VMAs, so some faults need `mmap_lock`.
+pub(super) const FORKS: &str = "startup-fork";
 
 /// In this one, somebody writes to the files that are read.
 pub(super) const WRITTEN: &str = "startup-write";

@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     /// How often each kernel runs the workloads. The kernels take turns.
     #[arg(long, default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// Only these workloads.
+    /// Only these workloads; with `--mutants`, only these mutants.
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     only: Vec<String>,
     /// Write the figures to this file: `rows` of `tree`, `case`, `metric`, `samples` and more.
@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     debug: bool,
     /// Run the selftest and a workload on each mutant of *drop* in `kernel/mutants/faults`. One
     /// of them must notice it.
-    #[arg(long, conflicts_with_all = ["json", "strict", "debug", "only"])]
+    #[arg(long, conflicts_with_all = ["json", "strict", "debug"])]
     mutants: bool,
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn debug(paths: &Paths) -> Result<()> {
 /// data. If the plan is strict, also if a figure is missed.
 pub(crate) fn faults(paths: &Paths, plan: &Plan) -> Result<()> {
     if plan.mutants {
-        return mutants(paths);
+        return mutants(paths, &plan.only);
     }
     let workloads = plan.workloads()?;
     if plan.debug {

@@ -132,7 +132,7 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     if full {
         let stress = |config| stress::series(paths, config, stress::Load::default());
         steps.step("page faults that wait on the debug kernel", || faults::debug(paths))?;
-        steps.step("mutants of page faults", || faults::mutants(paths))?;
+        steps.step("mutants of page faults", || faults::mutants(paths, &[]))?;
         steps.step("stress on the debug kernel", || stress(Config::Debug))?;
         steps.step("stress with KCSAN", || stress(Config::Kcsan))?;
     }

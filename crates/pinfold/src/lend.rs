@@ -103,8 +103,19 @@ struct Lending<'a> {
 /// # Errors
 /// The system refuses it.
 pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
+    reaching(handle, 0)
+}
+
+/// The same, and at least up to `end`: for a map of bytes that the file had, and may have lost since
+/// that was asked. It will have them again, perhaps, and the kernel asks nobody for what is past the
+/// end of a mirror.
+///
+/// # Errors
+/// As [`of`].
+pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
     let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
-    let grown = mirror.grow(handle.mapping.len_bytes());
+    let end = if mutant::on(Mutant::MapBeyondMirror) { 0 } else { end };
+    let grown = mirror.grow(handle.mapping.len_bytes().max(end));
     grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
     Ok(mirror)
 }

@@ -88,6 +88,8 @@ mutants! {
     JoinsOverOthers,
     /// A page that was mapped again is evicted as if it had not been used.
     MappedAgainForgotten,
+    /// A map reaches beyond its mirror, if the file has become shorter while it was made.
+    MapBeyondMirror,
     /// A map says that its addresses go once they have gone.
     UnmapsUnsaid,
     /// A run that is taken back from the mirrors is not asked whether it is lent.

@@ -611,4 +611,4 @@ impl Leftovers {
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
-mod tests;
+pub(crate) mod tests;

@@ -216,7 +216,7 @@ fn who_waits_for_a_place_sleeps_until_that_one_is_free() {
 }
 
 /// Waits until that thread sleeps.
-fn sleeps(thread: rustix::thread::Pid) {
+pub(crate) fn sleeps(thread: rustix::thread::Pid) {
     let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
     // Ends: it has nothing to do but to sleep.
     loop {

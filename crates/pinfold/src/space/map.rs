@@ -15,6 +15,10 @@
 //! but unmapped; then whoever still waits for one of its pages is woken. A range that moves is
 //! mapped anew, as mremap(2) would lose the registration.
 //!
+//! No map reaches beyond the end of its mirror, which never becomes shorter. The kernel asks nobody
+//! for a page there, but sends SIGBUS: where handler threads serve, that would say that the page is
+//! poisoned, whatever the file has.
+//!
 //! # Order of steps
 //!
 //! Under the space's lock and the record's, both for writing:
@@ -43,7 +47,7 @@ use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::lend;
 use crate::many;
-use crate::mirror::{MayMap, Showings, prepare};
+use crate::mirror::{MayMap, Mirror, Showings, prepare};
 use crate::mutant::{self, Mutant};
 use crate::source::Hint;
 use crate::sync::RwLockWriteGuard;
@@ -99,7 +103,7 @@ impl Map {
         check_own(&space.cache, file)?;
         check(file, &range)?;
         let refused = |cause| refused(file, &range, cause);
-        let mirror = lend::of(file.handle())?;
+        let mirror = lend::reaching(file.handle(), range.end)?;
         let path = || file.handle().mapping.path.clone();
         let served = || ErrorKind::MappedOrServed { path: path(), what: "map" };
         let may_map = mirror.map().ok_or_else(served)?;
@@ -264,6 +268,7 @@ impl Map {
         let file = &self.target.file;
         file.handle().core.check_owner()?;
         check(file, &range)?;
+        lend::reaching(file.handle(), range.end)?;
         let fits = bytes(&range).next_multiple_of(PAGE_BYTES) <= self.reservation.bytes;
         let changed = if range.start == self.range.start && fits {
             self.resize(&range)
@@ -275,7 +280,7 @@ impl Map {
         Ok(())
     }
 
-    /// Changes the end of the map, within what it has reserved.
+    /// Changes the end of the map, within what it has reserved. The mirror reaches to the new one.
     fn resize(&self, range: &Range<u64>) -> io::Result<()> {
         let (old, new) = (self.reservation.pages(&self.range), self.reservation.pages(range));
         let _layout = self.layout();
@@ -284,9 +289,8 @@ impl Map {
             if new.end > old.end {
                 let more = old.end..new.end;
                 let offset = self.range.start + (old.end - old.start) as u64;
-                let mirror = lend::of(self.target.file.handle()).map_err(io::Error::other)?;
                 // SAFETY: reserved by this map, and not in use.
-                let installed = unsafe { install(uffd, &more, mirror.fd(), offset) };
+                let installed = unsafe { install(uffd, &more, self.mirror().fd(), offset) };
                 let allowed = installed.and_then(|()| allow(&more, self.is_readable()));
                 if let Err(cause) = allowed {
                     // SAFETY: as above: nobody was told of these addresses.
@@ -312,14 +316,13 @@ impl Map {
         })
     }
 
-    /// Maps a range at a new address, and unmaps the old one.
+    /// Maps a range at a new address, and unmaps the old one. The mirror reaches to its end.
     fn relocate(&mut self, range: &Range<u64>) -> io::Result<()> {
         let reservation = Reservation::new(bytes(range))?;
         let pages = reservation.pages(range);
-        let mirror = lend::of(self.target.file.handle()).map_err(io::Error::other)?;
         let uffd = &self.target.space.uffd;
         // SAFETY: reserved by this call, and given to nobody.
-        unsafe { install(uffd, &pages, mirror.fd(), range.start) }?;
+        unsafe { install(uffd, &pages, self.mirror().fd(), range.start) }?;
         let layout = self.layout();
         let old = self.change(|slot| {
             if !INDEX.set(&reservation.addresses(), Some(self.number)) {
@@ -390,7 +393,11 @@ impl Map {
 
     /// Where the file's mirror is shown.
     fn shown(&self) -> &Showings {
-        &self.target.file.handle().mapping.mirror_of_folios().shown
+        &self.mirror().shown
+    }
+
+    fn mirror(&self) -> &Mirror {
+        self.target.file.handle().mapping.mirror_of_folios()
     }
 
     fn is_readable(&self) -> bool {
@@ -517,3 +524,6 @@ fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::E
     let (start, end, cause) = (range.start, range.end, Arc::new(cause));
     ErrorKind::Map { path, start, end, cause }.into()
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

@@ -1,0 +1,92 @@
+//! Maps that are made, or made longer, just when their file is cut short. Then it is as long again.
+
+use std::sync::OnceLock;
+
+use super::*;
+use crate::freeze;
+use crate::handle::Handle;
+use crate::mirror::tests::sleeps;
+use crate::source::{Memory, Source};
+use crate::{Cache, Options, Space, SpaceOptions};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A file of two pages in a cache, its source, and a space whose faults other threads serve.
+fn two_pages() -> (Arc<Memory>, File, Space) {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = Arc::new(Memory::new(vec![7; 2 * PAGE_BYTES]));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    (source, file, space)
+}
+
+/// What `body` returns, which runs in a thread of its own. Once that waits for a lock, `meanwhile`
+/// runs, which is to release it.
+fn beside<T: Send>(body: impl FnOnce() -> T + Send, meanwhile: impl FnOnce()) -> T {
+    let id = OnceLock::new();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            id.set(rustix::thread::gettid()).unwrap();
+            body()
+        });
+        sleeps(*id.wait());
+        meanwhile();
+        thread.join().unwrap()
+    })
+}
+
+/// Makes the file one page longer, and loads a byte of that by the map. `None`: the mirror ends
+/// before it, and the access would end the process.
+fn second_page(source: &Memory, file: &File, map: &Map) -> Option<u8> {
+    source.write_at(PAGE, &[7; PAGE_BYTES]).unwrap();
+    file.invalidate(0..0).unwrap();
+    assert_eq!((file.len(), map.range()), (2 * PAGE, 0..2 * PAGE));
+    let mirror = rustix::fs::fstat(map.mirror().fd()).unwrap().st_size.cast_unsigned();
+    // SAFETY: a byte of the map.
+    (mirror >= 2 * PAGE).then(|| unsafe { map.as_ptr().wrapping_add(PAGE_BYTES).read_volatile() })
+}
+
+/// A byte of the second page, after a map was made that had looked at the length before the file
+/// was cut, and made the mirror after that.
+fn made_while_the_file_is_cut(mutant: Option<Mutant>) -> Option<u8> {
+    let (source, file, space) = two_pages();
+    let Handle { core, mapping, .. } = file.handle();
+    let resizing = mapping.resizing.lock();
+    let make = || mutant::with(mutant, || space.map_file(&file, 0..2 * PAGE));
+    let map = beside(make, || {
+        source.set_len(PAGE).unwrap();
+        let gone = freeze::resize(core, mapping, PAGE);
+        drop(resizing);
+        gone.let_go(core);
+    });
+    second_page(&source, &file, &map.unwrap())
+}
+
+#[test]
+fn a_map_has_pages_that_the_file_lost_while_it_was_made_and_got_again() {
+    assert_eq!(made_while_the_file_is_cut(None), Some(7));
+    let caught = made_while_the_file_is_cut(Some(Mutant::MapBeyondMirror));
+    assert_eq!(caught, None, "the mutant does nothing");
+}
+
+#[test]
+fn a_map_has_pages_that_the_file_lost_while_it_became_longer_and_got_again() {
+    let (source, file, space) = two_pages();
+    source.set_len(PAGE).unwrap();
+    file.invalidate(0..0).unwrap();
+    let mut map = space.map_file(&file, 0..PAGE).unwrap();
+    source.write_at(PAGE, &[7; PAGE_BYTES]).unwrap();
+    file.invalidate(0..0).unwrap();
+    let core = map.target.space.clone();
+    let layout = core.shared.layout.read();
+    let longer = beside(
+        || map.remap(0..2 * PAGE),
+        || {
+            source.set_len(PAGE).unwrap();
+            file.invalidate(0..0).unwrap();
+            drop(layout);
+        },
+    );
+    longer.unwrap();
+    assert_eq!(second_page(&source, &file, &map), Some(7));
+}

@@ -160,5 +160,5 @@ fn a_hang_is_caught_and_described() {
     let text = failure.to_string();
     let Failure::Hang { states, stats, .. } = failure else { panic!("{text}") };
     assert!(states.contains("faulty of") && states.contains("reader 0"), "{text}");
-    assert!(stats.contains("fills_in_flight"), "{text}");
+    assert!(stats.contains("fills_in_flight") && stats.contains("retry_io_miss"), "{text}");
 }

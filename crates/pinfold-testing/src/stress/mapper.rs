@@ -126,6 +126,7 @@ impl<'a> Mapper<'a> {
     /// Maps, unmaps, changes the range, or forbids access for a while.
     fn change(&mut self, slot: usize) -> Checked {
         let shared = self.shared;
+        self.desk.begin(Doing::Nothing, usize::MAX, 0, 0); // it waits for who has the map
         let mut slot = shared.maps.slots[slot].write().unwrap();
         let Some(mapped) = &mut *slot else {
             *slot = self.map()?;
@@ -337,7 +338,7 @@ impl<'a> Mapper<'a> {
     fn load(&self, mapped: &Mapped, subject: &Subject, at: u64, into: &mut [u8]) -> Checked {
         let from = mapped.map.as_ptr().wrapping_add(at as usize);
         let range = from.addr()..from.addr() + into.len();
-        let ((), failures) = access::repeated(range, || {
+        let ((), failures) = access::repeated(range, &self.desk.failing, || {
             let (words, rest) = into.as_chunks_mut::<8>();
             for (n, word) in words.iter_mut().enumerate() {
                 let from: *const u64 = from.wrapping_add(n * 8).cast();
@@ -366,7 +367,8 @@ impl<'a> Mapper<'a> {
         let part = &slice[at as usize..end];
         let range = part.as_ptr().addr()..part.as_ptr().addr() + part.len();
         let offset = mapped.map.range().start + at;
-        let (checked, failures) = access::repeated(range, || subject.pattern.check(offset, part));
+        let (checked, failures) =
+            access::repeated(range, &self.desk.failing, || subject.pattern.check(offset, part));
         if let Err(wrong) = checked {
             let names = self.shared.subjects.names();
             let (thread, file) = (self.desk.name.clone(), subject.name.clone());
@@ -477,12 +479,12 @@ impl<'a> Mapper<'a> {
 
     /// Whether accesses to this file may have failed. Why the last one of the space failed is known;
     /// that may be another thread's.
-    fn forgive_failures(&self, mapped: &Mapped, subject: &Subject, failures: u32) -> Checked {
+    fn forgive_failures(&self, mapped: &Mapped, subject: &Subject, failures: u64) -> Checked {
         if failures == 0 {
             return Ok(());
         }
         (0..failures).for_each(|_| self.desk.excuse());
-        self.shared.watch.count(Doing::Repeat, failures.into());
+        self.shared.watch.count(Doing::Repeat, failures);
         let may = matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_));
         match self.shared.maps.spaces[mapped.space].last_failure() {
             Some(error)

@@ -84,7 +84,7 @@ pub enum Failure {
         allowed: Duration,
         /// All threads, a line each.
         states: String,
-        /// The cache's counters.
+        /// The counters of the cache and of its spaces, and why accesses to maps failed last.
         stats: String,
     },
 }

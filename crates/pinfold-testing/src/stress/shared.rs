@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pinfold::Cache;
+use pinfold::{Cache, Space};
 
 use super::files::Subjects;
 use super::kept::{Guarded, Pinned};
@@ -124,11 +124,15 @@ impl Shared {
 
     /// What is known about a run in which `thread` hangs.
     pub(super) fn hang(&self, thread: &Desk) -> Failure {
-        // The cache's counters may be what hangs.
+        // The counters may be what hangs.
         let (sender, receiver) = std::sync::mpsc::channel();
-        let cache = self.cache.clone();
+        let (cache, spaces) = (self.cache.clone(), self.maps.spaces.clone());
         std::thread::spawn(move || {
-            let _ = sender.send(format!("{:#?}", cache.stats()));
+            // A map's accesses may fail again and again: the last failure says why.
+            let failures: Vec<_> = spaces.iter().map(Space::last_failure).collect();
+            let served: Vec<_> = spaces.iter().map(Space::stats).collect();
+            let _ =
+                sender.send(format!("{:#?}\nspaces: {served:#?}\n{failures:#?}", cache.stats()));
         });
         let stats = receiver
             .recv_timeout(Duration::from_secs(2))

@@ -29,6 +29,8 @@ pub(super) struct Desk {
     read_bytes: AtomicU64,
     /// Reads that met an injected error or a file cut short, as they may.
     excused: AtomicU64,
+    /// How often the access to a map failed that this thread makes just now.
+    pub(super) failing: AtomicU64,
     left: AtomicBool,
 }
 
@@ -157,8 +159,12 @@ impl Desk {
     pub(super) fn describe(&self, subjects: &Subjects) -> String {
         let (_, doing) = DOINGS[self.doing.load(Ordering::Relaxed) as usize];
         let file = self.file.load(Ordering::Relaxed) as usize;
+        let failing = match self.failing.load(Ordering::Relaxed) {
+            0 => String::new(),
+            times => format!("; the access has failed {times} times"),
+        };
         format!(
-            "{doing}, {} bytes at {} of {}",
+            "{doing}, {} bytes at {} of {}{failing}",
             self.bytes.load(Ordering::Relaxed),
             self.offset.load(Ordering::Relaxed),
             subjects.all.get(file).map_or("no file", |subject| &subject.name),
@@ -204,6 +210,7 @@ impl Watch {
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             excused: AtomicU64::new(0),
+            failing: AtomicU64::new(0),
             left: AtomicBool::new(false),
         });
         self.desks.lock().unwrap().push(desk.clone());

@@ -115,7 +115,7 @@ pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
 pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
     let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
     let end = if mutant::on(Mutant::MapBeyondMirror) { 0 } else { end };
-    let grown = mirror.grow(handle.mapping.len_bytes().max(end));
+    let grown = mirror.grow(|| handle.mapping.len_bytes().max(end));
     grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
     Ok(mirror)
 }

@@ -196,13 +196,14 @@ impl Mirror {
         self.fd.as_fd()
     }
 
-    /// Makes it at least `bytes` long, as the file is now.
+    /// Makes it at least so many bytes long, as the file is at that moment: they are asked for under
+    /// the lock.
     ///
     /// # Errors
     /// The system refuses it, or the file has grown to more than twice its length.
-    pub(crate) fn grow(&self, bytes: u64) -> io::Result<()> {
-        let bytes = bytes.next_multiple_of(PAGE_BYTES as u64);
+    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> io::Result<()> {
         let mut is = self.bytes.lock();
+        let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);
         if *is < bytes {
             if bytes > self.view_bytes as u64 {
                 return Err(rustix::io::Errno::FBIG.into());

@@ -1,6 +1,7 @@
 //! One mirror: who owns which place, and what is there.
 
 use super::*;
+use crate::sync::MutexGuard;
 use crate::uffd::Ask;
 
 fn mirror(len_bytes: u64) -> Mirror {
@@ -215,6 +216,11 @@ fn who_waits_for_a_place_sleeps_until_that_one_is_free() {
     });
 }
 
+/// Who wants to make the mirror longer waits as long as this is held.
+pub(crate) fn hold_length(mirror: &Mirror) -> MutexGuard<'_, u64> {
+    mirror.bytes.lock()
+}
+
 /// Waits until that thread sleeps.
 pub(crate) fn sleeps(thread: rustix::thread::Pid) {
     let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
@@ -238,11 +244,11 @@ fn other_users_may_not_open_it() {
 #[test]
 fn it_grows_with_the_file_up_to_a_bound() {
     let mirror = mirror(4096);
-    mirror.grow(1 << 20).unwrap();
-    mirror.grow(5000).unwrap();
+    mirror.grow(|| 1 << 20).unwrap();
+    mirror.grow(|| 5000).unwrap();
     assert_eq!(*mirror.bytes.lock(), 1 << 20);
     put(&mirror, 255..256, 3);
-    assert!(mirror.grow(1 << 40).is_err());
+    assert!(mirror.grow(|| 1 << 40).is_err());
 }
 
 /// How many pages were seen there with other bytes than those written, while memory that the

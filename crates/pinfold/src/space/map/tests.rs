@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::*;
 use crate::freeze;
 use crate::handle::Handle;
-use crate::mirror::tests::sleeps;
+use crate::mirror::tests::{hold_length, sleeps};
 use crate::source::{Memory, Source};
 use crate::{Cache, Options, Space, SpaceOptions};
 
@@ -69,24 +69,28 @@ fn a_map_has_pages_that_the_file_lost_while_it_was_made_and_got_again() {
     assert_eq!(caught, None, "the mutant does nothing");
 }
 
-#[test]
-fn a_map_has_pages_that_the_file_lost_while_it_became_longer_and_got_again() {
+/// The same of a map that became longer, and looked at the length before the file was cut.
+fn made_longer_while_the_file_is_cut(mutant: Option<Mutant>) -> Option<u8> {
     let (source, file, space) = two_pages();
     source.set_len(PAGE).unwrap();
     file.invalidate(0..0).unwrap();
     let mut map = space.map_file(&file, 0..PAGE).unwrap();
     source.write_at(PAGE, &[7; PAGE_BYTES]).unwrap();
     file.invalidate(0..0).unwrap();
-    let core = map.target.space.clone();
-    let layout = core.shared.layout.read();
-    let longer = beside(
-        || map.remap(0..2 * PAGE),
-        || {
-            source.set_len(PAGE).unwrap();
-            file.invalidate(0..0).unwrap();
-            drop(layout);
-        },
-    );
+    let length = hold_length(file.handle().mapping.mirror_of_folios());
+    let longer = || mutant::with(mutant, || map.remap(0..2 * PAGE));
+    let longer = beside(longer, || {
+        source.set_len(PAGE).unwrap();
+        file.invalidate(0..0).unwrap();
+        drop(length);
+    });
     longer.unwrap();
-    assert_eq!(second_page(&source, &file, &map), Some(7));
+    second_page(&source, &file, &map)
+}
+
+#[test]
+fn a_map_has_pages_that_the_file_lost_while_it_became_longer_and_got_again() {
+    assert_eq!(made_longer_while_the_file_is_cut(None), Some(7));
+    let caught = made_longer_while_the_file_is_cut(Some(Mutant::MapBeyondMirror));
+    assert_eq!(caught, None, "the mutant does nothing");
 }

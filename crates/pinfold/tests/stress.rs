@@ -115,6 +115,9 @@ fn caught(sabotage: Sabotage) -> Failure {
         options.time = Duration::from_secs(60);
         if matches!(sabotage, Sabotage::Hang) {
             options.hang = Duration::from_secs(3);
+            // What cannot be read keeps memory. Even if it takes long until it is noticed, there is
+            // enough for the other files.
+            options.budget_bytes = 32 << 20;
         }
         options.sabotage = Some(sabotage);
     });

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use pinfold::{Error, ErrorKind};
 
 use super::files::{Nature, Subject};
+use super::options::Sabotage;
 use super::report::Failure;
 use super::shared::Shared;
 use super::watch::Desk;
@@ -88,6 +89,8 @@ pub(super) fn forgive(shared: &Shared, desk: &Desk, subject: &Subject, error: &E
             matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
         }
         ErrorKind::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
+        // What waits for the reads of a source that hangs is given up after half a minute.
+        ErrorKind::NoMemory { .. } => shared.options.sabotage == Some(Sabotage::Hang),
         _ => false,
     };
     if !may {

@@ -2,7 +2,7 @@
 //!
 //! Belongs here: what a child may do with its parent's maps. Called by `stress`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fastrand::Rng;
 use pinfold::{ErrorKind, Result};
@@ -56,7 +56,7 @@ fn fork(shared: &Shared, mapped: &Mapped, accesses: bool) -> std::result::Result
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(wrong) };
     }
-    let status = wait(pid, shared.options.hang)?;
+    let status = wait(shared, pid)?;
     match (libc::WIFSIGNALED(status), accesses) {
         (true, true) if libc::WTERMSIG(status) == libc::SIGSEGV => Ok(()),
         (false, false) if libc::WEXITSTATUS(status) == 0 => Ok(()),
@@ -106,13 +106,13 @@ fn is_forked<T>(result: Result<T>) -> bool {
 }
 
 /// How the child ended; one that hangs is ended.
-fn wait(pid: libc::pid_t, allowed: Duration) -> std::result::Result<i32, String> {
-    let since = Instant::now();
+fn wait(shared: &Shared, pid: libc::pid_t) -> std::result::Result<i32, String> {
+    let latest = shared.clock.now() + shared.options.hang / 2;
     let (mut status, mut hung) = (0, false);
     // Ends: the child does, or is ended.
     // SAFETY: a child of this process, waited for once; `status` is this function's.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        if since.elapsed() > allowed / 2 && !hung {
+        if shared.clock.now() > latest && !hung {
             hung = true;
             // SAFETY: the child was not waited for yet, so the number is still its own.
             unsafe { libc::kill(pid, libc::SIGKILL) };

@@ -10,6 +10,7 @@
 //! | `kept.rs` | guards and pins that go from thread to thread |
 //! | `files.rs` | what there is to read |
 //! | `watch.rs` | who does what, and whether it goes on |
+//! | `clock.rs` | the clock by which a thread hangs |
 //! | `shared.rs` | what the threads share, and what must hold in the end |
 //! | `check.rs` | whether the bytes that came are right |
 //! | `access.rs` | accesses to maps that may fail |
@@ -24,6 +25,7 @@
 
 mod access;
 mod check;
+mod clock;
 mod files;
 mod forker;
 mod holder;
@@ -176,6 +178,7 @@ fn wait(shared: &Shared, since: Instant, mut progress: impl FnMut(Progress)) -> 
         let (elapsed, reads) = (since.elapsed(), shared.watch.reads());
         if tick.is_multiple_of(5) {
             progress(Progress { elapsed, reads });
+            shared.clock.tick();
         }
         tick = tick.wrapping_add(1);
         if elapsed >= options.time || options.reads.is_some_and(|most| reads >= most) {
@@ -185,7 +188,7 @@ fn wait(shared: &Shared, since: Instant, mut progress: impl FnMut(Progress)) -> 
             progress(Progress { elapsed, reads: shared.watch.reads() });
             return None;
         }
-        if let Some(thread) = hangs.find(&shared.watch) {
+        if let Some(thread) = hangs.find(&shared.watch, shared.clock.now()) {
             shared.stop();
             return Some(shared.hang(&thread));
         }

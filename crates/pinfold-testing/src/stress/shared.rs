@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use pinfold::{Cache, Space};
 
+use super::clock::Clock;
 use super::files::Subjects;
 use super::kept::{Guarded, Pinned};
 use super::maps::Maps;
@@ -24,6 +25,7 @@ pub(super) struct Shared {
     pub(super) cache: Cache,
     pub(super) subjects: Subjects,
     pub(super) watch: Watch,
+    pub(super) clock: Clock,
     /// The spaces, and the maps that threads share.
     pub(super) maps: Maps,
     /// Where holders leave guards for each other.
@@ -39,6 +41,7 @@ impl Shared {
     pub(super) fn new(options: Options, cache: Cache, subjects: Subjects, maps: Maps) -> Self {
         Shared {
             watch: Watch::new(&subjects),
+            clock: Clock::new(),
             shelf: Mutex::new(VecDeque::new()),
             options,
             cache,

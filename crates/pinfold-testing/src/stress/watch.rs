@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::files::Subjects;
 
@@ -156,6 +156,12 @@ impl Desk {
         counts.map(|count| count.load(Ordering::Relaxed)).iter().sum()
     }
 
+    /// Whether it has ended, or waits for who has a map: if that one hangs, it is the one to find.
+    fn is_idle(&self) -> bool {
+        let nothing = self.doing.load(Ordering::Relaxed) == Doing::Nothing as u64;
+        nothing || self.left.load(Ordering::Relaxed)
+    }
+
     pub(super) fn describe(&self, subjects: &Subjects) -> String {
         let (_, doing) = DOINGS[self.doing.load(Ordering::Relaxed) as usize];
         let file = self.file.load(Ordering::Relaxed) as usize;
@@ -277,7 +283,8 @@ impl Watch {
 /// The search for threads that stand still.
 pub(super) struct Hangs {
     allowed: Duration,
-    seen: Vec<(u64, Instant)>,
+    /// What each desk's pulse was last, and when it was something else.
+    seen: Vec<(u64, Duration)>,
 }
 
 impl Hangs {
@@ -285,18 +292,17 @@ impl Hangs {
         Hangs { allowed, seen: Vec::new() }
     }
 
-    /// A thread that did not get on for too long. To be asked often.
-    pub(super) fn find(&mut self, watch: &Watch) -> Option<Arc<Desk>> {
-        let now = Instant::now();
+    /// A thread that did not get on for too long, at `now` of the run's clock. To be asked often.
+    pub(super) fn find(&mut self, watch: &Watch, now: Duration) -> Option<Arc<Desk>> {
         for (n, desk) in watch.desks.lock().unwrap().iter().enumerate() {
             let pulse = desk.pulse();
             if self.seen.len() <= n {
                 self.seen.push((pulse, now));
             }
             let (last, since) = &mut self.seen[n];
-            if *last != pulse || desk.left.load(Ordering::Relaxed) {
+            if *last != pulse || desk.is_idle() {
                 (*last, *since) = (pulse, now);
-            } else if now.duration_since(*since) > self.allowed {
+            } else if now.saturating_sub(*since) > self.allowed {
                 return Some(desk.clone());
             }
         }

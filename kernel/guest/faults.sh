@@ -79,7 +79,7 @@ done
 for name; do
 	case $name in
 	startup-*) workload $name max 0 fault_startup /mnt 4 4 4 1 ${name#startup-} ;;
-	# Nearly all stores are throttled, also those of second attempts.
+	# Few pages may be dirty, so stores are often throttled, also those of second attempts.
 	giant-store)
 		echo 8192 >/proc/sys/vm/dirty_background_bytes || fail "no limit"
 		echo 16384 >/proc/sys/vm/dirty_bytes || fail "no limit"

@@ -106,9 +106,9 @@ pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
     reaching(handle, 0)
 }
 
-/// The same, and at least up to `end`: for a map of bytes that the file had, and may have lost since
-/// that was asked. It will have them again, perhaps, and the kernel asks nobody for what is past the
-/// end of a mirror.
+/// The same, and at least up to `end`: for a map whose range was within the file when that was
+/// checked. The file may have become shorter since, and may get as long again; but for an access
+/// past the end of a mirror the kernel asks nobody.
 ///
 /// # Errors
 /// As [`of`].

@@ -9,6 +9,7 @@ mod program;
 mod runs;
 mod table;
 
+use crate::chosen::chosen;
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::{build, kept, prepare, proc};
@@ -156,7 +157,7 @@ pub(crate) fn cores(paths: &Paths, plan: &Plan) -> Result<()> {
     let threads =
         if plan.threads.is_empty() { default_threads(parallel) } else { plan.threads.clone() };
     let mut rows = Vec::new();
-    for case in list::chosen(list.cases, &plan.cases)? {
+    for case in chosen("case", list.cases, |case| &case.name, &plan.cases)? {
         for kind in KINDS {
             for &workers in threads.iter().filter(|n| **n >= case.least_workers) {
                 let how = How { case: &case.name, workers, ms: plan.ms, kind, cpus: &cpus.order };

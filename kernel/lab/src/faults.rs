@@ -12,6 +12,7 @@ mod mutants;
 mod table;
 mod workloads;
 
+use crate::chosen::chosen;
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::{build, kept, prepare, smoke};
@@ -55,11 +56,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     fn workloads(&self) -> Result<Vec<&'static str>> {
-        if let Some(unknown) = self.only.iter().find(|name| !WORKLOADS.contains(&name.as_str())) {
-            bail!("no workload `{unknown}`; there are {}", WORKLOADS.join(", "));
-        }
-        let asked = |name: &&str| self.only.is_empty() || self.only.iter().any(|o| o == name);
-        Ok(WORKLOADS.into_iter().filter(asked).collect())
+        chosen("workload", WORKLOADS.to_vec(), |name| *name, &self.only)
     }
 
     /// Whether the figures are all that there are.

@@ -7,6 +7,7 @@
 mod bench;
 mod build;
 mod cc;
+mod chosen;
 mod cores;
 mod cover;
 mod coverage;

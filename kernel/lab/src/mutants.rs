@@ -2,6 +2,7 @@
 //! one way, and a `KUnit` case must notice. A test that notices nothing shows nothing. One mutant,
 //! of moving pages, is noticed by pinning them ([`pins`]).
 
+use crate::chosen::chosen;
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
@@ -205,24 +206,12 @@ fn warned(ran: &Ran, source: Option<&str>) -> Result<()> {
     }
 }
 
-/// The mutants of these names, or all if there is no name.
-///
-/// # Errors
-/// If there is no mutant of a name.
-fn chosen(all: Vec<Mutant>, only: &[String]) -> Result<Vec<Mutant>> {
-    if let Some(unknown) = only.iter().find(|name| all.iter().all(|m| m.name != **name)) {
-        let names: Vec<_> = all.iter().map(|mutant| mutant.name.as_str()).collect();
-        bail!("no mutant `{unknown}`; there are {}", names.join(", "));
-    }
-    Ok(all.into_iter().filter(|m| only.is_empty() || only.contains(&m.name)).collect())
-}
-
 /// `kernel mutants`: builds and boots a tiny kernel with each mutant, or with each that is named.
 ///
 /// # Errors
 /// If the kernel without one does not pass, or a case does not notice its mutant.
 pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
-    let mutants = chosen(all(paths)?, only)?;
+    let mutants = chosen("mutant", all(paths)?, |mutant| &mutant.name, only)?;
     prepare::prepare(paths)?;
     check(paths)?;
     build::build(paths, Tree::Series, Config::Tiny)?;
@@ -263,21 +252,6 @@ mod tests {
 
     fn read(text: &str) -> Result<Mutant> {
         parse(Path::new("/x/one-count.patch"), text, SUITES)
-    }
-
-    #[test]
-    fn mutants_are_chosen_by_name() {
-        let text = "One count.\n\nNoticed by: short_read_test_races\n\ndiff --git a/a b/a\n";
-        let parsed = |name: &str| parse(Path::new(name), text, SUITES).unwrap();
-        let names = |only: &[&str]| {
-            let only: Vec<_> = only.iter().map(|name| (*name).to_string()).collect();
-            chosen(vec![parsed("/x/a.patch"), parsed("/x/b.patch")], &only)
-                .map(|all| all.into_iter().map(|mutant| mutant.name).collect::<Vec<_>>())
-        };
-        assert_eq!(names(&[]).unwrap(), ["a", "b"]);
-        assert_eq!(names(&["b"]).unwrap(), ["b"]);
-        let error = names(&["b", "c"]).unwrap_err().to_string();
-        assert_eq!(error, "no mutant `c`; there are a, b");
     }
 
     #[test]

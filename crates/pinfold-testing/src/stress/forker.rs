@@ -25,7 +25,7 @@ pub(super) fn run(shared: &Shared, desk: &Desk, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     while shared.goes_on() {
         shared.pause(Duration::from_millis(rng.u64(1..200)));
-        desk.begin(Doing::Nothing, usize::MAX, 0, 0); // it waits for who has the map
+        desk.wait_for_map();
         let slot = shared.maps.slots[rng.usize(0..shared.maps.slots.len())].read().unwrap();
         let Some(mapped) = &*slot else { continue };
         desk.begin(Doing::Fork, mapped.subject, mapped.map.range().start, 0);

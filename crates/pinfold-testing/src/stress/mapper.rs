@@ -126,7 +126,7 @@ impl<'a> Mapper<'a> {
     /// Maps, unmaps, changes the range, or forbids access for a while.
     fn change(&mut self, slot: usize) -> Checked {
         let shared = self.shared;
-        self.desk.begin(Doing::Nothing, usize::MAX, 0, 0); // it waits for who has the map
+        self.desk.wait_for_map();
         let mut slot = shared.maps.slots[slot].write().unwrap();
         let Some(mapped) = &mut *slot else {
             *slot = self.map()?;

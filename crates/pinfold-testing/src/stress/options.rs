@@ -37,8 +37,8 @@ pub struct Options {
     pub data_bytes: u64,
     /// Where the real files go; they are left there.
     pub dir: PathBuf,
-    /// A thread that does not get on for so long hangs. It takes longer where others keep the process
-    /// from the processors, which makes everything slow.
+    /// A thread that does not get on for so long hangs. Time in which other processes have the
+    /// processors does not count.
     pub hang: Duration,
     /// What is broken on purpose, to see that it is noticed.
     pub sabotage: Option<Sabotage>,

@@ -76,10 +76,11 @@ pub(super) enum Doing {
     Repeat,
     AdviseMap,
     Fork,
+    WaitForMap,
     LastLook,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 40] = [
+pub(super) const DOINGS: [(Doing, &str); 41] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -119,6 +120,7 @@ pub(super) const DOINGS: [(Doing, &str); 40] = [
     (Doing::Repeat, "accesses to maps that failed, and were made again"),
     (Doing::AdviseMap, "hints for maps"),
     (Doing::Fork, "forks"),
+    (Doing::WaitForMap, "waits for maps that others have"),
     (Doing::LastLook, "maps looked at in the end"),
 ];
 
@@ -132,6 +134,11 @@ impl Desk {
         self.offset.store(offset, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
         bump(&self.done, 1);
+    }
+
+    /// Says that it waits until nobody has a map that it wants.
+    pub(super) fn wait_for_map(&self) {
+        self.begin(Doing::WaitForMap, usize::MAX, 0, 0);
     }
 
     /// Counts a read that was right.
@@ -156,10 +163,10 @@ impl Desk {
         counts.map(|count| count.load(Ordering::Relaxed)).iter().sum()
     }
 
-    /// Whether it has ended, or waits for who has a map: if that one hangs, it is the one to find.
-    fn is_idle(&self) -> bool {
-        let nothing = self.doing.load(Ordering::Relaxed) == Doing::Nothing as u64;
-        nothing || self.left.load(Ordering::Relaxed)
+    /// Whether it has ended, or waits for another thread, which is the one to find if it hangs.
+    fn cannot_hang(&self) -> bool {
+        let waits = self.doing.load(Ordering::Relaxed) == Doing::WaitForMap as u64;
+        waits || self.left.load(Ordering::Relaxed)
     }
 
     pub(super) fn describe(&self, subjects: &Subjects) -> String {
@@ -300,7 +307,7 @@ impl Hangs {
                 self.seen.push((pulse, now));
             }
             let (last, since) = &mut self.seen[n];
-            if *last != pulse || desk.is_idle() {
+            if *last != pulse || desk.cannot_hang() {
                 (*last, *since) = (pulse, now);
             } else if now.saturating_sub(*since) > self.allowed {
                 return Some(desk.clone());

@@ -15,9 +15,9 @@
 //! but unmapped; then whoever still waits for one of its pages is woken. A range that moves is
 //! mapped anew, as mremap(2) would lose the registration.
 //!
-//! No map reaches beyond the end of its mirror, which never becomes shorter. The kernel asks nobody
-//! for a page there, but sends SIGBUS: where handler threads serve, that would say that the page is
-//! poisoned, whatever the file has.
+//! No map reaches beyond the end of its mirror, which never becomes shorter. For an access there the
+//! kernel asks nobody, and sends SIGBUS. Where handler threads serve, that is taken for a poisoned
+//! page, even if the file has it.
 //!
 //! # Order of steps
 //!

@@ -92,18 +92,6 @@ pub(crate) fn all_are_named(symbols: &[String], stubs: &[Stub]) -> Result<()> {
     }
 }
 
-/// The cases of these names; all cases if there are no names.
-///
-/// # Errors
-/// If one of them does not exist.
-pub(crate) fn chosen(cases: Vec<Case>, names: &[String]) -> Result<Vec<Case>> {
-    let known: Vec<_> = cases.iter().map(|c| c.name.clone()).collect();
-    if let Some(name) = names.iter().find(|n| !known.contains(n)) {
-        bail!("there is no case {name}; there are {}", known.join(", "));
-    }
-    Ok(cases.into_iter().filter(|c| names.is_empty() || names.contains(&c.name)).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,10 +115,6 @@ mod tests {
         assert_eq!((cases[0].unit, &cases[0].second), (Unit::OpsPerS, &None));
         assert_eq!((cases[1].unit, cases[1].least_workers), (Unit::Ns, 2));
         assert_eq!(cases[1].second.as_deref(), Some("splits"));
-        assert_eq!(chosen(cases.clone(), &["mixed".into()]).unwrap()[..], cases[1..]);
-        assert_eq!(chosen(cases.clone(), &[]).unwrap(), cases);
-        let error = chosen(cases, &["x".into()]).unwrap_err().to_string();
-        assert_eq!(error, "there is no case x; there are one-folio, mixed");
     }
 
     #[test]

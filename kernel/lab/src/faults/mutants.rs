@@ -3,6 +3,7 @@
 use super::boot::{files, run_broken, run_kunit};
 use super::counts::{CASES, Counts, WAITS_LOCKED, WRITERS_WAIT};
 use super::workloads::{SELFTEST, STORED, SWAP, WRITTEN};
+use crate::chosen::chosen;
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::{build, mutants, overlap, prepare, series, smoke};
@@ -54,25 +55,13 @@ impl Noticed {
     }
 }
 
-/// The mutants with these names, or all.
-///
-/// # Errors
-/// If there is none with one of the names.
-fn chosen(only: &[String]) -> Result<Vec<(&'static str, Noticed)>> {
-    if let Some(unknown) = only.iter().find(|name| MUTANTS.iter().all(|(m, _)| m != *name)) {
-        bail!("no mutant `{unknown}`; there are {}", MUTANTS.map(|(name, _)| name).join(", "));
-    }
-    let asked = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
-    Ok(MUTANTS.into_iter().filter(|(name, _)| asked(name)).collect())
-}
-
 /// Runs the `KUnit` tests and the workloads without a mutant, then builds each of these, or of all,
 /// and runs what must notice it.
 ///
 /// # Errors
 /// If a mutant does not apply, build or boot, or is not noticed.
 pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
-    let mutants = chosen(only)?;
+    let mutants = chosen("mutant", MUTANTS.to_vec(), |mutant| mutant.0, only)?;
     prepare::prepare_tree(paths, Tree::Drop)?;
     let image = build::build(paths, Tree::Drop, Config::Faults)?;
     smoke::smoke(paths, Tree::Drop, Config::Faults)?;
@@ -183,19 +172,6 @@ mod tests {
         assert!(more(0, 3).is_err());
         assert!(more(2, 10).is_ok());
         assert!(more(2, 9).is_err());
-    }
-
-    #[test]
-    fn mutants_are_chosen_by_name() {
-        let chosen = |names: &[&str]| {
-            let only: Vec<_> = names.iter().map(|name| (*name).to_string()).collect();
-            chosen(&only).map(|all| all.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
-        };
-        assert_eq!(chosen(&[]).unwrap(), MUTANTS.map(|(name, _)| name));
-        // One that two tests must notice is two.
-        assert_eq!(chosen(&["never-keep"]).unwrap(), ["never-keep", "never-keep"]);
-        let error = chosen(&["keep", "never-keep"]).unwrap_err().to_string();
-        assert!(error.contains("`keep`") && error.contains("retry-after-a-punch"), "{error}");
     }
 
     #[test]

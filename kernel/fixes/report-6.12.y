@@ -9,13 +9,15 @@ Subject: [REGRESSION] 6.12.y: hugetlb restores struct pages of tails as heads
 
 In 6.12.117, hugetlb folios whose vmemmap was optimised and restored have
 struct pages that say "head of a hugetlb folio" instead of tails: every
-64th. With DEBUG_VM, freeing the folio gives
+64th. Where pages are checked when they are freed, as with DEBUG_VM or
+init_on_alloc=1, freeing the folio gives
 
   BUG: Bad page state in process sh  pfn:0e840
   page_type: f4(hugetlb)
   page dumped because: corrupted mapping in tail page
 
-and without it, the pages go to the allocator with PG_head and a page type.
+and the folio is lost. Elsewhere its pages go to the allocator with a page
+type.
 
 To reproduce, with HUGETLB_PAGE_OPTIMIZE_VMEMMAP and DEBUG_VM:
 

@@ -509,7 +509,7 @@ impl File {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
             Hint::WillNeed => many::will_need(&self.handle, pages),
             Hint::DontNeed => {
-                freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages);
+                self.drop_cached(&pages);
             }
         }
         // A hint: nothing depends on whether the source takes it.
@@ -546,9 +546,16 @@ impl File {
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = self.pages(&range)?;
         self.refresh_len()?;
+        Ok(self.drop_cached(&pages))
+    }
+
+    /// Drops the folios of `pages`, and waits for those who are just lending or evicting one of them:
+    /// afterwards no map shows what was cached before, unless somebody uses it. Returns the number
+    /// of bytes dropped.
+    fn drop_cached(&self, pages: &Range<u64>) -> u64 {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
-        self.handle.mapping.settle_mirror(&pages);
-        Ok(dropped)
+        self.handle.mapping.settle_mirror(pages);
+        dropped
     }
 
     /// Asks the source for its length, and applies a change.

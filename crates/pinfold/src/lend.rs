@@ -101,22 +101,37 @@ struct Lending<'a> {
 /// The mirror of the handle's file, as long as the file.
 ///
 /// # Errors
-/// The system refuses it.
+/// The system refuses it, or the file has grown to more than it has room for.
 pub(crate) fn of(handle: &Handle) -> Result<&Mirror> {
-    reaching(handle, 0)
+    grown(handle, || handle.mapping.len_bytes())
 }
 
-/// The same, and at least up to `end`: for a map whose range was within the file when that was
+/// The mirror, at least up to `end`: for a map whose range was within the file when that was
 /// checked. The file may have become shorter since, and may get as long again; but for an access
 /// past the end of a mirror the kernel asks nobody.
 ///
 /// # Errors
 /// As [`of`].
 pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
+    if mutant::on(Mutant::MapBeyondMirror) { of(handle) } else { grown(handle, || end) }
+}
+
+/// The mirror, with room for this folio. That the file has become too long for it does not concern
+/// the pages that it has room for.
+///
+/// # Errors
+/// As [`of`].
+fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
+    if mutant::on(Mutant::MirrorAsLongAsFile) {
+        return of(handle);
+    }
+    grown(handle, || held.offset() + held.frame().file_bytes() as u64)
+}
+
+/// The mirror, at least so many bytes long.
+fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
     let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
-    let end = if mutant::on(Mutant::MapBeyondMirror) { 0 } else { end };
-    let grown = mirror.grow(|| handle.mapping.len_bytes().max(end));
-    grown.map_err(|cause| handle.mapping.mirror_error(cause))?;
+    mirror.grow(bytes).map_err(|cause| handle.mapping.mirror_error(cause))?;
     Ok(mirror)
 }
 
@@ -157,7 +172,7 @@ pub(crate) unsafe fn look<'a>(
             }
             return Ok(Look::There(held));
         }
-        let mirror = of(handle)?;
+        let mirror = with_room_for(handle, &held)?;
         let place = place_of(&held);
         // SAFETY: the caller's promise.
         let lent = unsafe { lend(handle, mirror, held, spare.take(), shown) }?;
@@ -194,7 +209,7 @@ pub(crate) fn look_now(handle: &Handle, page: u64) -> Result<Look<'_>> {
         if held.frame().is_mirrored() {
             return Ok(Look::There(held));
         }
-        let mirror = of(handle)?;
+        let mirror = with_room_for(handle, &held)?;
         let identity = held.frame().identity();
         let place = place_of(&held);
         if mirror.is_taken(&place) {
@@ -236,7 +251,7 @@ pub(crate) fn look_beside(handle: &Handle, page: u64) -> Option<Held<'_>> {
         return None;
     }
     // SAFETY: nothing is shown.
-    unsafe { lend(handle, of(handle).ok()?, held, None, None) }.ok()?;
+    unsafe { lend(handle, with_room_for(handle, &held).ok()?, held, None, None) }.ok()?;
     look().filter(|held| held.frame().is_mirrored())
 }
 
@@ -346,7 +361,7 @@ async fn ready<'a>(
         if read.frame().is_mirrored() {
             return Ok(Some((read, None)));
         }
-        let mirror = of(handle)?;
+        let mirror = with_room_for(handle, &read)?;
         let place = place_of(&read);
         if !mirror.is_taken(&place) {
             waits.place = None;
@@ -595,7 +610,8 @@ fn lengthen<'a>(handle: &'a Handle, mirror: &'a Mirror, all: &mut Vec<Lending<'a
             && !frame.is_mirrored()
             && !frame.flags().contains(Flags::READAHEAD)
             && identity.index == page
-            && pages <= left;
+            && pages <= left
+            && with_room_for(handle, &held).is_ok();
         if !fits {
             break;
         }

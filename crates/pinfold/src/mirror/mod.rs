@@ -196,11 +196,11 @@ impl Mirror {
         self.fd.as_fd()
     }
 
-    /// Makes it at least so many bytes long, as the file is at that moment: they are asked for under
-    /// the lock.
+    /// Makes it at least so many bytes long. They are asked for under the lock: the file may be
+    /// growing.
     ///
     /// # Errors
-    /// The system refuses it, or the file has grown to more than twice its length.
+    /// The system refuses it, or the view has not so many.
     pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> io::Result<()> {
         let mut is = self.bytes.lock();
         let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);

@@ -190,7 +190,8 @@ impl Space {
     /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
     /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
     /// ([`Clients`](crate::Clients)); [`ErrorKind::Mirror`] if the system gives no memory file for
-    /// it (`EFBIG`: `ulimit -f`); [`ErrorKind::Forked`] in a forked child.
+    /// it (`EFBIG`: `ulimit -f`, or the range ends above those addresses: the file has grown by more
+    /// than its first map has reserved); [`ErrorKind::Forked`] in a forked child.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
     }

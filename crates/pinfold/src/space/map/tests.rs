@@ -1,6 +1,9 @@
-//! Maps that are made, or made longer, just when their file is cut short. Then it is as long again.
+//! Maps that are made, or made longer, just when their file is cut short, and then is as long again.
+//! Maps of a file that becomes longer than they have room for.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::freeze;
@@ -93,4 +96,60 @@ fn a_map_has_pages_that_the_file_lost_while_it_became_longer_and_got_again() {
     assert_eq!(made_longer_while_the_file_is_cut(None), Some(7));
     let caught = made_longer_while_the_file_is_cut(Some(Mutant::MapBeyondMirror));
     assert_eq!(caught, None, "the mutant does nothing");
+}
+
+/// A file of sevens, of any length.
+#[derive(Debug)]
+struct Sevens(AtomicU64);
+
+impl Source for Sevens {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.0.load(Ordering::Relaxed).saturating_sub(offset);
+        let len = buf.len().min(usize::try_from(left).unwrap());
+        buf[..len].fill(7);
+        Ok(len)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.load(Ordering::Relaxed))
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "sevens".into()
+    }
+}
+
+/// Maps a file of 64 pages, one of which is loaded; then the file grows to 3 GiB. Brings the other
+/// pages into the map, and loads a byte of the last.
+fn grown_beyond_its_mirror(mutant: Option<Mutant>) -> crate::Result<u8> {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = Arc::new(Sevens(AtomicU64::new(64 * PAGE)));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let map = space.map_file(&file, 0..64 * PAGE).unwrap();
+    // SAFETY: a byte of the map.
+    let load = |page: usize| unsafe { map.as_ptr().wrapping_add(page * PAGE_BYTES).read_volatile() };
+    assert_eq!(load(0), 7);
+    source.0.store(3 << 30, Ordering::Relaxed);
+    file.invalidate(0..0).unwrap();
+    assert_eq!(file.len(), 3 << 30);
+    mutant::with(mutant, || map.advise(0..map.len(), crate::Hint::WillNeed))?;
+    let longer = space.map_file(&file, 0..3 << 30).unwrap_err();
+    assert!(longer.to_string().contains("File too large"), "{longer}");
+    Ok(load(63))
+}
+
+#[test]
+fn a_file_that_outgrows_its_mirror_keeps_its_maps() {
+    assert_eq!(grown_beyond_its_mirror(None).unwrap(), 7);
+    let caught = grown_beyond_its_mirror(Some(Mutant::MirrorAsLongAsFile)).unwrap_err();
+    assert!(caught.to_string().contains("File too large"), "{caught}");
+}
+
+#[test]
+fn a_hint_to_drop_pages_waits_for_who_lends_one() {
+    let (_source, file, space) = two_pages();
+    let map = space.map_file(&file, 0..2 * PAGE).unwrap();
+    let claim = map.mirror().claim(1..2).unwrap();
+    let advise = |pages: Range<u64>| file.advise(pages, crate::Hint::DontNeed).unwrap();
+    advise(0..PAGE); // of another page
+    beside(|| advise(PAGE..2 * PAGE), || drop(claim));
 }

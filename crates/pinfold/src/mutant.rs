@@ -90,6 +90,8 @@ mutants! {
     MappedAgainForgotten,
     /// A map reaches beyond its mirror, if the file has become shorter while it was made.
     MapBeyondMirror,
+    /// A page that cannot be read is poisoned after its map's lock was let go of.
+    PoisonUnlocked,
     /// A page is mapped only if the mirror has room for the whole file.
     MirrorAsLongAsFile,
     /// A map says that its addresses go once they have gone.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::anon::Area;
 use super::fault::{self, By, Fault, Shared};
-use super::handlers::{Handlers, Served};
+use super::handlers::{self, Handlers, Served};
 use super::index::Index;
 use super::vma::{Access, Table, Vma, Wanted};
 use crate::cache::Cache;
@@ -88,6 +88,13 @@ impl fault::Target for Arc<Target> {
         match &self.own {
             Some(area) => area.bring(handle, page, access, waiter).await.map(|()| None),
             None => lend::bring(handle, page, waiter).await.map(Some),
+        }
+    }
+
+    fn fail(&self, address: usize) {
+        // A thread that faults by itself goes on with the signal.
+        if self.space.shared.by == By::Message && !mutant::on(Mutant::PoisonUnlocked) {
+            handlers::poison(&self.space.uffd, address);
         }
     }
 }

@@ -15,8 +15,8 @@
 //! | retries | read | is the generation still the same; is the page there? | there; brings, [`RETRIES_MAX`] times; changed |
 //! | there | none | the page was in the mirror, under the lock | the access is repeated, and the kernel maps the page |
 //! | changed | none | the map was changed meanwhile | the access is repeated: it meets the new map, or none |
-//! | elsewhere | none | no map has the address | somebody else's |
-//! | failed | none | the page cannot be read | as for mmap(2): a signal |
+//! | elsewhere | none | no map has the address whose faults come in this way | somebody else's |
+//! | failed | read | the page cannot be read, and the generation is still the same | as for mmap(2): a signal |
 //!
 //! `lock` is the map's own. With [`FaultLock::Space`] the state *retries* also has the lock of the
 //! whole space, for reading, which it takes first. A thread that changes a map takes both for
@@ -120,6 +120,10 @@ pub(crate) trait Target: Clone {
         wanted: &Wanted,
         waiter: Waiter<'_>,
     ) -> impl Future<Output = Result<Self::Brought<'_>>>;
+
+    /// The access at `address` fails. The map's lock is held: without it, the address may be another
+    /// map's by now.
+    fn fail(&self, address: usize);
 }
 
 /// How a fault ended.
@@ -127,10 +131,12 @@ pub(crate) trait Target: Clone {
 pub(crate) enum Fault {
     /// The access can be repeated.
     Served,
-    /// No map has the address.
+    /// No map has the address whose faults come in this way.
     Elsewhere,
-    /// The page cannot be read; [`Shared::last_failure`] says why.
+    /// The page cannot be read; [`Shared::last_failure`] says why. [`Target::fail`] was called.
     Failed,
+    /// Serving it panicked.
+    Broken,
 }
 
 /// Serves a load at `address`, whose record `find` gives.
@@ -159,8 +165,7 @@ pub(crate) async fn serve_access<'v, T: Target + 'v>(
     match together(|| first_look(vma, address, by, access, waiter)) {
         First::Ended(fault) => fault,
         First::Absent(share, wanted, generation) => {
-            let served = retry(vma, &share, generation, &wanted, waiter).await;
-            ended(&share, served)
+            retry(vma, &share, generation, &wanted, address, waiter).await
         }
     }
 }
@@ -185,7 +190,7 @@ fn first_look<T: Target>(
     let wanted = Wanted { access, ..wanted };
     let shared = target.shared();
     if by != shared.by {
-        return First::Ended(Fault::Failed);
+        return First::Ended(Fault::Elsewhere);
     }
     shared.counters.faults.add(1);
     shared.counters.map_readers.note(waited);
@@ -203,7 +208,7 @@ fn first_look<T: Target>(
             }
         }
     };
-    First::Ended(ended(target, served))
+    First::Ended(ended(target, address, served))
 }
 
 /// Brings a page under the lock under which it was absent.
@@ -226,39 +231,45 @@ async fn retry<T: Target>(
     share: &T,
     generation: u64,
     wanted: &Wanted,
+    address: usize,
     waiter: Waiter<'_>,
-) -> Result<()> {
+) -> Fault {
     for _ in 0..RETRIES_MAX {
         let brought = match share.shared().io {
             FaultIo::Drop => match share.bring(wanted, waiter).await {
                 Ok(brought) => Some(brought),
-                // The addresses may be another map's by now: it is that one's fault.
-                Err(_) if vma.read().0.generation != generation => {
-                    share.shared().counters.changed.add(1);
-                    return Ok(());
+                Err(error) => {
+                    let (body, _) = vma.read();
+                    // The addresses may be another map's by now: it is that one's fault.
+                    if body.generation != generation {
+                        share.shared().counters.changed.add(1);
+                        return Fault::Served;
+                    }
+                    return ended(share, address, Err(error));
                 }
-                Err(error) => return Err(error),
             },
             FaultIo::Hold => None,
         };
         between_steps();
-        if together(|| look_again(vma, share, generation, wanted, brought, waiter))? {
-            break;
+        let again = || look_again(vma, share, generation, wanted, address, brought, waiter);
+        if let Some(fault) = together(again) {
+            return fault;
         }
         share.shared().counters.retry_io_miss.add(1);
     }
-    Ok(())
+    Fault::Served
 }
 
-/// The state *retries*: whether the fault is over.
+/// The state *retries*. `None`: the page is absent again.
 fn look_again<'a, T: Target>(
     vma: &Vma<T>,
     share: &'a T,
     generation: u64,
     wanted: &Wanted,
+    address: usize,
     brought: Option<T::Brought<'a>>,
     waiter: Waiter<'_>,
-) -> Result<bool> {
+) -> Option<Fault> {
     let (shared, counters) = (share.shared(), &share.shared().counters);
     counters.retries.add(1);
     let early = mutant::on(Mutant::FaultGenerationEarly).then(|| vma.read().0.generation);
@@ -272,26 +283,28 @@ fn look_again<'a, T: Target>(
     counters.map_readers.note(waited);
     if early.unwrap_or(body.generation) != generation && !mutant::on(Mutant::FaultAnyGeneration) {
         counters.changed.add(1);
-        return Ok(true);
+        return Some(Fault::Served);
     }
     let _body = (!mutant::on(Mutant::FaultLooksUnlocked)).then_some(body);
-    if share.look(wanted, brought, waiter)? {
-        return Ok(true);
-    }
-    if shared.io == FaultIo::Hold {
-        hold(share, wanted)?;
-        return Ok(true);
-    }
-    Ok(false)
+    let served = match share.look(wanted, brought, waiter) {
+        Ok(false) if shared.io == FaultIo::Hold => hold(share, wanted),
+        Ok(false) => return None,
+        Ok(true) => Ok(()),
+        Err(error) => Err(error),
+    };
+    Some(ended(share, address, served))
 }
 
-fn ended<T: Target>(target: &T, served: Result<()>) -> Fault {
+/// The end of a fault at `address`, whose map's lock is held.
+fn ended<T: Target>(target: &T, address: usize, served: Result<()>) -> Fault {
     match served {
         Ok(()) => Fault::Served,
         Err(error) => {
             let shared = target.shared();
             shared.counters.failed.add(1);
+            // First, as the signal's handler may ask for it.
             *shared.last_failure.lock() = Some(error);
+            target.fail(address);
             Fault::Failed
         }
     }

@@ -29,6 +29,7 @@ use crate::error::{ErrorKind, Result};
 use crate::frame::PAGE_BYTES;
 use crate::futures::{Ready, Set};
 use crate::guarded::guarded;
+use crate::mutant::{self, Mutant};
 use crate::task::Rests;
 use crate::uffd::Uffd;
 
@@ -89,7 +90,7 @@ impl Future for Served {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Fault> {
         guarded("a fault", || Ok(self.0.as_mut().poll(context)))
-            .unwrap_or(Poll::Ready(Fault::Failed))
+            .unwrap_or(Poll::Ready(Fault::Broken))
     }
 }
 
@@ -149,10 +150,19 @@ fn run(uffd: &Uffd, stop: &OwnedFd, mut tasks: Set<usize, Served>, serve: Serve)
     }
 }
 
+/// Poisons a page that cannot be read, under its map's lock: the kernel does not ask whose page it
+/// is.
+pub(super) fn poison(uffd: &Uffd, address: usize) {
+    // An error: the page is there after all, or its map is being unmapped. Either way the access is
+    // repeated.
+    let _ = uffd.poison(address & !(PAGE_BYTES - 1), PAGE_BYTES);
+}
+
 /// Lets those go on that wait for a page.
-fn answer(uffd: &Uffd, address: usize, fault: &Fault) {
-    if *fault == Fault::Failed && uffd.poison(address, PAGE_BYTES).is_ok() {
-        return; // which wakes them
+pub(super) fn answer(uffd: &Uffd, address: usize, fault: &Fault) {
+    // Without the map's lock: a panic has let go of it. The access would only panic again.
+    if *fault == Fault::Broken || *fault == Fault::Failed && mutant::on(Mutant::PoisonUnlocked) {
+        poison(uffd, address);
     }
     // What is in no map is being unmapped: the access is repeated, and ends by a signal.
     uffd.wake(address, PAGE_BYTES);

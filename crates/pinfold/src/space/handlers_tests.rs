@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::core::serve_message;
 use super::fault::Fault;
-use super::handlers::Served;
+use super::handlers::{self, Served};
 use super::vma::Access;
 use crate::futures::{Ready, Set};
 use crate::mutant::{self, Mutant};
@@ -303,6 +303,76 @@ fn a_fault_of_a_map_that_has_gone_is_not_anothers_failure() {
     assert_eq!((space.stats().failed, space.stats().changed), (0, 2));
 }
 
+/// Two pages of sevens, the second of which cannot be read.
+#[derive(Debug)]
+struct Unreadable;
+
+impl Source for Unreadable {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(2 * PAGE as u64)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if offset + buf.len() as u64 > PAGE as u64 {
+            return Err(io::Error::other("a bad block"));
+        }
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn kind(&self) -> Cow<'static, str> {
+        "unreadable".into()
+    }
+}
+
+/// Whether a healthy page can be read after a fault of the map that had its address before has
+/// failed, and is answered late.
+fn is_read_after_a_late_answer(mutant: Option<Mutant>) -> bool {
+    let cache = Cache::new(Options::new(8 * MIB as u64)).unwrap();
+    let bad = cache.attach("bad", Arc::new(Unreadable)).unwrap();
+    let good = cache.attach("good", Arc::new(Memory::new(vec![7; 2 * PAGE]))).unwrap();
+    let space = space(&cache);
+    let whole = 0..2 * PAGE as u64;
+    let map = space.map_file(&bad, whole.clone()).unwrap();
+    let address = map.as_ptr().wrapping_add(PAGE);
+    let fault = mutant::with(mutant, || {
+        let mut tasks = Tasks::new();
+        let begun = tasks.begin(address, Access::Load);
+        begun.unwrap_or_else(|| tasks.end(address))
+    });
+    assert_eq!(fault, Fault::Failed);
+    assert!(space.last_failure().unwrap().to_string().contains("a bad block"));
+    drop(map);
+    // The addresses that are free are given out again; perhaps to another test first.
+    let maps: Vec<_> = (0..1000).map(|_| space.map_file(&good, whole.clone()).unwrap()).collect();
+    let again = maps.iter().find(|map| map.as_ptr().wrapping_add(PAGE) == address);
+    if again.is_none() || !space.serves_system_calls() {
+        return mutant.is_none();
+    }
+    mutant::with(mutant, || handlers::answer(space.uffd(), address.addr(), &fault));
+    // A load would end the process.
+    let (_reader, writer) = io::pipe().unwrap();
+    // SAFETY: the page is in a map, and its bytes do not change.
+    let page = unsafe { std::slice::from_raw_parts(address, PAGE) };
+    rustix::io::write(&writer, page).is_ok()
+}
+
+#[test]
+fn a_late_answer_poisons_no_page_of_another_map() {
+    assert!(is_read_after_a_late_answer(None));
+    assert!(!is_read_after_a_late_answer(Some(Mutant::PoisonUnlocked)));
+}
+
+/// A message that is served when its map has gone, and one of a space that serves itself is there.
+#[test]
+fn a_message_is_not_about_a_map_of_a_space_without_handlers() {
+    let cache = Cache::new(Options::new(8 * MIB as u64)).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; PAGE]))).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_file(&file, 0..PAGE as u64).unwrap();
+    assert_eq!(Tasks::new().begin(map.as_ptr(), Access::Load), Some(Fault::Elsewhere));
+}
+
 #[test]
 fn a_task_without_memory_fails_when_its_patience_is_over() {
     let mut options = Options::new(8 * MIB as u64); // without a swap
@@ -379,9 +449,9 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
         })))
     };
     assert!(set.begin(1, panics(2)).is_none());
-    assert!(set.begin(2, panics(1)) == Some((2, Fault::Failed)));
+    assert!(set.begin(2, panics(1)) == Some((2, Fault::Broken)));
     let served = Served::by(async { Fault::Served });
     assert!(set.begin(3, Box::pin(served)) == Some((3, Fault::Served)));
-    assert!(set.next() == Some((1, Fault::Failed)));
+    assert!(set.next() == Some((1, Fault::Broken)));
     assert!(set.next().is_none() && set.len() == 0);
 }

@@ -262,6 +262,12 @@ impl Space {
         here.then(|| self.core.shared.last_failure.lock().clone()).flatten()
     }
 
+    /// What its handler threads answer by.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn uffd(&self) -> &Uffd {
+        &self.core.uffd
+    }
+
     /// Whether system calls that touch absent pages wait for them. False without handler threads;
     /// and with them, if the process has no privilege for it: root, `vm.unprivileged_userfaultfd`,
     /// or access to `/dev/userfaultfd`.

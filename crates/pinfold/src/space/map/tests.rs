@@ -126,7 +126,8 @@ fn grown_beyond_its_mirror(mutant: Option<Mutant>) -> crate::Result<u8> {
     let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
     let map = space.map_file(&file, 0..64 * PAGE).unwrap();
     // SAFETY: a byte of the map.
-    let load = |page: usize| unsafe { map.as_ptr().wrapping_add(page * PAGE_BYTES).read_volatile() };
+    let load =
+        |page: usize| unsafe { map.as_ptr().wrapping_add(page * PAGE_BYTES).read_volatile() };
     assert_eq!(load(0), 7);
     source.0.store(3 << 30, Ordering::Relaxed);
     file.invalidate(0..0).unwrap();

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pinfold::{Cache, ErrorKind, File, Options};
+use pinfold::{Cache, Clients, ErrorKind, File, Options, Space, SpaceOptions};
 use pinfold_testing::pattern::Pattern;
 
 /// Descriptors that the process may have.
@@ -149,5 +149,32 @@ fn files_that_threads_open_and_close_give_way_to_each_other() {
         let stats = cache.stats();
         assert_eq!(stats.files as usize, CLOSED_MAX);
         assert_eq!(stats.resident_bytes, (CLOSED_MAX * BYTES.next_multiple_of(4096)) as u64);
+    });
+}
+
+#[test]
+fn a_file_that_could_not_be_served_can_be_mapped() {
+    with_few_descriptors("a_file_that_could_not_be_served_can_be_mapped", || {
+        let files = Files::new(1);
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let file = cache.open(files.path(0)).unwrap();
+        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let mut failed = 0;
+        // Ends: from some number of free descriptors on there are enough.
+        for free in 0.. {
+            let null = || std::fs::File::open("/dev/null").ok();
+            let mut taken: Vec<_> = std::iter::from_fn(null).collect();
+            taken.truncate(taken.len() - free);
+            let served = Clients::new(&file);
+            drop(taken);
+            if served.is_ok() {
+                break;
+            }
+            failed += 1;
+            space.map_file(&file, 0..4096).unwrap();
+        }
+        assert!(failed > 1, "no memory file, and then no eventfd: {failed}");
+        let error = space.map_file(&file, 0..4096).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::MappedOrServed { .. }), "{error}");
     });
 }

@@ -147,7 +147,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("clear-relaxed", "x86-64 reorders no stores"),
     ("never-alone", "an error is an error here, whoever's it is; the tests of `fill` see it"),
     ("alone-though-it-hangs", "to wait long is no error; the tests of `fill` see it"),
-    ("batch-error-unshared", "nobody here reads what fails late; the tests of `many` see it"),
+    ("batch-error-unshared", "nobody here reads what fails late; the tests of `fill` see it"),
     ("batch-forgotten", "nobody here gives a read up; the tests of `fill` see it"),
     ("collect-unfenced", "nobody takes membarrier(2) away; the registry's tests see it"),
     (

@@ -229,15 +229,17 @@ impl Clients {
         let handle = file.handle();
         handle.core.check_owner()?;
         let mapper = Mapper::new(&handle.core)?;
-        if !lend::of(handle)?.give_out() && !mutant::on(Mutant::MappedAndServed) {
-            let (path, what) = (handle.mapping.path.clone(), "serve");
-            return Err(ErrorKind::MappedOrServed { path, what }.into());
-        }
+        let mirror = lend::of(handle)?;
         let completions = Completions::new()?;
         let eventfd = |why: Errno| ErrorKind::Eventfd { cause: Arc::new(why.into()) };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(eventfd)?;
         let data = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, &completions, data, epoll::EventFlags::IN).map_err(eventfd)?;
+        // Last, as it cannot be taken back.
+        if !mirror.give_out() && !mutant::on(Mutant::MappedAndServed) {
+            let (path, what) = (handle.mapping.path.clone(), "serve");
+            return Err(ErrorKind::MappedOrServed { path, what }.into());
+        }
         Ok(Clients {
             snapshot: Snapshot::new(file),
             completions,

@@ -272,6 +272,30 @@ fn what_all_entries_of_a_batch_want_is_read_once_if_the_source_hangs() {
     assert_eq!(reads(io::ErrorKind::TimedOut), (1, 4));
 }
 
+/// How often a bad page is read that a batch reads and another thread waits for.
+fn reads_of_a_batch_and_who_waits(mutant: Option<Mutant>) -> usize {
+    let (cache, file, source) = fails(io::ErrorKind::TimedOut, LONG, Hint::Random);
+    source.open();
+    let batch = prepare(file.handle(), 5, 6, For::Batch).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| file.get(5).map(drop).unwrap_err());
+        // Ends: the other thread has nothing else to do.
+        while cache.stats().waits == 0 {
+            std::thread::yield_now();
+        }
+        mutant::with(mutant, || batch.read(false));
+        let error = waits.join().unwrap();
+        assert!(matches!(error.kind(), ErrorKind::Read { offset: 20_480, .. }), "{error:?}");
+    });
+    source.reads.load(Ordering::SeqCst)
+}
+
+#[test]
+fn who_waits_for_a_batch_gets_its_error() {
+    assert_eq!(reads_of_a_batch_and_who_waits(None), 1);
+    assert_eq!(reads_of_a_batch_and_who_waits(Some(Mutant::BatchErrorUnshared)), 2);
+}
+
 /// Sevens; said to have 16 pages, while it has 6.
 #[derive(Debug)]
 struct Shrunk;

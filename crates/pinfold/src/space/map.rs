@@ -70,7 +70,8 @@ use crate::uffd::Uffd;
 /// address may differ.
 ///
 /// As long as a guard of a page in a map lives, the page stays in the map, with the bytes that the
-/// guard has, also after [`File::invalidate`](crate::File::invalidate).
+/// guard has, also after [`File::invalidate`](crate::File::invalidate). So it does while another
+/// thread is just reading the page.
 pub struct Map {
     target: Arc<Target>,
     vma: &'static Vma<Arc<Target>>,

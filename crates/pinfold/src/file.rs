@@ -18,6 +18,7 @@ use crate::pin::{self, PinnedRange, Step};
 #[cfg(feature = "testing")]
 use crate::reclaim;
 use crate::source::{self, Hint};
+use crate::wait;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
@@ -565,9 +566,12 @@ impl File {
         // Held across the question and the answer: the later of two answers must win.
         let resizing = mapping.resizing.lock();
         let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
-        let gone = freeze::resize(&self.handle.core, mapping, len_bytes);
-        drop(resizing);
-        gone.let_go(&self.handle.core);
+        // Futures are woken when that mutex is released.
+        wait::together(|| {
+            let gone = freeze::resize(&self.handle.core, mapping, len_bytes);
+            drop(resizing);
+            gone.let_go(&self.handle.core);
+        });
         mapping.settle_mirror(&(0..PAGES_END));
         Ok(())
     }

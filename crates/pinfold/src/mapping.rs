@@ -178,11 +178,16 @@ impl Mapping {
     }
 
     /// Waits for threads that are putting bytes of `pages` into its mirror, or taking them out.
-    /// The caller holds no lock.
+    /// The caller holds no lock, but perhaps `resizing`, which these threads do not take.
     pub(crate) fn settle_mirror(&self, pages: &Range<u64>) {
         if let Some(mirror) = self.mirror.get() {
             mirror.settle(pages);
         }
+    }
+
+    /// Whether somebody is just putting a page of these into the mirror, or taking one out.
+    pub(crate) fn is_mirror_unsettled(&self, pages: &Range<u64>) -> bool {
+        self.mirror.get().is_some_and(|mirror| mirror.is_unsettled(pages))
     }
 
     /// Its mirror, if it has one by now.

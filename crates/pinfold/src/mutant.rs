@@ -229,6 +229,8 @@ mutants! {
     LandUnclipped,
     /// A file gets its new length before the folios with its old end are dropped.
     LengthFirst,
+    /// A new length can be seen before pages of the old one have left the maps.
+    LengthBeforeMaps,
 
     /// Dirty folios are dropped and evicted like any other.
     LoseDirty,

@@ -14,7 +14,7 @@
 //!
 //! Then, without the mutex, for a whole batch:
 //! 5. let go of it (`users.rs`): its waiters are woken, its users keep it. A change of the length
-//!    leaves this to its caller, which holds `resizing` ([`Gone`]).
+//!    leaves this to its caller, which holds `resizing` ([`Gone`]), unless a map shows the folio.
 
 use std::ops::Range;
 
@@ -62,7 +62,8 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
 pub(crate) struct Gone(Vec<FrameNumber>);
 
 impl Gone {
-    /// Step 4. This wakes futures, and wakers are the program's: no lock may be held.
+    /// Step 5. This wakes futures, and wakers are the program's: no lock may be held, but within
+    /// [`together`](crate::wait::together).
     pub(crate) fn let_go(self, core: &Core) {
         for gone in self.0.chunks(BATCH) {
             users::let_go(core, gone);
@@ -81,7 +82,12 @@ impl Gone {
 /// it is dropped, and a thread that has seen the new length finds no byte of the old one. Each
 /// critical section first asks whether all folios are clean: one may become dirty in between.
 ///
-/// The caller lets go of the folios when it has released that mutex.
+/// A map shows what the mirror has, whatever the index has. So mirrored folios are let go of, and
+/// those who are just lending or evicting one are waited for, before the length is stored: a thread
+/// that has seen it finds no page of before in a map, unless somebody uses it.
+///
+/// The caller lets go of the other folios when it has released that mutex. All of it is done within
+/// [`together`](crate::wait::together), as futures are woken under that mutex.
 pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
     let old_bytes = mapping.len_bytes();
     if mutant::on(Mutant::KeepOldEnd) {
@@ -99,9 +105,13 @@ pub(crate) fn resize(core: &Core, mapping: &Mapping, len_bytes: u64) -> Gone {
     Gone::default()
 }
 
+/// How often a change of the length clears the mirror anew because pages were lent meanwhile.
+const CLEARS_MAX: u32 = 16;
+
 /// Drops the folios that have a page of `pages`; returns the bytes dropped. With `when_empty`,
-/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none; drops
-/// nothing more once the file has a dirty folio, and leaves step 4 of all to the caller.
+/// repeats for folios inserted meanwhile, and calls it under the mutex when there are none, and none
+/// of them is left in the mirror; drops nothing more once the file has a dirty folio, and leaves step
+/// 5 of the others to the caller.
 fn drop_range(
     core: &Core,
     mapping: &Mapping,
@@ -112,8 +122,10 @@ fn drop_range(
     let mut dropped = 0;
     let mut later = Gone::default();
     let mut from = pages.start;
+    let (mut is_shown, mut clears) = (false, 0);
     // Ends: each turn begins after the last folio of the previous one. With `when_empty` it begins
-    // again for folios inserted meanwhile, each of which takes a read of the source.
+    // again for folios inserted meanwhile, each of which takes a read of the source, and a few times
+    // for the mirror.
     while from < pages.end {
         let mut gone = Vec::with_capacity(BATCH);
         let mut changing = mapping.change();
@@ -146,23 +158,36 @@ fn drop_range(
             }
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;
+            is_shown |= core.frames.frame(folio.frame).is_mirrored();
             drop_one(core, &mut changing, folio.page, folio.frame);
             gone.push(folio.frame);
             if let Some(memory) = mapping.own() {
                 memory.take_out(folio.page..folio.end());
             }
         }
+        let mut clears_now = false;
         if let Some(when_empty) = when_empty
             && from >= pages.end
         {
-            match changing.writer(&core.nodes).next_present(pages.clone()) {
+            let next = changing.writer(&core.nodes).next_present(pages.clone());
+            clears_now = next.is_none()
+                && (is_shown || mapping.is_mirror_unsettled(&pages))
+                && clears < CLEARS_MAX
+                && !mutant::on(Mutant::LengthBeforeMaps);
+            match next {
                 Some(folio) => from = folio.page.max(pages.start),
+                None if clears_now => from = pages.start,
                 None => when_empty(),
             }
         }
         drop(changing);
         if when_empty.is_some() {
             later.0.append(&mut gone);
+            if clears_now {
+                std::mem::take(&mut later).let_go(core);
+                mapping.settle_mirror(&pages);
+                (is_shown, clears) = (false, clears + 1);
+            }
         } else {
             users::let_go(core, &gone);
         }

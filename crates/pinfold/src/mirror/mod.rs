@@ -267,6 +267,11 @@ impl Mirror {
         }
     }
 
+    /// Whether some of it is claimed or leaving.
+    pub(crate) fn is_unsettled(&self, pages: &Range<u64>) -> bool {
+        self.owned.lock().all.iter().any(|it| it.by == By::Step && it.overlaps(pages))
+    }
+
     /// Whether some of it is claimed, leaving, or left over.
     pub(crate) fn is_taken(&self, pages: &Range<u64>) -> bool {
         self.owned.lock().has_any_of(pages)

@@ -154,3 +154,32 @@ fn a_hint_to_drop_pages_waits_for_who_lends_one() {
     advise(0..PAGE); // of another page
     beside(|| advise(PAGE..2 * PAGE), || drop(claim));
 }
+
+/// What a map shows of a byte that its file got just now, to who has seen the new length.
+fn shown_of_a_file_that_grew(mutant: Option<Mutant>) -> u8 {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = Arc::new(Memory::new(vec![7; 100]));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let map = space.map_file(&file, 0..100).unwrap();
+    // SAFETY: the map has the page.
+    let load = |at: usize| unsafe { map.as_ptr().wrapping_add(at).read_volatile() };
+    assert_eq!((load(50), load(150)), (7, 0));
+    source.write_at(100, &[7; 100]).unwrap();
+    let Handle { core, mapping, .. } = file.handle();
+    crate::wait::together(|| {
+        let resizing = mapping.resizing.lock();
+        let gone = mutant::with(mutant, || freeze::resize(core, mapping, 200));
+        assert_eq!(file.len(), 200);
+        let byte = load(150);
+        drop(resizing);
+        gone.let_go(core);
+        byte
+    })
+}
+
+#[test]
+fn who_sees_a_new_length_finds_its_bytes_in_a_map() {
+    assert_eq!(shown_of_a_file_that_grew(None), 7);
+    assert_eq!(shown_of_a_file_that_grew(Some(Mutant::LengthBeforeMaps)), 0);
+}

@@ -62,7 +62,8 @@ pub enum FaultIo {
     #[default]
     Drop,
     /// It keeps the lock. Whoever unmaps or changes the map waits for the read, and so does a
-    /// handler thread, which serves nothing else meanwhile.
+    /// handler thread, which serves nothing else meanwhile. Futures that wait for other pages of
+    /// what it reads are woken when the fault has ended.
     Hold,
 }
 

@@ -85,6 +85,8 @@ impl Drop for Mapper {
 pub(crate) enum Look<'a> {
     /// The page is in the mirror, as long as this reference is held.
     There(Held<'a>),
+    /// A page of an older version is, as long as somebody uses that: maps show it.
+    LeftOver,
     /// It is not cached, or on its way, or somebody else lends it.
     Absent,
 }
@@ -173,6 +175,9 @@ pub(crate) unsafe fn look<'a>(
             return Ok(Look::There(held));
         }
         let mirror = with_room_for(handle, &held)?;
+        if mirror.shows_left_over(page) {
+            return Ok(Look::LeftOver);
+        }
         let place = place_of(&held);
         // SAFETY: the caller's promise.
         let lent = unsafe { lend(handle, mirror, held, spare.take(), shown) }?;
@@ -275,12 +280,12 @@ struct Spare<'a> {
     order: Order,
 }
 
-/// Reads `page`, or waits for who reads it, and then for memory and for the page's place: what
-/// [`look`] needs.
+/// Reads `page`, or waits for who reads it, and then for memory and for the page's place, unless
+/// maps show an older version there: what [`look`] needs.
 ///
 /// # Errors
-/// As [`File::get`](crate::File::get); there is no memory for it, or another folio keeps its place
-/// for too long.
+/// As [`File::get`](crate::File::get); there is no memory for it, or another folio, without that
+/// page, keeps its place for too long.
 pub(crate) async fn bring<'a>(
     handle: &'a Handle,
     page: u64,
@@ -311,7 +316,7 @@ pub(crate) async fn bring<'a>(
             }
         };
         again = true;
-        if let Some((read, spare)) = ready(handle, read, &mut waits, waiter).await? {
+        if let Some((read, spare)) = ready(handle, page, read, &mut waits, waiter).await? {
             return Ok(Brought { read, spare, bringing });
         }
     }
@@ -348,6 +353,7 @@ struct Waits {
 /// was made smaller; or too many threads wait with folios, and this one has waited without.
 async fn ready<'a>(
     handle: &'a Handle,
+    page: u64,
     read: Held<'a>,
     waits: &mut Waits,
     waiter: Waiter<'_>,
@@ -394,6 +400,9 @@ async fn ready<'a>(
             make_smaller(handle, read, order, blocks)?;
             return Ok(None);
         }
+        if mirror.shows_left_over(page) {
+            return Ok(Some((read, None)));
+        }
         naps += 1;
         if naps > NAPS_MAX && identity.order > Order::MIN {
             // The place of another of its pages is taken, perhaps for long.
@@ -414,20 +423,26 @@ async fn ready<'a>(
 }
 
 /// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there
-/// as long as the reference that this returns.
+/// as long as the reference that this returns. `None`: an older version is there, which somebody
+/// uses.
 ///
 /// # Errors
 /// As [`bring`].
-pub(crate) async fn put<'a>(handle: &'a Handle, page: u64, waiter: Waiter<'_>) -> Result<Held<'a>> {
+pub(crate) async fn put<'a>(
+    handle: &'a Handle,
+    page: u64,
+    waiter: Waiter<'_>,
+) -> Result<Option<Held<'a>>> {
     let mut brought = None;
     // Ends: as in [`bring`].
     loop {
         // SAFETY: nothing is shown.
         let looked = unsafe { look(handle, page, None, brought.take(), waiter) };
-        if let Look::There(held) = looked? {
-            return Ok(held);
+        match looked? {
+            Look::There(held) => return Ok(Some(held)),
+            Look::LeftOver => return Ok(None),
+            Look::Absent => brought = Some(bring(handle, page, waiter).await?),
         }
-        brought = Some(bring(handle, page, waiter).await?);
     }
 }
 

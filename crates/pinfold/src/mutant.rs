@@ -76,6 +76,8 @@ mutants! {
     LenderKeepsPages,
     /// The places of evicted folios are free as soon as the index does not have them.
     LeavesUnowned,
+    /// An access waits for the place of a folio that left its file, though maps show its page.
+    LeftOverAwaited,
     /// The place of a folio that left its file is free before its bytes are taken out.
     LeftoverDisownsFirst,
     /// A folio moves to the arena, and its pages stay in the mirror.

@@ -35,6 +35,7 @@ fn access(file: &File, page: u64) -> u8 {
                 drop(held);
                 return byte;
             }
+            Look::LeftOver => std::thread::yield_now(),
             Look::Absent => brought = Some(now(bring(handle, page, Waiter::Thread)).unwrap()),
         }
     }
@@ -268,8 +269,8 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
     let cache = Cache::new(options).unwrap();
     let file = cache.attach("file", Arc::new(Memory::new(vec![7; MIB]))).unwrap();
     assert_eq!(access(&file, 5), 7);
-    let guard = file.get(5).unwrap();
     file.invalidate(0..MIB as u64).unwrap();
+    let claim = file.handle().mapping.mirror_of_folios().claim(5..6).unwrap();
     let over = std::sync::atomic::AtomicBool::new(false);
     let error = std::thread::scope(|scope| {
         // What is read of other files has no say in it.
@@ -288,7 +289,7 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
         error.to_string(),
         "no memory for mapped pages of file: an older version of the page is still in use there"
     );
-    drop(guard);
+    drop(claim);
     assert_eq!(access(&file, 5), 7);
 }
 
@@ -517,7 +518,7 @@ fn ready_where_many_wait() -> Result<bool> {
     while let Ok(Some(_used)) = reclaim::allocate_lent(core, Order::MAX, false) {}
     let others: Vec<_> = (0..99).map_while(|_| core.pressure.may_wait_with(16)).collect();
     let read = fill::get(handle, 0, PAGE_BYTES)?;
-    let is_ready = now(ready(handle, read, &mut Waits::default(), Waiter::Thread))?.is_some();
+    let is_ready = now(ready(handle, 0, read, &mut Waits::default(), Waiter::Thread))?.is_some();
     let at_most = if mutant::on(Mutant::AllWaitWithFolios) { 99 } else { 4096 / 16 / 16 };
     assert_eq!(others.len(), at_most);
     Ok(is_ready)

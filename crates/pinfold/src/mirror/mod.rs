@@ -277,6 +277,22 @@ impl Mirror {
         self.owned.lock().has_any_of(pages)
     }
 
+    /// Whether maps show a page of a folio that has left the file, and that somebody uses.
+    pub(crate) fn shows_left_over(&self, page: u64) -> bool {
+        let owned = self.owned.lock();
+        let is_of = |it: &Owned| it.by == By::Folio && it.pages.contains(&page);
+        // The file may have ended before it, when the folio was read.
+        owned.all.iter().any(is_of) && self.has(page) && !mutant::on(Mutant::LeftOverAwaited)
+    }
+
+    /// Whether the memfd has the page.
+    fn has(&self, page: u64) -> bool {
+        let at = page << PAGE_SHIFT;
+        // Nobody uses the descriptor's position.
+        let data = rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Data(at));
+        data.is_ok_and(|data| data == at)
+    }
+
     /// Sleeps until the place of `pages` is free, at most for `nap`.
     pub(crate) fn wait_for_place(&self, pages: &Range<u64>, nap: Duration) {
         let since = Instant::now();

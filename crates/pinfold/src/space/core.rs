@@ -79,7 +79,7 @@ impl fault::Target for Arc<Target> {
         let looked = unsafe {
             lend::look(self.file.handle(), page, Some(&shown), brought.flatten(), waiter)
         };
-        Ok(matches!(looked?, Look::There(_)))
+        Ok(!matches!(looked?, Look::Absent))
     }
 
     async fn bring(&self, wanted: &Wanted, waiter: Waiter<'_>) -> Result<Option<Brought<'_>>> {

@@ -183,3 +183,32 @@ fn who_sees_a_new_length_finds_its_bytes_in_a_map() {
     assert_eq!(shown_of_a_file_that_grew(None), 7);
     assert_eq!(shown_of_a_file_that_grew(Some(Mutant::LengthBeforeMaps)), 0);
 }
+
+/// Whether a page can be had whose older version somebody has, and how long that takes.
+fn brought_beside_a_guard(mutant: Option<Mutant>) -> crate::Result<()> {
+    let mut options = Options::new(8 << 20);
+    options.patience = std::time::Duration::from_millis(20);
+    let cache = Cache::new(options).unwrap();
+    let source = Arc::new(Memory::new(vec![7; 2 * PAGE_BYTES]));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
+    let map = space.map_file(&file, 0..2 * PAGE).unwrap();
+    // SAFETY: the map has the page.
+    let load = || unsafe { map.as_ptr().wrapping_add(PAGE_BYTES).read_volatile() };
+    assert_eq!(load(), 7);
+    let guard = file.get(1).unwrap();
+    source.write_at(0, &[8; 2 * PAGE_BYTES]).unwrap();
+    file.invalidate(0..2 * PAGE).unwrap();
+    let brought = mutant::with(mutant, || map.advise(0..map.len(), crate::Hint::WillNeed));
+    assert_eq!((load(), guard[0]), (7, 7));
+    drop(guard);
+    assert_eq!(load(), 8);
+    brought
+}
+
+#[test]
+fn nobody_waits_for_a_guard_whose_page_maps_show() {
+    brought_beside_a_guard(None).unwrap();
+    let caught = brought_beside_a_guard(Some(Mutant::LeftOverAwaited)).unwrap_err();
+    assert!(caught.to_string().contains("an older version"), "{caught}");
+}

@@ -121,9 +121,10 @@ impl Maps {
     fn ends(&self) {
         let (core, file) = (&self.fixture.core, &self.fixture.files[0]);
         freeze::collect(core);
-        core.let_go_of_recent(|_| true);
         let mirror = self.mirror();
+        // Nor does it help to be kept for an access, if a folio has left its file.
         assert!(mirror.is_free(), "a place has an owner, and nobody uses it");
+        core.let_go_of_recent(|_| true);
         for page in 0..PAGES {
             let held = core.hold(&file.mapping, page);
             let is_mirrored = held.as_ref().is_some_and(|held| held.frame().is_mirrored());

@@ -94,6 +94,8 @@ mutants! {
     MapBeyondMirror,
     /// A page that cannot be read is poisoned after its map's lock was let go of.
     PoisonUnlocked,
+    /// Some accesses fail though their pages are there.
+    ServedFails,
     /// A page is mapped only if the mirror has room for the whole file.
     MirrorAsLongAsFile,
     /// A map says that its addresses go once they have gone.

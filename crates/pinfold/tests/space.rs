@@ -471,7 +471,7 @@ fn a_system_call_waits_for_its_pages_if_handler_threads_serve() {
     subject.fail(9 * PAGE..10 * PAGE);
     for _ in 0..2 {
         assert_eq!(write_from(&map, 9), Err(rustix::io::Errno::FAULT));
-        let why = space.last_failure().unwrap();
+        let why = map.last_failure().unwrap();
         assert!(why.to_string().contains("cannot read file at 36864"), "{why}");
     }
     assert_eq!(space.stats().failed, 1, "the page is poisoned");

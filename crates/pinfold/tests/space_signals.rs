@@ -456,8 +456,12 @@ fn an_access_that_failed_is_tried_again_if_a_handler_returns() {
         let map = space.map_file(&file, 0..PAGE as u64).unwrap();
         assert_eq!(touch(&map, 0), 9);
         assert_eq!((calls(), source.1.load(Ordering::Relaxed), space.stats().failed), (1, 1, 1));
-        let why = space.last_failure().unwrap();
-        assert!(matches!(why.kind(), ErrorKind::Read { .. }), "{why:?}");
+        for why in [space.last_failure(), map.last_failure()] {
+            let why = why.unwrap();
+            assert!(matches!(why.kind(), ErrorKind::Read { .. }), "{why:?}");
+        }
+        let other = space.map_file(&file, 0..PAGE as u64).unwrap();
+        assert!(other.last_failure().is_none(), "the failure was another map's");
     });
     assert_eq!(signal, None);
 }

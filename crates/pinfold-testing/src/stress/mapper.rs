@@ -477,27 +477,24 @@ impl<'a> Mapper<'a> {
 
     // ---- failures ----
 
-    /// Whether accesses to this file may have failed. Why the last one of the space failed is known;
-    /// that may be another thread's.
+    /// Whether accesses to this map may have failed.
     fn forgive_failures(&self, mapped: &Mapped, subject: &Subject, failures: u64) -> Checked {
         if failures == 0 {
             return Ok(());
         }
         (0..failures).for_each(|_| self.desk.excuse());
         self.shared.watch.count(Doing::Repeat, failures);
-        let may = matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_));
-        match self.shared.maps.spaces[mapped.space].last_failure() {
-            Some(error)
-                if !may && !is_kept(&error) && error.to_string().contains(&subject.name) =>
-            {
-                Err(self.unexpected(&error))
-            }
-            None if !may => Err(Box::new(Failure::Unexpected {
+        if matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_)) {
+            return Ok(());
+        }
+        match mapped.map.last_failure() {
+            Some(error) if is_kept(&error) => Ok(()),
+            Some(error) => Err(self.unexpected(&error)),
+            None => Err(Box::new(Failure::Unexpected {
                 thread: self.desk.name.clone(),
                 doing: self.desk.describe(&self.shared.subjects),
-                error: "SIGBUS, and the space knows of no failure".to_owned(),
+                error: "an access failed, and the map knows of no failure".to_owned(),
             })),
-            _ => Ok(()),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::space::fault::{By, Fault, FaultIo, FaultLock, Shared, Target, serve};
 use crate::space::index::{GRANULE_BYTES, Leaf};
@@ -83,7 +83,7 @@ impl Target for Share {
         Ok(())
     }
 
-    fn fail(&self, _: usize) {
+    fn fail(&self, _: usize, _: Error) {
         unreachable!("all pages can be read");
     }
 }

@@ -11,7 +11,7 @@ use super::core::{INDEX, RECORDS, SpaceCore, Target};
 use super::fault::FaultLock;
 use super::stats::{read, write};
 use super::vma::{Access, Mapped, Vma, begin, end};
-use crate::error::{ErrorKind, MapRangeCause, Result};
+use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::OwnMemory;
@@ -41,8 +41,7 @@ use crate::task::{Waiter, now};
 ///
 /// # An access that fails
 ///
-/// The access gets SIGBUS, as with mmap(2), and [`Space::last_failure`](crate::Space::last_failure)
-/// says why: the page could not be read from the swap (or from the file of a private view), or
+/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](Self::last_failure) says why: the page could not be read from the swap (or from the file of a private view), or
 /// there is no memory for it. Others go on. The next access tries again; where handler threads
 /// serve, once [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
 /// [`write_at`](Self::write_at) return an error instead.
@@ -123,8 +122,7 @@ impl AnonMap {
         let memory: Arc<dyn OwnMemory> = area.clone();
         let states = Pages::new(area.pages()).map_err(|_| too_large())?;
         file.handle().mapping.make_own(states, memory);
-        let target = Target { file, own: Some(area.clone()), space: space.clone() };
-        let target = Arc::new(target);
+        let target = Arc::new(Target::new(file, Some(area.clone()), space.clone()));
         let (number, vma) = RECORDS.claim().ok_or_else(too_large)?;
         let addresses = area.addresses(&(0..area.pages()));
         let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
@@ -162,6 +160,12 @@ impl AnonMap {
     /// False: no map is empty.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// The error of the last access to the memory that failed, which SIGBUS does not tell. `None` if
+    /// none has failed, and in a forked child.
+    pub fn last_failure(&self) -> Option<Error> {
+        self.target.last_failure()
     }
 
     /// All of it as a slice.

@@ -13,11 +13,12 @@ use super::handlers::{self, Handlers, Served};
 use super::index::Index;
 use super::vma::{Access, Table, Vma, Wanted};
 use crate::cache::Cache;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::File;
 use crate::lend::{self, Brought, Look, Mapper};
 use crate::mirror::Shown;
 use crate::mutant::{self, Mutant};
+use crate::sync::Mutex;
 use crate::task::{Rests, Waiter, now};
 use crate::uffd::Uffd;
 
@@ -51,6 +52,19 @@ pub(super) struct Target {
     /// The program's own memory, which then `file` is.
     pub(super) own: Option<Arc<Area>>,
     pub(super) space: Arc<SpaceCore>,
+    /// Of the last access to the map that failed.
+    last_failure: Mutex<Option<Error>>,
+}
+
+impl Target {
+    pub(super) fn new(file: File, own: Option<Arc<Area>>, space: Arc<SpaceCore>) -> Self {
+        Target { file, own, space, last_failure: Mutex::new(None) }
+    }
+
+    pub(super) fn last_failure(&self) -> Option<Error> {
+        let here = self.space.cache.core().owner.is_here();
+        here.then(|| self.last_failure.lock().clone()).flatten()
+    }
 }
 
 impl fault::Target for Arc<Target> {
@@ -91,7 +105,9 @@ impl fault::Target for Arc<Target> {
         }
     }
 
-    fn fail(&self, address: usize) {
+    fn fail(&self, address: usize, why: Error) {
+        // First, as the signal's handler may ask for it.
+        *self.last_failure.lock() = Some(why);
         // A thread that faults by itself goes on with the signal.
         if self.space.shared.by == By::Message && !mutant::on(Mutant::PoisonUnlocked) {
             handlers::poison(&self.space.uffd, address);

@@ -85,7 +85,7 @@ pub(crate) struct Shared {
     /// Taken for writing to change which maps there are.
     pub(crate) layout: RwLock<()>,
     pub(crate) counters: Counters,
-    /// Why the last fault failed that did.
+    /// Of the last fault that failed.
     pub(crate) last_failure: Mutex<Option<Error>>,
 }
 
@@ -122,9 +122,9 @@ pub(crate) trait Target: Clone {
         waiter: Waiter<'_>,
     ) -> impl Future<Output = Result<Self::Brought<'_>>>;
 
-    /// The access at `address` fails. The map's lock is held: without it, the address may be another
-    /// map's by now.
-    fn fail(&self, address: usize);
+    /// The access at `address` fails, and `why`. The map's lock is held: without it, the address may
+    /// be another map's by now.
+    fn fail(&self, address: usize, why: Error);
 }
 
 /// How a fault ended.
@@ -299,13 +299,16 @@ fn look_again<'a, T: Target>(
 /// The end of a fault at `address`, whose map's lock is held.
 fn ended<T: Target>(target: &T, address: usize, served: Result<()>) -> Fault {
     match served {
+        Ok(()) if mutant::on(Mutant::ServedFails) && address.is_multiple_of(1 << 20) => {
+            Fault::Failed
+        }
         Ok(()) => Fault::Served,
         Err(error) => {
             let shared = target.shared();
             shared.counters.failed.add(1);
             // First, as the signal's handler may ask for it.
-            *shared.last_failure.lock() = Some(error);
-            target.fail(address);
+            *shared.last_failure.lock() = Some(error.clone());
+            target.fail(address, error);
             Fault::Failed
         }
     }

@@ -256,7 +256,7 @@ impl Space {
         if here { self.core.shared.counters.report() } else { SpaceStats::default() }
     }
 
-    /// Why the last access failed that did: SIGBUS does not say. Of threads that fail at once, one.
+    /// The error of the last access to any of its maps that failed. `None` in a forked child.
     pub fn last_failure(&self) -> Option<Error> {
         let here = self.core.cache.core().owner.is_here();
         here.then(|| self.core.shared.last_failure.lock().clone()).flatten()

@@ -42,7 +42,7 @@ use super::reservation::Reservation;
 use super::stats::write;
 use super::vma::{Mapped, Vma, begin, end};
 use crate::cache::Cache;
-use crate::error::{ErrorKind, MapRangeCause, Result};
+use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT, give_back};
 use crate::lend;
@@ -108,7 +108,7 @@ impl Map {
         let path = || file.handle().mapping.path.clone();
         let served = || ErrorKind::MappedOrServed { path: path(), what: "map" };
         let may_map = mirror.map().ok_or_else(served)?;
-        let target = Arc::new(Target { file: file.clone(), own: None, space: space.clone() });
+        let target = Arc::new(Target::new(file.clone(), None, space.clone()));
         let reservation = Reservation::new(bytes(&range)).map_err(refused)?;
         let pages = reservation.pages(&range);
         // SAFETY: reserved by this call, and given to nobody.
@@ -158,6 +158,12 @@ impl Map {
     /// The bytes of the file that it maps.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
+    }
+
+    /// The error of the last access to the map that failed, which SIGBUS does not tell. `None` if
+    /// none has failed, and in a forked child.
+    pub fn last_failure(&self) -> Option<Error> {
+        self.target.last_failure()
     }
 
     /// All of it as a slice.

@@ -438,10 +438,6 @@ impl<'a> Mapper<'a> {
         let end = mapped.map.len().min(start + self.rng.usize(0..1 << 20));
         match mapped.map.advise(start..end, hint) {
             Ok(()) => Ok(1),
-            Err(error) if is_kept(&error) => {
-                self.desk.excuse();
-                Ok(0)
-            }
             Err(error) => {
                 super::check::forgive(self.shared, self.desk, subject, &error).map(|()| 0)
             }
@@ -488,7 +484,6 @@ impl<'a> Mapper<'a> {
             return Ok(());
         }
         match mapped.map.last_failure() {
-            Some(error) if is_kept(&error) => Ok(()),
             Some(error) => Err(self.unexpected(&error)),
             None => Err(Box::new(Failure::Unexpected {
                 thread: self.desk.name.clone(),
@@ -512,9 +507,4 @@ impl<'a> Mapper<'a> {
     fn unexpected(&self, error: &Error) -> Box<Failure> {
         unexpected(self.shared, self.desk, error)
     }
-}
-
-/// Whether somebody had a guard of an older version of the page, for as long as threads wait.
-fn is_kept(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Mirror { cause, .. } if cause.to_string().contains("older version"))
 }

@@ -24,7 +24,7 @@ enum Noticed {
 use Noticed::{Case, Count, Kunit};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each.
-const MUTANTS: [(&str, Noticed); 17] = [
+const MUTANTS: [(&str, Noticed); 18] = [
     ("keep-the-lock-when-killed", Case(CASES[7])),
     ("retry-by-mmap-lock", Case(CASES[0])),
     ("keep-whoever-locks", Count(WRITTEN, WAITS_LOCKED)),
@@ -34,6 +34,7 @@ const MUTANTS: [(&str, Noticed); 17] = [
     ("never-keep", Kunit("fault_lock_test_kept")),
     ("retry-without-end", Kunit("fault_lock_test_once")),
     ("keep-mmap-lock", Kunit("fault_lock_test_no_vma")),
+    ("read-ahead-later-anyway", Kunit("fault_lock_test_read_ahead_later")),
     ("never-keep", Case(CASES[6])),
     ("throttle-with-the-lock", Count(STORED, WRITERS_WAIT)),
     ("swap-in-by-mmap-lock", Count(SWAP, "retry_mmap_drop")),

@@ -25,7 +25,7 @@ fn around_lock(lines: &[String]) -> Result<&[String]> {
         .iter()
         .position(|l| l.contains("lock") && l.contains("0x34("))
         .context("no locked instruction touches a page's count")?;
-    Ok(&lines[at.saturating_sub(8)..lines.len().min(at + 4)])
+    Ok(&lines[at.saturating_sub(9)..lines.len().min(at + 4)])
 }
 
 /// Checks that the two kernels were built from the series and the source as they are now.
@@ -395,7 +395,7 @@ mod tests {
         let mut lines: Vec<_> = (0..20).map(|i| format!("insn {i}")).collect();
         lines[12] = "lock addl $0x1,0x34(%rdi)".into();
         let shown = around_lock(&lines).unwrap();
-        assert_eq!((shown.len(), shown[8].as_str()), (12, "lock addl $0x1,0x34(%rdi)"));
+        assert_eq!((shown.len(), shown[9].as_str()), (13, "lock addl $0x1,0x34(%rdi)"));
         lines[12] = "lock addl $0x1,0x38(%rdi)".into();
         around_lock(&lines).unwrap_err();
     }

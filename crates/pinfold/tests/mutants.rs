@@ -65,7 +65,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("lender-keeps-pages", "it was not tried; the models see it"),
     ("leaves-unowned", "it was not tried; the models see it"),
     ("leftover-forgotten", "it was not tried; the models see it"),
-    ("left-over-awaited", "to wait long is no error; the tests of `space` see it"),
+    ("left-over-awaited", "guards go before who waits gives up; the tests of `space` see it"),
     ("leftover-disowns-first", "it was not tried; the models see it"),
     ("evict-keeps-pages", "it was not tried; the models see it"),
     ("move-keeps-pages", "it was not tried; the models see it"),

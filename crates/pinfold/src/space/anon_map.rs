@@ -41,9 +41,10 @@ use crate::task::{Waiter, now};
 ///
 /// # An access that fails
 ///
-/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](Self::last_failure) says why: the page could not be read from the swap (or from the file of a private view), or
-/// there is no memory for it. Others go on. The next access tries again; where handler threads
-/// serve, once [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
+/// The access gets SIGBUS, as with mmap(2), and [`last_failure`](Self::last_failure) says why: the
+/// page could not be read from the swap (or from the file of a private view), or there is no memory
+/// for it. Others go on. The next access tries again; where handler threads serve, once
+/// [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
 /// [`write_at`](Self::write_at) return an error instead.
 ///
 /// # What must not be done with the memory

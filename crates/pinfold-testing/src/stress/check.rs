@@ -88,10 +88,7 @@ pub(super) fn forgive(shared: &Shared, desk: &Desk, subject: &Subject, error: &E
         ErrorKind::Read { .. } | ErrorKind::Truncated { .. } => {
             matches!(subject.nature, Nature::Faulty(_) | Nature::Cut(_))
         }
-        // A page that was read beyond the end is not there to be mapped while somebody keeps it.
-        ErrorKind::BeyondEnd { .. } | ErrorKind::Mirror { .. } => {
-            matches!(subject.nature, Nature::Cut(_))
-        }
+        ErrorKind::BeyondEnd { .. } => matches!(subject.nature, Nature::Cut(_)),
         // What waits for the reads of a source that hangs is given up after half a minute.
         ErrorKind::NoMemory { .. } => shared.options.sabotage == Some(Sabotage::Hang),
         _ => false,

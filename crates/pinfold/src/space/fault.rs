@@ -122,8 +122,8 @@ pub(crate) trait Target: Clone {
         waiter: Waiter<'_>,
     ) -> impl Future<Output = Result<Self::Brought<'_>>>;
 
-    /// The access at `address` fails, because of `why`. The map's lock is held: without it, the address may
-    /// be another map's by now.
+    /// The access at `address` fails, because of `why`. The map's lock is held: without it, the
+    /// address may be another map's by now.
     fn fail(&self, address: usize, why: Error);
 }
 

@@ -219,6 +219,26 @@ fn a_failed_read_of_the_swap_is_an_error_and_the_next_one_tries_again() {
 }
 
 #[test]
+fn an_access_that_fails_leaves_its_error_with_its_map() {
+    let subject = Subject::new(8 * MIB, 4 * MIB, SpaceOptions::new().handlers(1));
+    if !subject.space.serves_system_calls() {
+        return; // this process may not have it
+    }
+    let (map, other) = [(); 2].map(|()| subject.space.map_anon(MIB).unwrap()).into();
+    write_page(&map, 5, 1);
+    assert!(map.page_out(0..MIB).unwrap() >= PAGE);
+    subject.fail(Operation::Read);
+    let at = map.as_ptr().wrapping_add(5 * PAGE);
+    // SAFETY: within the map; the kernel reads it, and nobody stores to it.
+    let bytes = unsafe { std::slice::from_raw_parts(at, PAGE) };
+    let into = tempfile::tempfile().unwrap();
+    assert_eq!(rustix::io::write(&into, bytes), Err(rustix::io::Errno::FAULT));
+    let why = map.last_failure().unwrap();
+    assert!(matches!(why.kind(), ErrorKind::SwapRead { offset: 20_480, .. }), "{why:?}");
+    assert!(other.last_failure().is_none(), "the failure was another map's");
+}
+
+#[test]
 fn a_failed_write_to_the_swap_keeps_the_page() {
     let subject = Subject::new(8 * MIB, 40 * MIB, SpaceOptions::new());
     let map = subject.space.map_anon(MIB).unwrap();

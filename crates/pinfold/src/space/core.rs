@@ -107,6 +107,7 @@ impl fault::Target for Arc<Target> {
 
     fn fail(&self, address: usize, why: Error) {
         // First, as the signal's handler may ask for it.
+        *self.space.last_failure.lock() = Some(why.clone());
         *self.last_failure.lock() = Some(why);
         // A thread that faults by itself goes on with the signal.
         if self.space.shared.by == By::Message && !mutant::on(Mutant::PoisonUnlocked) {
@@ -119,6 +120,8 @@ impl fault::Target for Arc<Target> {
 #[derive(Debug)]
 pub(super) struct SpaceCore {
     pub(super) shared: Shared,
+    /// Of the last access to any of its maps that failed.
+    pub(super) last_failure: Mutex<Option<Error>>,
     pub(super) uffd: Arc<Uffd>,
     pub(super) handlers: Option<Handlers>,
     pub(super) cache: Cache,

@@ -41,7 +41,7 @@ use super::vma::{Access, Vma, Wanted};
 use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::sizes::RETRIES_MAX;
-use crate::sync::{Mutex, RwLock, between_steps};
+use crate::sync::{RwLock, between_steps};
 use crate::task::{Waiter, now};
 use crate::wait::together;
 
@@ -85,14 +85,11 @@ pub(crate) struct Shared {
     /// Taken for writing to change which maps there are.
     pub(crate) layout: RwLock<()>,
     pub(crate) counters: Counters,
-    /// Of the last fault that failed.
-    pub(crate) last_failure: Mutex<Option<Error>>,
 }
 
 impl Shared {
     pub(crate) fn new(lock: FaultLock, io: FaultIo, by: By) -> Self {
-        let (layout, last_failure) = (RwLock::new(()), Mutex::new(None));
-        Shared { lock, io, by, layout, counters: Counters::default(), last_failure }
+        Shared { lock, io, by, layout: RwLock::new(()), counters: Counters::default() }
     }
 }
 
@@ -134,7 +131,7 @@ pub(crate) enum Fault {
     Served,
     /// No map has the address whose faults come in this way.
     Elsewhere,
-    /// The page cannot be read; [`Shared::last_failure`] says why. [`Target::fail`] was called.
+    /// The page cannot be read. [`Target::fail`] was told why.
     Failed,
     /// Serving it panicked.
     Broken,
@@ -304,10 +301,7 @@ fn ended<T: Target>(target: &T, address: usize, served: Result<()>) -> Fault {
         }
         Ok(()) => Fault::Served,
         Err(error) => {
-            let shared = target.shared();
-            shared.counters.failed.add(1);
-            // First, as the signal's handler may ask for it.
-            *shared.last_failure.lock() = Some(error.clone());
+            target.shared().counters.failed.add(1);
             target.fail(address, error);
             Fault::Failed
         }

@@ -16,6 +16,7 @@ use crate::cache::Cache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::lend::Mapper;
+use crate::sync::Mutex;
 use crate::uffd::{Ask, Uffd};
 
 /// The most handler threads of a space.
@@ -169,7 +170,8 @@ impl Space {
         };
         let by = if handlers.is_none() { By::Signal } else { By::Message };
         let shared = Shared::new(lock, io, by);
-        let core = SpaceCore { shared, uffd, handlers, cache: cache.clone(), _mapper: mapper };
+        let (cache, last_failure) = (cache.clone(), Mutex::new(None));
+        let core = SpaceCore { shared, last_failure, uffd, handlers, cache, _mapper: mapper };
         Ok(Space { core: Arc::new(core) })
     }
 
@@ -259,7 +261,7 @@ impl Space {
     /// The error of the last access to any of its maps that failed. `None` in a forked child.
     pub fn last_failure(&self) -> Option<Error> {
         let here = self.core.cache.core().owner.is_here();
-        here.then(|| self.core.shared.last_failure.lock().clone()).flatten()
+        here.then(|| self.core.last_failure.lock().clone()).flatten()
     }
 
     /// What its handler threads answer by.

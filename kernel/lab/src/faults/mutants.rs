@@ -24,7 +24,7 @@ enum Noticed {
 use Noticed::{Case, Count, Kunit};
 
 /// The mutants of *drop* in `kernel/mutants/faults`, and what must notice each.
-const MUTANTS: [(&str, Noticed); 18] = [
+const MUTANTS: [(&str, Noticed); 19] = [
     ("keep-the-lock-when-killed", Case(CASES[7])),
     ("retry-by-mmap-lock", Case(CASES[0])),
     ("keep-whoever-locks", Count(WRITTEN, WAITS_LOCKED)),
@@ -35,6 +35,7 @@ const MUTANTS: [(&str, Noticed); 18] = [
     ("retry-without-end", Kunit("fault_lock_test_once")),
     ("keep-mmap-lock", Kunit("fault_lock_test_no_vma")),
     ("read-ahead-later-anyway", Kunit("fault_lock_test_read_ahead_later")),
+    ("read-ahead-later-for-anybody", Kunit("fault_lock_test_read_ahead_later")),
     ("never-keep", Case(CASES[6])),
     ("throttle-with-the-lock", Count(STORED, WRITERS_WAIT)),
     ("swap-in-by-mmap-lock", Count(SWAP, "retry_mmap_drop")),

@@ -16,6 +16,21 @@ use std::path::{Path, PathBuf};
 /// The parts of the patches: each has a section of the report, and a page in `kernel/docs`.
 const PARTS: [&str; 4] = ["count", "reads", "pins", "faults"];
 
+/// The commands that have an appendix.
+const CORES: &str = "cargo xtask kernel cores";
+const FAULTS: &str = "cargo xtask kernel faults";
+const SELFTESTS: &str = "cargo xtask kernel selftests";
+
+/// The counts of page faults that the section shows: retries under `mmap_lock`, waits in vain, long
+/// waits of those who change a VMA, and the time that a workload takes. The appendix has all.
+const OF_FAULTS: [&str; 5] = [
+    "retry_mmap_drop",
+    "retry_io_miss",
+    "long-waits-write-vma",
+    "long-waits-write-mmap",
+    "disk-turns",
+];
+
 /// The instructions around the first locked one that touches `_refcount`.
 ///
 /// # Errors
@@ -67,7 +82,7 @@ struct CoresRow {
 }
 
 /// The benchmark's table, with the ratio.
-fn on_cores(file: &Path) -> Result<String> {
+fn sequences(file: &Path) -> Result<String> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let found: Cores = serde_json::from_str(&text)
@@ -102,24 +117,36 @@ fn list(limits: impl IntoIterator<Item = String>) -> String {
     limits.into_iter().fold(String::new(), |list, limit| list + "- " + &limit + "\n")
 }
 
-/// The section of `kernel cores`.
-fn kernels_on_cores(paths: &Paths) -> String {
-    let command = "cargo xtask kernel cores";
-    match kept::load::<cores::Figures>(paths, cores::CORES, command) {
-        Ok(figures) => format!(
-            "`{command}` runs the fast kernels' own objects in a program\n({}).\n\
-             Threads and processes look up, get and put folios of one index as fast as they can,\n\
-             unpin, and read. The figures are operations per second of all together, or the time of\n\
-             one frozen section; medians, and the least and the most. The last column is the median\n\
-             of the ratios of samples that were taken one after the other, and the range of what it\n\
-             is in four layouts of the program. The limits:\n\n{}\n{}\n{}",
-            figures.machine.shown(),
-            list(cores::verdicts(&figures).into_iter().map(|(what, _)| what)),
-            figures.tables(),
-            figures.not_the_kernels()
-        ),
-        Err(_) => not_measured(command),
-    }
+/// What was measured by `kernel cores`, if it was.
+fn measured_on_cores(paths: &Paths) -> Option<cores::Figures> {
+    kept::load(paths, cores::CORES, CORES).ok()
+}
+
+/// The section of `kernel cores`. The tables are in the appendix.
+fn kernels_on_cores(figures: Option<&cores::Figures>) -> String {
+    let Some(figures) = figures else { return not_measured(CORES) };
+    format!(
+        "`{CORES}` runs the fast kernels' own objects in a program\n({}).\n\
+         Threads and processes look up, get and put folios of one index as fast as they can,\n\
+         unpin, and read. Patched by plain is the median of the ratios of samples that were taken\n\
+         one after the other, and the range of what it is in four layouts of the program. All cases,\n\
+         and what is not the kernels' own, are in the [appendix](#appendix-real-cores). The limits:\n\n\
+         {}",
+        figures.machine.shown(),
+        list(cores::verdicts(figures).into_iter().map(|(what, _)| what)),
+    )
+}
+
+/// The appendix of `kernel cores`.
+fn all_on_cores(figures: &cores::Figures) -> String {
+    format!(
+        "\n## Appendix: real cores\n\n\
+         What `{CORES}` measures: operations per second of all threads or processes together,\n\
+         or the time of one frozen section; medians, and the least and the most. The last column is\n\
+         patched by plain, as above.\n\n{}\n{}",
+        figures.tables(),
+        figures.not_the_kernels()
+    )
 }
 
 /// A table of counts.
@@ -186,30 +213,55 @@ fn pins(paths: &Paths) -> String {
     )
 }
 
-/// The section of faults.
-fn faults(paths: &Paths) -> String {
-    let command = "cargo xtask kernel faults";
+/// What was counted by `kernel faults`, if it was.
+fn counted_faults(paths: &Paths) -> Option<faults::Figures> {
+    kept::load_of(paths, faults::KEPT_OF, faults::FIGURES, FAULTS).ok()
+}
+
+/// The rows of a table in Markdown that have one of `counts` in their second column.
+fn rows_of(table: &str, counts: &[&str]) -> String {
+    let is_shown = |line: &str| line.split(" | ").nth(1).is_some_and(|cell| counts.contains(&cell));
+    let rows = table.lines().enumerate().filter(|&(at, line)| at < 2 || is_shown(line));
+    rows.fold(String::new(), |text, (_, line)| text + line + "\n")
+}
+
+/// The section of faults. What the limits were met by is in the appendix.
+fn faults(figures: Option<&faults::Figures>) -> String {
     let mut text = String::from(
         "\n## Faults that wait\n\n\
          The two series, with what they cost: the cover letters of \
          [drop](../faults/0000-cover-letter)\nand [hold](../faults-hold/0000-cover-letter).\n\n",
     );
-    match kept::load_of::<faults::Figures>(paths, faults::KEPT_OF, faults::FIGURES, command) {
-        Ok(of) => {
-            let _ = write!(
-                text,
-                "Counts of `{command}`, {} workloads, {} runs of each kernel in turn: the median, and \
-                 the range\nwhere the runs differ. *plain* retries under mmap_lock, *drop* under the VMA's \
-                 lock, *hold* keeps that lock.\n\n{}\nLimits, over all runs:\n\n",
-                of.workloads, of.runs, of.table
-            );
-            for (what, met) in of.verdicts {
-                let _ = writeln!(text, "- {what}: {}", if met { "met" } else { "**missed**" });
-            }
-        }
-        Err(_) => text += &not_measured(command),
-    }
+    let Some(of) = figures else { return text + &not_measured(FAULTS) };
+    let missed: Vec<_> = of.verdicts.iter().filter(|limit| !limit.1).map(|of| &*of.0).collect();
+    let _ = write!(
+        text,
+        "Counts of `{FAULTS}`, {} workloads, {} runs of each kernel in turn: the median,\n\
+         and the range where the runs differ. *plain* retries under `mmap_lock`, *drop* under the \
+         VMA's\nlock, *hold* keeps that lock. `retry_mmap_drop` counts faults that were retried \
+         under `mmap_lock`,\n`retry_io_miss` waits in vain, `long-waits-write-…` long waits of \
+         those who change a VMA, and\n`disk-turns` the time that a workload takes. All counts and \
+         limits are in the\n[appendix](#appendix-page-faults-that-wait).\n\n{}\n\
+         Of {} limits, over all runs, {} were met.{}\n",
+        of.workloads,
+        of.runs,
+        rows_of(&of.table, &OF_FAULTS),
+        of.verdicts.len(),
+        of.verdicts.len() - missed.len(),
+        if missed.is_empty() { String::new() } else { format!(" Missed: {}.", missed.join("; ")) }
+    );
     text
+}
+
+/// The appendix of faults.
+fn all_faults(of: &faults::Figures) -> String {
+    let limit = |of: &(String, bool)| of.0.clone() + if of.1 { ": met" } else { ": **missed**" };
+    format!(
+        "\n## Appendix: page faults that wait\n\nAll that `{FAULTS}` counts:\n\n{}\n\
+         Limits, over all runs:\n\n{}",
+        of.table,
+        list(of.verdicts.iter().map(limit))
+    )
 }
 
 /// What the counts of the reference count's paths come to. All rows are in the appendix.
@@ -248,22 +300,39 @@ fn speculative_get(paths: &Paths) -> Result<String> {
     Ok(text)
 }
 
-/// The results of the selftests. They take longest; a page without them says so.
-fn selftests_of(paths: &Paths) -> String {
-    let command = "cargo xtask kernel selftests";
-    let mut text = String::from("\n## The kernel's mm selftests\n\n");
-    match kept::load::<Vec<selftests::Row>>(paths, selftests::RESULT, command) {
-        Ok(tests) => {
-            text += "| test | plain | patched |\n|---|---|---|\n";
-            for row in &tests {
-                let _ = writeln!(text, "| {} | {} | {} |", row.test, row.plain, row.series);
-            }
-            let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
-            text += &failures(&missed);
-        }
-        Err(_) => text += &not_measured(command),
-    }
-    text
+/// The results of the selftests, if they were run.
+fn of_selftests(paths: &Paths) -> Option<Vec<selftests::Row>> {
+    kept::load(paths, selftests::RESULT, SELFTESTS).ok()
+}
+
+/// A table of selftests.
+fn of_tests<'a>(tests: impl Iterator<Item = &'a selftests::Row>) -> String {
+    tests.fold(String::from("| test | plain | patched |\n|---|---|---|\n"), |text, row| {
+        format!("{text}| {} | {} | {} |\n", row.test, row.plain, row.series)
+    })
+}
+
+/// The section of the selftests: those that did not pass at once on both kernels. They take
+/// longest; a page without them says so.
+fn selftests_of(tests: Option<&[selftests::Row]>) -> String {
+    let text = "\n## The kernel's mm selftests\n\n";
+    let Some(tests) = tests else { return text.to_string() + &not_measured(SELFTESTS) };
+    let passed = |row: &&selftests::Row| row.plain == "pass" && row.series == "pass";
+    let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
+    format!(
+        "{text}Of {} tests of `{SELFTESTS}`, {} pass on plain and on patched (they\nare in the \
+         [appendix](#appendix-mm-selftests)). The others, of which [runs.md](runs.md) says why:\n\n\
+         {}{}",
+        tests.len(),
+        tests.iter().filter(passed).count(),
+        of_tests(tests.iter().filter(|row| !passed(row))),
+        failures(&missed)
+    )
+}
+
+/// The appendix of the selftests.
+fn all_selftests(tests: &[selftests::Row]) -> String {
+    format!("\n## Appendix: mm selftests\n\n{}", of_tests(tests.iter()))
 }
 
 /// The title, what the kernels are, and what is compared.
@@ -298,6 +367,8 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     let is_of_reads = |row: &&bench::Row| row.case.starts_with(bench::SHORT);
     let of_the_count = || counts.iter().filter(|row| !is_of_reads(row));
     let [of_count, of_reads, of_pins, of_faults] = PARTS;
+    let (on_cores, counted, tests) =
+        (measured_on_cores(paths), counted_faults(paths), of_selftests(paths));
 
     let mut text = head(paths)?;
     text += "\n## The reference count\n\n\
@@ -307,10 +378,10 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     text += &costs(of_the_count()).context("no counts")?;
     text += &failures(&bench::regressions(&counts));
     text += "\n### The kernels' own code on real cores\n\n";
-    text += &kernels_on_cores(paths);
+    text += &kernels_on_cores(on_cores.as_ref());
     if let Some(file) = cores {
         let _ =
-            write!(text, "\n### Both instruction sequences on real cores\n\n{}", on_cores(file)?);
+            write!(text, "\n### Both instruction sequences on real cores\n\n{}", sequences(file)?);
     }
     if let Some(table) = threads {
         let _ = write!(
@@ -327,14 +398,14 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     text += &pages::answers(paths, of_reads)?;
     text += &pins(paths);
     text += &pages::answers(paths, of_pins)?;
-    text += &faults(paths);
+    text += &faults(counted.as_ref());
     text += &pages::answers(paths, of_faults)?;
     let _ = write!(
         text,
         "\n## Size\n\n`scripts/bloat-o-meter`, fast configuration:\n\n```\n{}\n```\n",
         build::bloat(paths)?
     );
-    text += &selftests_of(paths);
+    text += &selftests_of(tests.as_deref());
     text += "\n## Appendix: instructions\n\n\
              `cargo xtask kernel bench` counts them with an emulator whose clock advances by one \
              nanosecond for\neach (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure is \
@@ -342,6 +413,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
              child's exit and the wait in it,\n`fork-call-2048-pages` the system call alone. Short \
              reads are off.\n\n";
     text += &of_counts(of_the_count());
+    text += &on_cores.as_ref().map(all_on_cores).unwrap_or_default();
+    text += &counted.as_ref().map(all_faults).unwrap_or_default();
+    text += &tests.as_deref().map(all_selftests).unwrap_or_default();
     text += &speculative_get(paths)?;
     let path = out.unwrap_or_else(|| paths.cache.join("report.md"));
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -366,7 +440,7 @@ mod tests {
             let rows = rows.join(",");
             let json = format!("{{\"machine\":{{\"cpu\":\"c\",\"cores\":2}},\"rows\":[{rows}]}}");
             fs::write(&file, json).unwrap();
-            on_cores(&file)
+            sequences(&file)
         };
         let (one, two) = (row("cas", 1, 2e6), row("cas", 2, 1e6));
         let table = page(&[one.clone(), two, row("frozen32", 2, 1.5e6)]).unwrap();
@@ -378,6 +452,35 @@ mod tests {
     fn a_table_of_a_command_that_failed_says_so() {
         assert_eq!(failures(&[]), "");
         assert_eq!(failures(&["a".into(), "b".into()]), "\n**Not as promised**: a; b.\n");
+    }
+
+    #[test]
+    fn only_the_counts_that_are_named_are_shown() {
+        let table = "| workload | count | plain |\n|---|---|---:|\n| swap | major | 7 |\n\
+                     | swap | retry_io_miss | 3 |\n| retry_io_miss | major | 4 |\n";
+        let shown = "| workload | count | plain |\n|---|---|---:|\n| swap | retry_io_miss | 3 |\n";
+        assert_eq!(rows_of(table, &["retry_io_miss"]), shown);
+    }
+
+    #[test]
+    fn a_selftest_that_did_not_pass_at_once_is_shown() {
+        let row = |test: &str, plain: &str, series: &str| selftests::Row {
+            test: test.into(),
+            plain: plain.into(),
+            series: series.into(),
+        };
+        let tests = [
+            row("cow", "pass", "pass"),
+            row("mkdirty", "timeout, then pass", "pass, then pass"),
+            row("migration", "pass", "fail (1)"),
+        ];
+        let text = selftests_of(Some(&tests));
+        assert!(text.contains("Of 3 tests") && text.contains(", 1 pass on plain"), "{text}");
+        assert!(!text.contains("| cow |") && text.contains("| mkdirty |"), "{text}");
+        assert!(
+            text.ends_with("**Not as promised**: migration: pass on plain, fail (1) on patched.\n")
+        );
+        assert!(all_selftests(&tests).contains("| cow | pass | pass |"));
     }
 
     #[test]

@@ -21,14 +21,17 @@ enum Noticed {
 /// The patches in `kernel/mutants/reads`.
 const MUTANTS: [(&str, Noticed, &str); 4] = [
     ("wait-before-the-copy", Noticed::Not, REMOVALS),
-    ("no-second-look-at-the-count", Noticed::Wrong, REMOVALS),
+    ("no-second-look-at-the-count", Noticed::Wrong, REMOVALS_ONLY),
     ("no-second-look-at-the-size", Noticed::Zeros, REMOVALS),
     ("one-count-in-a-split", Noticed::Wrong, SPLITS),
 ];
 
 const REMOVALS: &str = "/mnt /dev/shm -- truncate-write cut-write punch-page";
+/// Without the race that removes nothing.
+const REMOVALS_ONLY: &str = "/mnt /dev/shm -- truncate-write punch-page";
 const SPLITS: &str = "/tmp/huge -- split";
-const SECONDS: u32 = 2;
+/// For each race. With 2, one mutant gave 219 wrong results in one run, and 10 in another.
+const SECONDS: u32 = 3;
 
 /// Fewer of what a mutant is noticed by may be chance.
 const LEAST: u64 = 10;

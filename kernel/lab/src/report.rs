@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// The parts of the patches: each has a section of the report, and a page in `kernel/docs`.
 const PARTS: [&str; 4] = ["count", "reads", "pins", "faults"];
 
-/// The commands that have an appendix.
+/// Commands whose results are in a section, and at length in an appendix.
 const CORES: &str = "cargo xtask kernel cores";
 const FAULTS: &str = "cargo xtask kernel faults";
 const SELFTESTS: &str = "cargo xtask kernel selftests";
@@ -225,7 +225,7 @@ fn rows_of(table: &str, counts: &[&str]) -> String {
     rows.fold(String::new(), |text, (_, line)| text + line + "\n")
 }
 
-/// The section of faults. What the limits were met by is in the appendix.
+/// The section of faults. All counts and limits are in the appendix.
 fn faults(figures: Option<&faults::Figures>) -> String {
     let mut text = String::from(
         "\n## Faults that wait\n\n\
@@ -320,9 +320,9 @@ fn selftests_of(tests: Option<&[selftests::Row]>) -> String {
     let passed = |row: &&selftests::Row| row.plain == "pass" && row.series == "pass";
     let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
     format!(
-        "{text}Of {} tests of `{SELFTESTS}`, {} pass on plain and on patched (they\nare in the \
-         [appendix](#appendix-mm-selftests)). The others, of which [runs.md](runs.md) says why:\n\n\
-         {}{}",
+        "{text}Of {} tests of `{SELFTESTS}`, {} pass on plain and on patched. All \
+         are\nin the [appendix](#appendix-mm-selftests). These do not, and [runs.md](runs.md) says \
+         why:\n\n{}{}",
         tests.len(),
         tests.iter().filter(passed).count(),
         of_tests(tests.iter().filter(|row| !passed(row))),

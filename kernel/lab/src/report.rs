@@ -320,9 +320,9 @@ fn selftests_of(tests: Option<&[selftests::Row]>) -> String {
     let passed = |row: &&selftests::Row| row.plain == "pass" && row.series == "pass";
     let missed: Vec<_> = tests.iter().filter_map(selftests::unexpected).collect();
     format!(
-        "{text}Of {} tests of `{SELFTESTS}`, {} pass on plain and on patched. All \
-         are\nin the [appendix](#appendix-mm-selftests). These do not, and [runs.md](runs.md) says \
-         why:\n\n{}{}",
+        "{text}Of {} tests of `{SELFTESTS}`, {} pass on plain and on patched. The\n\
+         others are below, [runs.md](runs.md) says why, and the [appendix](#appendix-mm-selftests) has \
+         all.\n\n{}{}",
         tests.len(),
         tests.iter().filter(passed).count(),
         of_tests(tests.iter().filter(|row| !passed(row))),

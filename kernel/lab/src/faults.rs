@@ -14,6 +14,7 @@ mod workloads;
 
 use crate::chosen::chosen;
 use crate::kernels::{Config, Tree};
+use crate::overlap::Building;
 use crate::paths::Paths;
 use crate::{build, kept, prepare, smoke};
 use anyhow::{Context, Result, bail};
@@ -94,6 +95,16 @@ fn alone(paths: &Paths, tree: Tree, config: Config, workloads: &[&str]) -> Resul
         all_pass(tree, &counts)?;
     }
     Ok(counts)
+}
+
+/// Begins to build the kernel that [`test`] needs.
+///
+/// # Errors
+/// If the source cannot be prepared.
+pub(crate) fn begin_build(paths: &Paths) -> Result<Building> {
+    prepare::prepare_tree(paths, Tree::Drop)?;
+    let paths = paths.clone();
+    Ok(Building::begin(move || build::build(&paths, Tree::Drop, Config::Faults).map(drop)))
 }
 
 /// What `kernel test` has of it: the `KUnit` tests and the selftest on *drop*.

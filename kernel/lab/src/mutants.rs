@@ -2,12 +2,15 @@
 //! one way, and a `KUnit` case must notice. A test that notices nothing shows nothing. One mutant,
 //! of moving pages, is noticed by pinning them ([`pins`]).
 
+mod in_part;
+
 use crate::chosen::chosen;
 use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::qemu::{self, Boot, Ran};
 use crate::{build, git, guest, overlap, pins, prepare, series, smoke};
 use anyhow::{Context, Result, bail};
+use in_part::InPart;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +20,9 @@ const NOTICED_BY: &str = "Noticed by: ";
 /// The line that names the source of a warning that must come as well, if there is one.
 const WARNS_IN: &str = "Warns in: ";
 
+/// The line that names the sources that are compiled with a changed header.
+const COMPILED_IN: &str = "Compiled in: ";
+
 /// A patch that breaks the kernel, and the `KUnit` case that must notice.
 #[derive(Debug, PartialEq)]
 struct Mutant {
@@ -24,6 +30,7 @@ struct Mutant {
     file: PathBuf,
     case: String,
     warns: Option<String>,
+    in_part: InPart,
 }
 
 /// Reads a mutant. `suites` are the sources of all `KUnit` suites.
@@ -43,7 +50,21 @@ fn parse(file: &Path, text: &str, suites: &str) -> Result<Mutant> {
         bail!("{name}: no KUnit suite has the case {case}");
     }
     let warns = line(WARNS_IN).map(str::to_string);
-    Ok(Mutant { name, file: file.to_path_buf(), case: case.to_string(), warns })
+    let in_part = InPart {
+        headers: text.lines().filter_map(changed_header).map(str::to_string).collect(),
+        sources: line(COMPILED_IN)
+            .map(|names| names.split(", ").map(str::to_string).collect())
+            .unwrap_or_default(),
+    };
+    if in_part.headers.is_empty() != in_part.sources.is_empty() {
+        bail!("{name}: a line `{COMPILED_IN}SOURCE, ...` belongs to a change of a header");
+    }
+    Ok(Mutant { name, file: file.to_path_buf(), case: case.to_string(), warns, in_part })
+}
+
+/// The header that the part of a patch which begins with this line changes.
+fn changed_header(line: &str) -> Option<&str> {
+    line.strip_prefix("+++ b/").filter(|name| Path::new(name).extension().is_some_and(|e| e == "h"))
 }
 
 /// The sources of the `KUnit` suites of a tree, one after the other.
@@ -163,11 +184,19 @@ pub(crate) fn noticed(ran: &Ran, case: &str, suites: &str) -> Result<&'static st
     }
 }
 
-/// Builds one mutant, and returns a copy of its image.
+/// Builds one mutant, and returns a copy of its image. Afterwards the tree is as before, also if the
+/// build fails.
 fn built(paths: &Paths, tree: &Path, mutant: &Mutant, copy: &str) -> Result<PathBuf> {
-    git::git(tree, &["apply", &mutant.file.to_string_lossy()])?;
-    git::git(tree, &["commit", "-q", "-a", "-m", &mutant.name])?;
-    let image = build::build(paths, Tree::Series, Config::Tiny)?;
+    let head = git::git(tree, &["rev-parse", "HEAD"])?;
+    let image = mutant.in_part.changed_and_restored(
+        tree,
+        || {
+            git::git(tree, &["apply", &mutant.file.to_string_lossy()])?;
+            git::git(tree, &["commit", "-q", "-a", "-m", &mutant.name]).map(drop)
+        },
+        || build::build(paths, Tree::Series, Config::Tiny),
+        || git::reset(tree, head.trim()),
+    )?;
     build::copied(paths, &image, copy)
 }
 
@@ -217,14 +246,13 @@ pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
     build::build(paths, Tree::Series, Config::Tiny)?;
     smoke::smoke(paths, Tree::Series, Config::Tiny)?;
     let tree = paths.source(Tree::Series);
-    let head = git::git(&tree, &["rev-parse", "HEAD"])?.trim().to_string();
     let suites = suites(paths, Tree::Series)?;
     overlap::builds_and_boots(
         mutants,
         |mutant, copy| {
-            let image = built(paths, &tree, &mutant, copy);
-            git::reset(&tree, &head)?;
-            Ok((image.with_context(|| format!("the mutant {}", mutant.name))?, mutant))
+            let image = built(paths, &tree, &mutant, copy)
+                .with_context(|| format!("the mutant {}", mutant.name))?;
+            Ok((image, mutant))
         },
         |(image, mutant)| {
             let why = boot(paths, &image, &mutant, &suites)
@@ -272,6 +300,21 @@ mod tests {
             ),
         ] {
             read(&text.replace(old, new)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_header_is_compiled_into_the_sources_that_are_named() {
+        let header = "One count.\n\nNoticed by: short_read_test_races\n\
+                      Compiled in: mm/a.c, mm/b.c\n\ndiff --git a/x.h b/x.h\n+++ b/x.h\n";
+        let mutant = read(header).unwrap();
+        assert_eq!(mutant.in_part.headers, ["x.h"]);
+        assert_eq!(mutant.in_part.sources, ["mm/a.c", "mm/b.c"]);
+        for wrong in
+            [header.replace("Compiled in: mm/a.c, mm/b.c\n", ""), header.replace(".h\n", ".c\n")]
+        {
+            let error = read(&wrong).unwrap_err().to_string();
+            assert!(error.contains("belongs to a change of a header"), "{error}");
         }
     }
 

@@ -1,8 +1,9 @@
 //! Builds kernels one after the other, and boots each while the next one is built. A build keeps all
-//! CPUs busy only while it compiles: not while it links, and not where few files have changed.
+//! CPUs busy only while it compiles: not while it links, and not where few files have changed. And a
+//! guest keeps one or two busy, so a whole kernel can be built beside guests.
 
 use anyhow::{Result, anyhow};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread::{self, JoinHandle, ScopedJoinHandle};
 
 /// Names for the copies of two images ([`crate::build::copied`]): while one kernel is booted from its
 /// copy, the next one gets the other.
@@ -36,6 +37,25 @@ fn ended(boot: Option<ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
     boot.map_or(Ok(()), |boot| boot.join().unwrap_or_else(|_| Err(anyhow!("a boot panicked"))))
 }
 
+/// A build that other steps need not wait for. If the lab ends before it has, the build is killed:
+/// what it runs ends with the thread that waits for it.
+#[derive(Debug)]
+pub(crate) struct Building(JoinHandle<Result<()>>);
+
+impl Building {
+    pub(crate) fn begin(build: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
+        Self(thread::spawn(build))
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// If it failed.
+    pub(crate) fn end(self) -> Result<()> {
+        self.0.join().unwrap_or_else(|_| Err(anyhow!("a build panicked")))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +87,18 @@ mod tests {
         builds_and_boots([1, 2, 3], build, boot).unwrap();
         assert_eq!(*booted.lock().unwrap(), [10, 20, 30]);
         assert_eq!(copies, [COPIES[0], COPIES[1], COPIES[0]]);
+    }
+
+    #[test]
+    fn a_build_beside_other_steps_is_waited_for() {
+        let (goes_on, wait) = sync_channel::<u32>(0);
+        let building = Building::begin(move || bail!("build {}", wait.recv()?));
+        // This returns only if the build runs meanwhile.
+        goes_on.send(7).unwrap();
+        assert_eq!(building.end().unwrap_err().to_string(), "build 7");
+        Building::begin(|| Ok(())).end().unwrap();
+        let panics = Building::begin(|| panic!("a test"));
+        assert_eq!(panics.end().unwrap_err().to_string(), "a build panicked");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
-//! races of short reads, the counts of pins, the selftest of page faults that wait, the mutants and
-//! the selftests; its `--full` adds the debug kernels, and its `--each` builds and boots every patch
+//! races of short reads, the counts of pins, the selftests, that of page faults that wait, and the
+//! mutants; its `--full` adds the debug kernels, and its `--each` builds and boots every patch
 //! by itself.
 
 use crate::kernels::{Config, Tree};
+use crate::overlap::Building;
 use crate::paths::Paths;
 use crate::qemu::{self, Boot};
 use crate::smoke::Kernel;
@@ -121,11 +122,14 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     prepare::prepare(paths)?;
     let steps = Steps::of(paths, "test")?;
     steps.step("check", || check(paths))?;
+    let faults = "page faults that wait";
+    let building = (!steps.has(faults)).then(|| faults::begin_build(paths)).transpose()?;
     steps.step("races of short reads", || reads::all(paths))?;
     steps.step("pins", || pins::pins(paths, None))?;
-    steps.step("page faults that wait", || faults::test(paths))?;
-    steps.step("mutants", || mutants::mutants(paths, &[]))?;
     steps.step("selftests", || selftests::compare(paths))?;
+    building.map_or(Ok(()), Building::end)?;
+    steps.step(faults, || faults::test(paths))?;
+    steps.step("mutants", || mutants::mutants(paths, &[]))?;
     if each {
         steps.step("a kernel after each patch", || each_patch(paths, &steps))?;
     }

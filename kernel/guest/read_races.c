@@ -766,7 +766,7 @@ static unsigned long run_race(const struct race *race, const char *fs_name, enum
 	start = now();
 	do {
 		atomic_fetch_add(&run->progress, early ? 2 : 1);
-		/* One of so many began after that, also where there is one CPU for all. */
+		/* At least one of them begins after the claim, even if there is one CPU for all. */
 		if (early)
 			wait_for_reads(run, READERS + 1);
 		do_step(run, fd, nr++);

@@ -1,6 +1,6 @@
 //! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
-//! races of short reads, the counts of pins, the selftests, that of page faults that wait, and the
-//! mutants; its `--full` adds the debug kernels, and its `--each` builds and boots every patch
+//! races of short reads, the counts of pins, the kernel's selftests, the selftest of page faults that
+//! wait, and the mutants; its `--full` adds the debug kernels, and its `--each` builds and boots every patch
 //! by itself.
 
 use crate::kernels::{Config, Tree};

@@ -26,7 +26,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything that has to pass: format, modules, lints, tests, models, documentation,
+    /// Run everything that has to pass: format, modules, lints, documentation, tests, models,
     /// tracepoints, kernels
     Test,
     Modules(modules::ModulesArgs),
@@ -135,9 +135,9 @@ struct Part {
 /// Quick and strict parts first. No part begins before the packages of all parts are installed.
 const PARTS: [Part; 6] = [
     Part { name: "format and lints", needs: &[Need::Peers], run: lints },
+    Part { name: "documentation", needs: &[], run: documentation },
     Part { name: "tests", needs: &[Need::Lab], run: tests },
     Part { name: "models", needs: &[], run: models },
-    Part { name: "documentation", needs: &[], run: documentation },
     Part { name: "tracepoints", needs: &[Need::Probes], run: probes::run },
     Part { name: "kernels", needs: &[Need::Lab], run: kernel::all },
 ];
@@ -166,6 +166,11 @@ fn lints(sh: &Shell) -> Result<()> {
         .run()?)
 }
 
+fn documentation(sh: &Shell) -> Result<()> {
+    let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
+    Ok(cmd!(sh, "cargo doc --workspace --no-deps").run()?)
+}
+
 fn tests(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace").run()?;
     // Of the whole workspace, so that what these depend on has the features that it was built with.
@@ -180,9 +185,4 @@ fn tests(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --workspace --features pinfold/mutants --test mutants --test objections")
         .run()?;
     Ok(())
-}
-
-fn documentation(sh: &Shell) -> Result<()> {
-    let _warnings_are_errors = sh.push_env("RUSTDOCFLAGS", "-D warnings");
-    Ok(cmd!(sh, "cargo doc --workspace --no-deps").run()?)
 }

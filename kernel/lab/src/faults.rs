@@ -97,7 +97,7 @@ fn alone(paths: &Paths, tree: Tree, config: Config, workloads: &[&str]) -> Resul
     Ok(counts)
 }
 
-/// Begins to build the kernel that [`test`] needs.
+/// Begins to build the kernel that [`test()`] needs.
 ///
 /// # Errors
 /// If the source cannot be prepared.

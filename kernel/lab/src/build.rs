@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_suite_is_expected_where_its_option_is_on() {
-        let paths = Paths { kernel: "kernel".into(), cache: "cache".into() };
+        let paths = Paths::new("kernel", "cache");
         let names = |text: &str| {
             let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
             tests_in(&paths, Tree::Series, text).iter().map(name).collect::<Vec<_>>()
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn what_the_patches_of_faults_have_under_an_option_is_asked_for() {
         let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let paths = Paths { kernel: kernel.into(), cache: "cache".into() };
+        let paths = Paths::new(kernel, "cache");
         let asked = requested(&all_fragments(&paths, Config::TinyFaults).unwrap());
         let mut options = std::collections::BTreeSet::new();
         for folder in ["faults", "faults-hold"] {
@@ -398,7 +398,7 @@ mod tests {
     /// Two small trees with the Makefile targets of a kernel.
     fn lab() -> (tempfile::TempDir, Paths) {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths { kernel: dir.path().join("kernel"), cache: dir.path().into() };
+        let paths = Paths::new(dir.path().join("kernel"), dir.path());
         for tree in [Tree::Plain, Tree::Series] {
             let source = paths.source(tree);
             fs::create_dir_all(&source).unwrap();

@@ -109,7 +109,7 @@ pub(crate) fn pack(paths: &Paths, root: &Path, target: &Path) -> Result<()> {
             .args(["-c", script, "sh"])
             .args([target.as_os_str(), &list])
             .current_dir(root),
-        &paths.log("initramfs"),
+        &paths.guest("initramfs.log"),
     )
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn disk(paths: &Paths) -> Result<PathBuf> {
             .args(["-E", "hash_seed=00000000-0000-0000-0000-000000000002,lazy_itable_init=0"])
             .arg(&path)
             .env("E2FSPROGS_FAKE_TIME", "1000000000"),
-        &paths.log("mke2fs"),
+        &paths.guest("mke2fs.log"),
     )?;
     Ok(path)
 }
@@ -145,7 +145,7 @@ mod tests {
 
     fn paths_in(dir: &Path) -> Paths {
         let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf();
-        let paths = Paths { kernel, cache: dir.to_path_buf() };
+        let paths = Paths::new(kernel, dir);
         for folder in ["guest", "log"] {
             fs::create_dir(dir.join(folder)).unwrap();
         }

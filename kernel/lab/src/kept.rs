@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_result_of_other_kernels_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths { kernel: dir.path().into(), cache: dir.path().into() };
+        let paths = Paths::new(dir.path(), dir.path());
         fs::create_dir(dir.path().join("results")).unwrap();
         let now = vec!["plain".to_string(), "series".to_string()];
         let load = |now: &[String]| read::<Vec<u32>>(&paths, "counts", "kernel bench", now);

@@ -75,7 +75,7 @@ mod tests {
     use std::time::Duration;
 
     fn cache_in(dir: &Path) -> Paths {
-        Paths { kernel: dir.into(), cache: dir.into() }
+        Paths::new(dir, dir)
     }
 
     #[test]

@@ -7,10 +7,10 @@ mod machine;
 mod objects;
 mod waiting;
 
+use crate::failures::Failures;
 use crate::kernels::Tree;
 use crate::paths::Paths;
 use crate::smoke;
-use crate::suite::Failures;
 use anyhow::{Context, Result};
 use machine::{ARM64, Machine};
 

@@ -11,6 +11,7 @@ mod chosen;
 mod cores;
 mod cover;
 mod coverage;
+mod failures;
 mod faults;
 mod fixes;
 mod fsx;
@@ -238,7 +239,7 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
         }
         Kernel::Each => suite::each(paths),
         Kernel::Selftests => suite::selftests(paths),
-        Kernel::Mutants { only } => mutants::mutants(paths, &only),
+        Kernel::Mutants { only } => suite::mutants(paths, &only),
         Kernel::Machines => {
             prepare::prepare(paths)?;
             machines::machines(paths)

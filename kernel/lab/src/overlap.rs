@@ -2,6 +2,7 @@
 //! CPUs busy only while it compiles: not while it links, and not where few files have changed. And a
 //! guest keeps one or two busy, so a whole kernel can be built beside guests.
 
+use crate::failures::Failures;
 use anyhow::{Result, anyhow};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 
@@ -35,6 +36,24 @@ pub(crate) fn builds_and_boots<I, B: Send>(
 /// Waits for a boot, if there is one.
 fn ended(boot: Option<ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
     boot.map_or(Ok(()), |boot| boot.join().unwrap_or_else(|_| Err(anyhow!("a boot panicked"))))
+}
+
+/// Runs one thing in a thread of its own, and another one beside it, each to its end.
+///
+/// # Errors
+/// Those of both.
+pub(crate) fn side_by_side(
+    one: impl FnOnce() -> Result<()> + Send,
+    other: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let (other, one) = thread::scope(|scope| {
+        let one = scope.spawn(one);
+        (other(), one.join().unwrap_or_else(|_| Err(anyhow!("a step panicked"))))
+    });
+    let mut failed = Failures::default();
+    failed.of(other);
+    failed.of(one);
+    failed.end()
 }
 
 /// A build that other steps need not wait for. If the lab ends before it has, the build is killed:
@@ -87,6 +106,18 @@ mod tests {
         builds_and_boots([1, 2, 3], build, boot).unwrap();
         assert_eq!(*booted.lock().unwrap(), [10, 20, 30]);
         assert_eq!(copies, [COPIES[0], COPIES[1], COPIES[0]]);
+    }
+
+    #[test]
+    fn of_two_side_by_side_each_failure_is_told() {
+        let (one_runs, wait) = sync_channel::<u32>(0);
+        // Each waits for the other one.
+        let one = move || bail!("one {}", wait.recv()?);
+        let other = || Ok(one_runs.send(7)?);
+        assert_eq!(side_by_side(one, other).unwrap_err().to_string(), "one 7");
+        side_by_side(|| Ok(()), || Ok(())).unwrap();
+        let both = side_by_side(|| panic!("a test"), || bail!("other")).unwrap_err().to_string();
+        assert_eq!(both, "2 steps failed:\nother\na step panicked");
     }
 
     #[test]

@@ -8,6 +8,10 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// What guests boot from is in the first, and in the second for those that run beside others.
+const GUESTS: &str = "guest";
+const BESIDE: &str = "guest-beside";
+
 /// The folders of one run of the lab.
 #[derive(Debug, Clone)]
 pub(crate) struct Paths {
@@ -15,6 +19,8 @@ pub(crate) struct Paths {
     pub(crate) kernel: PathBuf,
     /// `$PINFOLD_LAB_CACHE`, or `pinfold-lab` in the user's cache folder.
     pub(crate) cache: PathBuf,
+    /// The folder in the cache for what guests boot from.
+    guests: &'static str,
 }
 
 /// The cache's folder, from the first variable that is set and not empty.
@@ -53,12 +59,22 @@ impl Paths {
             );
         }
         let cache = cache(|name| env::var_os(name))?;
-        let paths = Paths { kernel, cache };
-        for dir in ["src", "build", "guest", "log", "results"] {
+        let paths = Paths::new(kernel, cache);
+        for dir in ["src", "build", GUESTS, BESIDE, "log", "results"] {
             let dir = paths.cache.join(dir);
             fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         }
         Ok(paths)
+    }
+
+    /// The paths in these folders, which need not be there.
+    pub(crate) fn new(kernel: impl Into<PathBuf>, cache: impl Into<PathBuf>) -> Self {
+        Self { kernel: kernel.into(), cache: cache.into(), guests: GUESTS }
+    }
+
+    /// The same for guests that run beside others, and so boot from other files.
+    pub(crate) fn beside(&self) -> Self {
+        Self { guests: BESIDE, ..self.clone() }
     }
 
     pub(crate) fn source(&self, tree: Tree) -> PathBuf {
@@ -78,7 +94,7 @@ impl Paths {
     }
 
     pub(crate) fn guest(&self, name: &str) -> PathBuf {
-        self.cache.join("guest").join(name)
+        self.cache.join(self.guests).join(name)
     }
 }
 
@@ -99,6 +115,14 @@ mod tests {
         cache_by(&[]).unwrap_err();
         let empty = [("PINFOLD_LAB_CACHE", ""), ("XDG_CACHE_HOME", ""), ("HOME", "/c")];
         assert_eq!(cache_by(&empty).unwrap(), Path::new("/c/.cache/pinfold-lab"));
+    }
+
+    #[test]
+    fn guests_side_by_side_share_no_file() {
+        let paths = Paths::new("/kernel", "/cache");
+        let beside = paths.beside();
+        assert_ne!(paths.guest("root"), beside.guest("root"));
+        assert_eq!(paths.log("x"), beside.log("x"));
     }
 
     #[test]

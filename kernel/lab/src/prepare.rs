@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn paths_in(dir: &Path) -> Paths {
-        let paths = Paths { kernel: dir.join("kernel"), cache: dir.join("cache") };
+        let paths = Paths::new(dir.join("kernel"), dir.join("cache"));
         fs::create_dir_all(paths.cache.join("log")).unwrap();
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         paths

@@ -391,7 +391,7 @@ mod tests {
     /// A cache whose plain tree is one file, and a series of one patch to it.
     fn cache() -> (tempfile::TempDir, Paths, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths { kernel: dir.path().join("kernel"), cache: dir.path().into() };
+        let paths = Paths::new(dir.path().join("kernel"), dir.path());
         let plain = paths.source(Tree::Plain);
         fs::create_dir_all(paths.cache.join("src")).unwrap();
         fs::rename(repository("one\n").path(), &plain).unwrap();

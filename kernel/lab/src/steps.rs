@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_run_goes_on_with_the_step_that_failed_unless_something_has_changed() {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths { kernel: dir.path().join("kernel"), cache: dir.path().into() };
+        let paths = Paths::new(dir.path().join("kernel"), dir.path());
         for folder in ["kernel/series", "kernel/docs", "results"] {
             fs::create_dir_all(dir.path().join(folder)).unwrap();
         }

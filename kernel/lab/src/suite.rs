@@ -1,8 +1,9 @@
 //! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
 //! races of short reads, the counts of pins, the kernel's selftests, the selftest of page faults that
-//! wait, and the mutants; its `--full` adds the debug kernels, and its `--each` builds and boots every patch
-//! by itself.
+//! wait, and the mutants; its `--full` adds the debug kernels, and its `--each` builds and boots every
+//! patch by itself.
 
+use crate::failures::Failures;
 use crate::kernels::{Config, Tree};
 use crate::overlap::Building;
 use crate::paths::Paths;
@@ -16,27 +17,6 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// What failed of several steps, none of which needs another one.
-#[derive(Debug, Default)]
-pub(crate) struct Failures(Vec<String>);
-
-impl Failures {
-    /// Notes the failure of a step, if it failed.
-    pub(crate) fn of(&mut self, step: Result<()>) {
-        self.0.extend(step.err().map(|error| format!("{error:#}")));
-    }
-
-    /// # Errors
-    /// All failures, if a step failed.
-    pub(crate) fn end(self) -> Result<()> {
-        match self.0.as_slice() {
-            [] => Ok(()),
-            [one] => bail!("{one}"),
-            all => bail!("{} steps failed:\n{}", all.len(), all.join("\n")),
-        }
-    }
-}
 
 /// `kernel run`: boots a kernel with these parameters, runs a command in it, and prints its output.
 ///
@@ -72,10 +52,8 @@ pub(crate) fn run_command(
     Ok(())
 }
 
-/// Prepares both sources, and checks the style of the patches, and that each fix is a mail of
-/// its own.
+/// Checks the style of the patches, that each fix is a mail of its own, and that the mutants apply.
 fn sources(paths: &Paths) -> Result<()> {
-    prepare::prepare(paths)?;
     let mut failed = Failures::default();
     let mut check = |step: Result<String>| failed.of(step.map(|line| println!("{line}")));
     check(
@@ -92,13 +70,28 @@ fn sources(paths: &Paths) -> Result<()> {
     failed.end()
 }
 
-/// `kernel check`: what every change of the project has to pass. The tiny kernel comes first: it
-/// is the quickest, and the only one here with the checks of `DEBUG_VM`.
+/// `kernel check`: what every change of the project has to pass.
 ///
 /// # Errors
 /// The first step that fails.
 pub(crate) fn check(paths: &Paths) -> Result<()> {
+    kernels(paths)?;
+    bench::bench(paths, None)?;
+    println!("kernel check: passed");
+    Ok(())
+}
+
+/// Checks the patches, builds and boots both kernels, and checks their code on the host's cores. The
+/// tiny kernel comes first: it is the quickest, and the only one here with the checks of `DEBUG_VM`.
+fn kernels(paths: &Paths) -> Result<()> {
+    prepare::prepare(paths)?;
+    let building = {
+        let paths = paths.clone();
+        Building::begin(move || build::build(&paths, Tree::Series, Config::Tiny).map(drop))
+    };
+    // These keep one CPU busy.
     sources(paths)?;
+    building.end()?;
     for (tree, config) in
         [(Tree::Series, Config::Tiny), (Tree::Plain, Config::Fast), (Tree::Series, Config::Fast)]
     {
@@ -108,10 +101,7 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
             smoke::kunit_beside_hugetlb(paths)?;
         }
     }
-    cores::smoke(paths)?;
-    bench::bench(paths, None)?;
-    println!("kernel check: passed");
-    Ok(())
+    cores::smoke(paths)
 }
 
 /// `kernel test`: the same, and the steps that take longer.
@@ -121,15 +111,21 @@ pub(crate) fn check(paths: &Paths) -> Result<()> {
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     prepare::prepare(paths)?;
     let steps = Steps::of(paths, "test")?;
-    steps.step("check", || check(paths))?;
+    steps.step("kernels", || kernels(paths))?;
     let faults = "page faults that wait";
     let building = (!steps.has(faults)).then(|| faults::begin_build(paths)).transpose()?;
+    steps.step("counts of instructions", || bench::bench(paths, None))?;
     steps.step("races of short reads", || reads::all(paths))?;
-    steps.step("pins", || pins::pins(paths, None))?;
-    steps.step("selftests", || selftests::compare(paths))?;
-    building.map_or(Ok(()), Building::end)?;
-    steps.step(faults, || faults::test(paths))?;
-    steps.step("mutants", || mutants::mutants(paths, &[]))?;
+    steps.step("pins", || pins::pins(paths, None).and_then(|()| pins::mutant_of_moving(paths)))?;
+    // The mutants change the patched source, of which the others need a kernel that is built.
+    overlap::side_by_side(
+        || steps.step("mutants", || mutants::mutants(&paths.beside(), &[])),
+        || {
+            steps.step("selftests", || selftests::compare(paths))?;
+            building.map_or(Ok(()), Building::end)?;
+            steps.step(faults, || faults::test(paths))
+        },
+    )?;
     if each {
         steps.step("a kernel after each patch", || each_patch(paths, &steps))?;
     }
@@ -141,6 +137,16 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
         steps.step("stress with KCSAN", || stress(Config::Kcsan))?;
     }
     steps.end()
+}
+
+/// `kernel mutants`: breaks the patched kernel by all mutants, or by those that are named.
+///
+/// # Errors
+/// The first mutant that is not noticed.
+pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
+    mutants::mutants(paths, only)?;
+    // It has no `KUnit` case, and so no file beside the others.
+    if only.is_empty() { pins::mutant_of_moving(paths) } else { Ok(()) }
 }
 
 /// `kernel selftests`: the step of `kernel test` that takes longest.
@@ -203,24 +209,4 @@ fn is_of_faults(patch: &Path) -> bool {
     patch
         .parent()
         .is_some_and(|folder| folder.ends_with("faults") || folder.ends_with(series::ALTERNATIVE))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_step_that_fails_is_told() {
-        let failing = |what: &[&str]| {
-            let mut failed = Failures::default();
-            for what in what {
-                failed.of(Ok(()));
-                failed.of(Err(anyhow::anyhow!("{what}").context("step")));
-            }
-            failed.end().map_err(|error| error.to_string())
-        };
-        assert_eq!(failing(&[]), Ok(()));
-        assert_eq!(failing(&["a"]).unwrap_err(), "step: a");
-        assert_eq!(failing(&["a", "b"]).unwrap_err(), "2 steps failed:\nstep: a\nstep: b");
-    }
 }

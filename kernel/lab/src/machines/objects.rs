@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn each_architecture_that_a_patch_changes_is_compiled() {
         let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let paths = Paths { kernel: kernel.into(), cache: "/nowhere".into() };
+        let paths = Paths::new(kernel, "/nowhere");
         let archs = MACHINES.iter().map(|machine| machine.arch);
         let known: BTreeSet<_> =
             archs.chain(COMPILED.map(|(arch, ..)| arch)).chain(["x86"]).collect();

@@ -57,7 +57,7 @@ mod tests {
     fn ordinary_reads_return_what_the_tables_have() {
         let dir = tempfile::tempdir().unwrap();
         let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf();
-        let paths = Paths { kernel, cache: dir.path().to_path_buf() };
+        let paths = Paths::new(kernel, dir.path());
         for folder in ["guest", "log"] {
             fs::create_dir(paths.cache.join(folder)).unwrap();
         }

@@ -73,7 +73,9 @@ pub enum ErrorKind {
         /// The system's error.
         cause: Arc<io::Error>,
     },
-    /// The system refused memory for the mapped pages of a file.
+    /// The system refused memory for the mapped pages of a file; or, if the cause's kind is
+    /// [`TimedOut`](io::ErrorKind::TimedOut), somebody uses an older version of the page for longer
+    /// than threads wait.
     #[error("no memory for mapped pages of {}: {cause}", path.display())]
     Mirror {
         /// The file.

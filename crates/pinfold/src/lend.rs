@@ -412,7 +412,8 @@ async fn ready<'a>(
         let since = waits.place.get_or_insert_with(Instant::now);
         if since.elapsed() > core.options.patience {
             let why = "an older version of the page is still in use there";
-            return Err(mapping.mirror_error(std::io::Error::other(why)));
+            let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
+            return Err(mapping.mirror_error(late));
         }
         match waiter {
             Waiter::Thread => mirror.wait_for_place(&place, NAP),

@@ -13,6 +13,7 @@
 //!
 //! In the end, when nobody holds anything, [`last_look`] finds the bytes of now in all of them.
 
+use std::io::ErrorKind::TimedOut;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{RwLockReadGuard, TryLockError};
 
@@ -516,5 +517,5 @@ impl<'a> Mapper<'a> {
 /// Whether somebody had a guard of a folio without the page, from when the file ended before it, for
 /// as long as threads wait.
 fn is_kept(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Mirror { cause, .. } if cause.to_string().contains("older version"))
+    matches!(error.kind(), ErrorKind::Mirror { cause, .. } if cause.kind() == TimedOut)
 }

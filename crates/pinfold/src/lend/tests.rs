@@ -285,6 +285,8 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         brought.unwrap_err()
     });
+    let ErrorKind::Mirror { cause, .. } = error.kind() else { panic!("{error}") };
+    assert_eq!(cause.kind(), std::io::ErrorKind::TimedOut);
     assert_eq!(
         error.to_string(),
         "no memory for mapped pages of file: an older version of the page is still in use there"

@@ -1,6 +1,6 @@
 //! `kernel report` writes a Markdown page that compares plain and patched, from the results that
 //! other commands have kept in the cache, and from the pages of `kernel/docs` that say what was
-//! objected and what is still open. It measures nothing itself.
+//! objected and what is still open. It measures nothing itself but the kernels' size.
 
 mod pages;
 
@@ -21,15 +21,42 @@ const CORES: &str = "cargo xtask kernel cores";
 const FAULTS: &str = "cargo xtask kernel faults";
 const SELFTESTS: &str = "cargo xtask kernel selftests";
 
-/// The counts of page faults that the section shows: retries under `mmap_lock`, waits in vain, long
-/// waits of those who change a VMA, and the time that a workload takes. The appendix has all.
-const OF_FAULTS: [&str; 5] = [
+/// The counts of page faults that the section shows. The appendix has all.
+const OF_FAULTS: [&str; 8] = [
     "retry_mmap_drop",
+    "retry_vma_drop",
     "retry_io_miss",
+    "writes",
+    "waits-write-vma",
     "long-waits-write-vma",
     "long-waits-write-mmap",
     "disk-turns",
 ];
+
+/// What the section says of its kernels, workloads and counts.
+const OF_FAULTS_MEAN: &str = "\
+In this section *plain* is not Debian's source alone. It has the fixes and the first three patches
+of `kernel/faults`, which only count and trace. *Drop* has the fixes and all of `kernel/faults`;
+*hold* has the fixes, those three, and `kernel/faults-hold`. None has the other series.
+
+In `startup` and `giant`, four threads read files through mappings, while another thread does
+again and again what the second half of the name says; in `giant`, all that is read is in one VMA.
+In `giant-store` they also store, and the other thread does what it does in `giant-unmap`.
+In `thrash`, 96 threads read more than there is memory for. In `swap`, threads page out and in.
+
+| count | what it counts |
+|---|---|
+| `retry_mmap_drop` | faults retried under `mmap_lock` after a wait; on plain, also those that a signal ended; on *hold*, only faults under `mmap_lock` that wait for a hole punch |
+| `retry_vma_drop` | faults retried under the VMA's lock after a wait |
+| `retry_io_miss` | waits in vain: afterwards the folio was absent, or not up to date |
+| `writes` | what the other thread did: forks, for example |
+| `waits-write-vma`, `long-waits-write-…` | how often it waited to lock a VMA; how often it waited 10 ms or more, for a VMA's lock or for `mmap_lock` |
+| `disk-turns` | how long the workload took, in operations of the disk (2.5 ms) |
+
+On *hold*, a thread that forks, or changes a VMA that is read, does less, because it waits. If a
+workload takes fewer disk turns there, that is partly because less was changed meanwhile.
+
+";
 
 /// The instructions around the first locked one that touches `_refcount`.
 ///
@@ -192,8 +219,8 @@ fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) 
             text += "| file system | kernel | to the count | elsewhere |\n|---|---|---:|---:|\n";
             for row in rows {
                 let (count, rest) = (row.count, row.rest);
-                let _ =
-                    writeln!(text, "| {} | {} | {count:.2} | {rest:.2} |", row.system, row.kernel);
+                let kernel = row.kernel.replace("series", "patched");
+                let _ = writeln!(text, "| {} | {kernel} | {count:.2} | {rest:.2} |", row.system);
             }
         }
         Err(_) => text += &not_measured(command),
@@ -207,9 +234,15 @@ fn pins(paths: &Paths) -> String {
     format!(
         "\n## Pins\n\nWhat the figures mean: [pins.md](pins.md).\n\n\
          Instructions, and cache lines of struct pages and of other memory, for each page \
-         (`{command}`).\n*page-by-page* is plain with its loop over folios taken back.\n\n{}",
-        pins::kept_table(paths, command)
-            .map_or_else(|_| not_measured(command), |(table, missed)| table + &failures(&missed))
+         (`{command}`).\nLong-term pins were said to become three times as fast by a loop over \
+         folios, which plain has;\n*page-by-page* is plain with that loop taken back.\n\n{}",
+        pins::kept_table(paths, command).map_or_else(
+            |_| not_measured(command),
+            |(table, missed)| {
+                table.replace(" series: instructions", " patched: instructions")
+                    + &failures(&missed)
+            }
+        )
     )
 }
 
@@ -236,19 +269,24 @@ fn faults(figures: Option<&faults::Figures>) -> String {
     let missed: Vec<_> = of.verdicts.iter().filter(|limit| !limit.1).map(|of| &*of.0).collect();
     let _ = write!(
         text,
-        "Counts of `{FAULTS}`, {} workloads, {} runs of each kernel in turn: the median,\n\
-         and the range where the runs differ. *plain* retries under `mmap_lock`, *drop* under the \
-         VMA's\nlock, *hold* keeps that lock. `retry_mmap_drop` counts faults that were retried \
-         under `mmap_lock`,\n`retry_io_miss` waits in vain, `long-waits-write-…` long waits of \
-         those who change a VMA, and\n`disk-turns` the time that a workload takes. All counts and \
-         limits are in the\n[appendix](#appendix-page-faults-that-wait).\n\n{}\n\
+        "{OF_FAULTS_MEAN}Counts of `{FAULTS}`, {} workloads, {} runs of each kernel in turn: the \
+         median,\nand the range where the runs differ. All counts and limits are in the\n\
+         [appendix](#appendix-page-faults-that-wait).\n\n{}\n\
          Of {} limits, over all runs, {} were met.{}\n",
         of.workloads,
         of.runs,
         rows_of(&of.table, &OF_FAULTS),
         of.verdicts.len(),
         of.verdicts.len() - missed.len(),
-        if missed.is_empty() { String::new() } else { format!(" Missed: {}.", missed.join("; ")) }
+        if missed.is_empty() {
+            String::new()
+        } else {
+            format!(
+                " Missed: {}. The limits are those of\n[the lab's \
+                 README](../lab/README.md#page-faults-that-wait).",
+                missed.join("; ")
+            )
+        }
     );
     text
 }
@@ -295,7 +333,8 @@ fn speculative_get(paths: &Paths) -> Result<String> {
         let vmlinux = paths.objects(tree, Config::Fast).join("vmlinux");
         let lines = build::disassemble(&vmlinux, "filemap_get_entry")?;
         let shown = around_lock(&lines).with_context(|| vmlinux.display().to_string())?.join("\n");
-        let _ = write!(text, "\n{}:\n```\n{shown}\n```\n", tree.name());
+        let kernel = if tree == Tree::Plain { "plain" } else { "patched" };
+        let _ = write!(text, "\n{kernel}:\n```\n{shown}\n```\n");
     }
     Ok(text)
 }
@@ -345,8 +384,9 @@ fn head(paths: &Paths) -> Result<String> {
         "# The patches on Linux {}, plain beside patched\n\n\
          Patched has {} of the {sent} patches; the others are an alternative to the last series. \
          The kernels are\nfor x86-64, and built by {}.\n\n\
-         `cargo xtask kernel report` has written this page. It measures nothing itself; each \
-         section\nnames the command that does.\n{}",
+         `cargo xtask kernel report` has written this page. It takes the size and the last listing \
+         from the\nkernels that are built, and measures nothing else; each section names the command \
+         that does.\n{}",
         prepare::version(&paths.source(Tree::Plain))?,
         series::patches(paths, Tree::Series)?.len(),
         cc::version()?,
@@ -402,7 +442,9 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     text += &pages::answers(paths, of_faults)?;
     let _ = write!(
         text,
-        "\n## Size\n\n`scripts/bloat-o-meter`, fast configuration:\n\n```\n{}\n```\n",
+        "\n## Size\n\nThe rows of `scripts/bloat-o-meter` for all series together, in the fast \
+         configuration: first\nsummed up without the symbols of KUnit tests, then as the script \
+         does.\n\n```\n{}\n```\n",
         build::bloat(paths)?
     );
     text += &selftests_of(tests.as_deref());

@@ -312,8 +312,8 @@ fn no_fall(figures: &Figures) -> (String, bool) {
     let least = steps.fold(f64::INFINITY, f64::min);
     let met = least >= 1.0;
     let text = format!(
-        "{what}: patched is {:.2} of patched with one, and at least {least:.2} of the number of \
-         threads before, the limit is at least 1: {}",
+        "{what}: patched is {:.2} times patched at one thread; from each number of threads to the \
+         next it is at least {least:.2} times as much, the limit is at least 1: {}",
         most.median / one.median,
         if met { "met" } else { "MISSED" }
     );
@@ -486,12 +486,12 @@ mod tests {
             no_fall(&figures(&rows))
         };
         let (text, met) = of(&[(1, 10.0), (4, 30.0), (2, 20.0)]);
-        assert!(text.starts_with("short-read of 4 threads: patched is 3.00 of"), "{text}");
+        assert!(text.starts_with("short-read of 4 threads: patched is 3.00 times"), "{text}");
         assert!(met);
         assert!(of(&[(1, 10.0), (2, 10.0)]).1);
         // More than one thread, and less than three.
         let (text, met) = of(&[(1, 10.0), (3, 30.0), (4, 29.0)]);
-        assert!(text.contains("at least 0.97 of") && text.ends_with("MISSED") && !met, "{text}");
+        assert!(text.contains("at least 0.97 times") && text.ends_with("MISSED") && !met, "{text}");
         for rows in [&[][..], &[(1, 10.0)], &[(2, 10.0), (4, 20.0)]] {
             let (text, met) = of(rows);
             assert!(text.contains("not measured") && !met, "{text}");

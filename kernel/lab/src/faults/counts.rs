@@ -199,7 +199,10 @@ pub(super) fn verdicts(kernels: [&[Counts]; 3]) -> Vec<(String, bool)> {
             let [before, after] = [plain, drop].map(|counts| counts.of(workload, "disk-turns"));
             ask(
                 after > 0 && 2 * after <= before,
-                format!("{workload}: the same rounds in {after} disk turns, on plain {before}"),
+                format!(
+                    "{workload}: the same rounds in {after} disk turns, on plain {before} (limit: \
+                     half as many)"
+                ),
             );
         }
     }

@@ -177,8 +177,12 @@ fn main() {
             "two arguments are needed: a way in (with -2: two pages in turns), and a number of hits"
         )
     };
-    let number = number.parse().expect("the second argument is a number of hits");
-    let (way, two) = way.strip_suffix("-2").map_or((way.as_str(), 0), |way| (way, 1));
+    make(way, number.parse().expect("the second argument is a number of hits"));
+}
+
+/// Makes so many hits by the way of that name.
+pub(crate) fn make(way: &str, number: u64) {
+    let (way, two) = way.strip_suffix("-2").map_or((way, 0), |way| (way, 1));
     let options = Options::new(32 << 20).io_uring(false).pin_in_place(true);
     let cache = Cache::new(options).expect("there is memory");
     let bytes = vec![7; (PAGES * PAGE_BYTES) as usize];

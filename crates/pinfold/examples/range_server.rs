@@ -135,7 +135,12 @@ async fn ask(address: std::net::SocketAddr, numbers: std::ops::Range<u64>) -> Re
 
 fn main() -> Result<(), Failure> {
     let requests = std::env::args().nth(1).map_or(Ok(10_000), |number| number.parse::<u64>())?;
-    let mut on_disk = tempfile::NamedTempFile::new_in(".")?;
+    run(std::path::Path::new("."), requests).map(drop)
+}
+
+/// Serves as many ranges of a file in `dir`. Returns the number of their bytes.
+pub(crate) fn run(dir: &std::path::Path, requests: u64) -> Result<u64, Failure> {
+    let mut on_disk = tempfile::NamedTempFile::new_in(dir)?;
     let block: Vec<u8> = (0..FILE_BYTES).map(byte_at).collect();
     on_disk.write_all(&block)?;
     drop(block);
@@ -172,5 +177,5 @@ fn main() -> Result<(), Failure> {
         stats.misses,
         BUDGET >> 20,
     );
-    Ok(())
+    Ok(bytes)
 }

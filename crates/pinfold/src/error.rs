@@ -11,9 +11,19 @@ use crate::source::{OpenError, Truncated};
 
 /// Why a call failed. The cache stays usable after any error.
 ///
-/// Messages name the file, and the page or the offset where there is one. A file that is cached
-/// once but was opened by several paths is named by the first. [`kind`](Self::kind) has the same
-/// for programs.
+/// Messages name the file, and the page or the offset where there is one, and end with the cause. A
+/// file that is cached once but was opened by several paths is named by the first.
+///
+/// # For programs
+///
+/// - [`kind`](Self::kind) has what the message says, to match on; [`code`](Self::code) is a word.
+/// - `source()` is the error of the system or of the source where there is one, an [`io::Error`]
+///   with its errno. The message has it already: a program that prints the chain of causes prints
+///   it twice.
+/// - [`io_kind`](Self::io_kind) is the nearest [`io::ErrorKind`]: the system's own where it
+///   refused something.
+/// - `io::Error::from(error)` has that kind, and the error inside, for functions that return an
+///   [`io::Result`]: `?` does it. [`io::Error::downcast`] gets it out again.
 ///
 /// An error is one pointer, so that results are small. A clone adds one to a count, and allocates
 /// nothing.
@@ -23,7 +33,8 @@ use crate::source::{OpenError, Truncated};
 ///
 /// let cache = Cache::new(Options::new(8 << 20))?;
 /// match cache.open("/no/such/file") {
-///     Err(error) if matches!(error.kind(), ErrorKind::Open(_)) => println!("{error}"),
+///     Err(error) if error.io_kind() == std::io::ErrorKind::NotFound => println!("{error}"),
+///     Err(error) if matches!(error.kind(), ErrorKind::NoMemory { .. }) => println!("later"),
 ///     opened => drop(opened?),
 /// }
 /// # Ok::<(), pinfold::Error>(())
@@ -519,61 +530,6 @@ impl Error {
         }
         kind.into()
     }
-
-    /// The error as one word for programs, logs and other languages: the variant's name in lower
-    /// case with hyphens, `no-memory` for [`ErrorKind::NoMemory`]. Codes are stable: later versions
-    /// may add codes, but never rename one or change its meaning. Messages may change.
-    ///
-    /// ```
-    /// # let cache = pinfold::Cache::new(pinfold::Options::new(8 << 20))?;
-    /// assert_eq!(cache.open("/no/such/file").unwrap_err().code(), "open");
-    /// # Ok::<(), pinfold::Error>(())
-    /// ```
-    pub fn code(&self) -> &'static str {
-        match self.kind() {
-            ErrorKind::Budget { .. } => "budget",
-            ErrorKind::FolioSize { .. } => "folio-size",
-            ErrorKind::Reserve { .. } => "reserve",
-            ErrorKind::ForkHandler { .. } => "fork-handler",
-            ErrorKind::Mirror { .. } => "mirror",
-            ErrorKind::Eventfd { .. } => "eventfd",
-            ErrorKind::Thread { .. } => "thread",
-            ErrorKind::Open(_) => "open",
-            ErrorKind::TooManyFiles { .. } => "too-many-files",
-            ErrorKind::Range { .. } => "range",
-            ErrorKind::RangeReversed { .. } => "range-reversed",
-            ErrorKind::BeyondEnd { .. } => "beyond-end",
-            ErrorKind::TooManyReferences { .. } => "too-many-references",
-            ErrorKind::TooManyReaders { .. } => "too-many-readers",
-            ErrorKind::ForeignReader { .. } => "foreign-reader",
-            ErrorKind::Forked { .. } => "forked",
-            ErrorKind::Read { .. } => "read",
-            ErrorKind::Length { .. } => "length",
-            ErrorKind::BadSource { .. } => "bad-source",
-            ErrorKind::TooLong { .. } => "too-long",
-            ErrorKind::SourceChanged { .. } => "source-changed",
-            ErrorKind::Truncated { .. } => "truncated",
-            ErrorKind::NoMemory { .. } => "no-memory",
-            ErrorKind::PinRange { .. } => "pin-range",
-            ErrorKind::PinTooLarge { .. } => "pin-too-large",
-            ErrorKind::PinHeld { .. } => "pin-held",
-            ErrorKind::TooManyPins { .. } => "too-many-pins",
-            ErrorKind::OutsidePin { .. } => "outside-pin",
-            ErrorKind::Userfaultfd { .. } => "userfaultfd",
-            ErrorKind::SpaceBudget { .. } => "space-budget",
-            ErrorKind::SignalHandler { .. } => "signal-handler",
-            ErrorKind::ForeignSpace { .. } => "foreign-space",
-            ErrorKind::MappedOrServed { .. } => "mapped-or-served",
-            ErrorKind::MapRange { .. } => "map-range",
-            ErrorKind::Map { .. } => "map",
-            ErrorKind::SwapFile { .. } => "swap-file",
-            ErrorKind::SwapRead { .. } => "swap-read",
-            ErrorKind::OwnMemory { .. } => "own-memory",
-            ErrorKind::HoldTooLarge { .. } => "hold-too-large",
-            ErrorKind::Own { .. } => "own",
-            ErrorKind::StillPinned { .. } => "still-pinned",
-        }
-    }
 }
 
 impl From<ErrorKind> for Error {
@@ -599,12 +555,6 @@ impl fmt::Debug for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self.kind(), f)
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.kind().source()
     }
 }
 
@@ -700,5 +650,6 @@ fn listed(holders: &[PinHolder]) -> String {
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+mod classes;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

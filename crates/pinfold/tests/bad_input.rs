@@ -489,7 +489,9 @@ fn errors_have_codes_that_stay() {
     let reader = Cache::new(Options::new(MIB)).unwrap().reader().unwrap();
     let errors = [
         (Cache::new(Options::new(1)).unwrap_err(), "budget"),
-        (cache.open("/no/such/file").unwrap_err(), "open"),
+        (cache.open("/no/such/file").unwrap_err(), "not-found"),
+        (cache.open("/dev").unwrap_err(), "is-a-directory"),
+        (cache.open("/dev/zero").unwrap_err(), "open"),
         (cache.attach("long", sevens(1 << 63)).unwrap_err(), "too-long"),
         (file.read_at(&mut [0; 8], u64::MAX).unwrap_err(), "range"),
         (file.invalidate(9..3).unwrap_err(), "range-reversed"),
@@ -888,4 +890,39 @@ fn after_a_panic_that_was_caught_all_is_as_before() {
     pattern.check(0, &buf).unwrap();
     pattern.check(0, &file.borrow(0, &reader).unwrap()).unwrap();
     lives_on(&cache);
+}
+
+/// The error of the system inside an error, by the standard library's ways alone.
+fn system_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let io = error.source()?.downcast_ref::<std::io::Error>()?;
+    io.raw_os_error()
+}
+
+#[test]
+fn errors_are_told_apart_as_those_of_the_standard_library_are() {
+    use std::io::ErrorKind::{IsADirectory, NotFound, UnexpectedEof, Unsupported};
+    let (cache, file, _) = file_of(10_000);
+    let faulty = Faulty::new(Arc::new(Memory::new(vec![7; 10_000])));
+    faulty.add(rule(When::Always, Fault::Error(libc::EIO)));
+    let broken = cache.attach("broken", Arc::new(faulty)).unwrap();
+    let eio = std::io::Error::from_raw_os_error(libc::EIO).kind();
+    let errors = [
+        (cache.open("/no/such/file").unwrap_err(), NotFound, Some(libc::ENOENT)),
+        (cache.open("/dev").unwrap_err(), IsADirectory, None),
+        (cache.open("/dev/zero").unwrap_err(), Unsupported, None),
+        (broken.get(1).unwrap_err(), eio, Some(libc::EIO)),
+        (broken.read_at(&mut [0; 9], 7).unwrap_err(), eio, Some(libc::EIO)),
+        (broken.pin(0..9).unwrap_err(), eio, Some(libc::EIO)),
+        (file.get(9).unwrap_err(), UnexpectedEof, None),
+        (file.pin(9_999..10_001).unwrap_err(), UnexpectedEof, None),
+    ];
+    for (error, kind, errno) in errors {
+        assert_eq!((error.io_kind(), system_error(&error)), (kind, errno), "{error}");
+        let message = error.to_string();
+        let io = || -> std::io::Result<()> { Err(error)? };
+        let io = io().unwrap_err();
+        assert_eq!((io.kind(), io.to_string()), (kind, message));
+        let again = io.downcast::<pinfold::Error>().unwrap();
+        assert_eq!((again.io_kind(), system_error(&again)), (kind, errno));
+    }
 }

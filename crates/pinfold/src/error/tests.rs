@@ -280,3 +280,54 @@ fn a_map_that_has_no_memory_may_be_one_too_many() {
         assert!(!error.to_string().contains("vm.max_map_count"), "{error}");
     }
 }
+
+#[test]
+fn what_has_a_cause_gives_it_as_itself() {
+    for (error, code, _) in of_each() {
+        let debug = format!("{error:?}");
+        let source = std::error::Error::source(&error);
+        // An `OpenError` is the error, and not its cause.
+        assert_eq!(source.is_some(), debug.contains("cause: "), "{code}: {debug}");
+        let Some(source) = source else { continue };
+        assert!(error.to_string().contains(&source.to_string()), "{code}: {error}: {source}");
+        let of_system = debug.contains("cause: Custom") && code != "own-memory";
+        assert_eq!(source.is::<io::Error>(), of_system, "{code}: {debug}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_says_why_to_programs() {
+    let not_opened = |errno| {
+        let cause = io::Error::from_raw_os_error(errno);
+        Error::from(Arc::new(OpenError::System { path: path(), cause }))
+    };
+    for (errno, kind, code) in [
+        (libc::ENOENT, io::ErrorKind::NotFound, "not-found"),
+        (libc::EACCES, io::ErrorKind::PermissionDenied, "permission-denied"),
+        (libc::EPERM, io::ErrorKind::PermissionDenied, "permission-denied"),
+        (libc::EMFILE, io::Error::from_raw_os_error(libc::EMFILE).kind(), "open"),
+    ] {
+        let error = not_opened(errno);
+        assert_eq!((error.io_kind(), error.code()), (kind, code));
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.downcast_ref::<io::Error>().unwrap().raw_os_error(), Some(errno));
+    }
+}
+
+#[test]
+fn an_error_goes_into_an_io_error_and_comes_out() {
+    for (error, code, _) in of_each() {
+        let kind = error.io_kind();
+        let message = error.to_string();
+        let io = io::Error::from(error);
+        assert_eq!((io.kind(), io.to_string()), (kind, message));
+        assert_eq!(io.downcast::<Error>().unwrap().code(), code);
+    }
+}
+
+#[test]
+fn no_error_tells_the_standard_library_to_call_again() {
+    let cause = Arc::new(io::Error::from(io::ErrorKind::Interrupted));
+    let error = Error::from(ErrorKind::Read { path: path(), offset: 0, asked_bytes: 1, cause });
+    assert_eq!(error.io_kind(), io::ErrorKind::Other);
+}

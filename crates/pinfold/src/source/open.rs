@@ -83,6 +83,7 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
         /// The system's error.
+        #[source]
         cause: io::Error,
     },
     /// It is not a file or block device.
@@ -118,12 +119,31 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// The system's error, if it returned one.
+    pub(crate) fn io_cause(&self) -> Option<&io::Error> {
+        if let OpenError::System { cause, .. } = self { Some(cause) } else { None }
+    }
+
+    /// The nearest kind of an [`io::Error`].
+    pub(crate) fn io_kind(&self) -> io::ErrorKind {
+        match self {
+            OpenError::System { cause, .. } => cause.kind(),
+            OpenError::NotAFile { what, .. } if *what == DIRECTORY => io::ErrorKind::IsADirectory,
+            OpenError::NotAFile { .. }
+            | OpenError::NoLength { .. }
+            | OpenError::NoDirect { .. } => io::ErrorKind::Unsupported,
+        }
+    }
+
     /// Whether the process or the system has no descriptor left.
     pub(crate) fn is_shortage(&self) -> bool {
         let OpenError::System { cause, .. } = self else { return false };
         matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
     }
 }
+
+/// What a directory is called.
+const DIRECTORY: &str = "a directory";
 
 /// How many descriptors the process may have at once. The limit may change.
 pub(crate) fn descriptors_max() -> usize {
@@ -275,7 +295,7 @@ fn has_length(fd: &OwnedFd, told_bytes: u64, magic: u64) -> bool {
 fn check_type(path: &Path, file_type: FileType) -> Result<(), OpenError> {
     let what = match file_type {
         FileType::RegularFile | FileType::BlockDevice => return Ok(()),
-        FileType::Directory => "a directory",
+        FileType::Directory => DIRECTORY,
         FileType::Fifo => "a pipe",
         FileType::Socket => "a socket",
         FileType::CharacterDevice => "a character device",

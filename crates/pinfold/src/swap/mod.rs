@@ -322,7 +322,7 @@ fn make(dir: &Path, bytes: u64, engine: &Engine) -> io::Result<Opened> {
         done => done,
     };
     allocated?;
-    opened.map_err(io::Error::other)
+    opened.map_err(|why| io::Error::new(why.io_kind(), why))
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

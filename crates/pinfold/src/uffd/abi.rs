@@ -80,7 +80,7 @@ pub(crate) const OP_NEW: Opcode = opcode::none(GROUP, 0x00);
 
 pub(crate) const REGISTER_MISSING: u64 = 1;
 pub(crate) const REGISTER_PROTECTED: u64 = 1 << 1;
-/// `UFFDIO_COPY_MODE_DONTWAKE`.
+/// `UFFDIO_COPY_MODE_DONTWAKE`, and `UFFDIO_ZEROPAGE_MODE_DONTWAKE`, which is the same bit.
 pub(crate) const COPY_QUIETLY: u64 = 1;
 /// `UFFDIO_COPY_MODE_WP`.
 pub(crate) const COPY_PROTECTED: u64 = 1 << 1;

@@ -12,8 +12,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::frame::give_back;
 use crate::uffd::abi::{
-    COPY_PROTECTED, Copy, Install, OP_COPY, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE, PROTECT_ON,
-    Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span,
+    COPY_PROTECTED, COPY_QUIETLY, Copy, Install, OP_COPY, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE,
+    PROTECT_ON, Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span,
 };
 
 /// How often a call is repeated that the kernel wants to be repeated (`EAGAIN`): it says so while
@@ -51,7 +51,9 @@ pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Res
     Ok(unsafe { ioctl(uffd, register) }?)
 }
 
-/// Puts copies of the bytes at `from` to absent pages. They are complete when they can be seen.
+/// Puts copies of the bytes at `from` to absent pages. They are complete when they can be seen. Who
+/// waits for one is not woken: that is done once the fault has let go of the page (`handlers.rs`),
+/// so that a page-out right after the access does not find it in use.
 ///
 /// # Errors
 /// A page is there, or there is no memory: the pages before it have come.
@@ -62,7 +64,7 @@ pub(super) fn copy(
     protected: bool,
 ) -> Result<(), (usize, io::Error)> {
     assert_eq!(to.len(), from.len(), "a copy has the length of its place");
-    let mode = if protected { COPY_PROTECTED } else { 0 };
+    let mode = COPY_QUIETLY | if protected { COPY_PROTECTED } else { 0 };
     repeat(to, |left| {
         let at = left.start - to.start;
         let (to, from) = (left.start as u64, from[at..].as_ptr().expose_provenance() as u64);
@@ -81,7 +83,7 @@ pub(super) fn copy(
 /// As [`copy`].
 pub(super) fn zero(uffd: BorrowedFd<'_>, at: &Range<usize>) -> Result<(), (usize, io::Error)> {
     repeat(at, |left| {
-        let mut zero = Install { span: span(&left), mode: 0, done: 0 };
+        let mut zero = Install { span: span(&left), mode: COPY_QUIETLY, done: 0 };
         // SAFETY: the struct is the kernel's for this number.
         let call = unsafe { Updater::<OP_ZEROPAGE, _>::new(&mut zero) };
         // SAFETY: as in `copy`.

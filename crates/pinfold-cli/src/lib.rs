@@ -11,6 +11,7 @@
 
 pub mod bench;
 mod publish;
+pub mod say;
 pub mod serve;
 #[cfg(feature = "bench")]
 mod sim;

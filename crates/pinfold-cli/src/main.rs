@@ -7,7 +7,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // One line, whatever RUST_BACKTRACE says: most errors are of the command line or of a file.
         Err(error) => {
-            eprintln!("error: {error:#}");
+            pinfold_cli::say::tell(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -7,6 +7,8 @@ use anyhow::{Context, Result};
 use rustix::fs::Access;
 use serde::Serialize;
 
+use crate::say;
+
 /// Checks that the JSON can be written to `path`, before anything is measured for it. The file is
 /// not changed, nor made.
 pub fn check(path: Option<&Path>) -> Result<()> {
@@ -30,15 +32,14 @@ pub fn check(path: Option<&Path>) -> Result<()> {
 /// goes to standard output, and the table to standard error.
 pub fn publish(path: Option<&Path>, table: &str, json: &impl Serialize) -> Result<()> {
     let Some(path) = path else {
-        println!("{table}");
-        return Ok(());
+        return say::print(table);
     };
     let text = serde_json::to_string_pretty(json)?;
     if path.as_os_str() == "-" {
-        eprintln!("{table}");
-        println!("{text}");
+        say::tell(table);
+        say::print(text)?;
     } else {
-        println!("{table}");
+        say::print(table)?;
         std::fs::write(path, text + "\n")
             .with_context(|| format!("cannot write {}", path.display()))?;
     }

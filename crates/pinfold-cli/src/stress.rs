@@ -138,7 +138,7 @@ pub fn run(args: &StressArgs) -> Result<()> {
     let bar = Bar::new(args);
     let result = run_stress(options, |progress| bar.show(progress));
     bar.0.finish_and_clear();
-    println!("{}", result?);
+    crate::say::print(result?)?;
     Ok(())
 }
 

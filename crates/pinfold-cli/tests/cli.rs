@@ -831,6 +831,40 @@ fn try_names_what_is_wrong() {
 }
 
 /// Users set `RUST_BACKTRACE` for their own programs; the stack says nothing about a missing file.
+/// A command whose output is not wanted any more, and what it ends with.
+fn into(out: std::fs::File, error: std::fs::File, args: &[&str]) -> Option<i32> {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    let ended = command.args(args).stdin(std::process::Stdio::null()).stdout(out).stderr(error);
+    ended.status().unwrap().code()
+}
+
+/// The writer's end of a pipe that nobody reads.
+fn unread() -> std::fs::File {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    std::os::fd::OwnedFd::from(writer).into()
+}
+
+#[test]
+fn output_that_cannot_be_written_is_no_panic() {
+    let (_dir, path) = file_of(5000);
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let sim = ["sim", "zipf", "--pages", "100", "--requests", "1000", "--json", "-"];
+    let bench = ["bench", "ref", "--threads", "1", "--seconds", "0.01", "--runs", "1"];
+    for args in [&["try", &path][..], &sim, &bench, &["--help"]] {
+        // Nobody wants the rest: that is no error.
+        assert_eq!(into(unread(), unread(), args), Some(0), "{args:?}");
+        let ended = into(full(), full(), args);
+        // clap says nothing of help that cannot be written.
+        let right = if args == ["--help"] { 0 } else { 1 };
+        assert_eq!(ended, Some(right), "{args:?}");
+    }
+    // An error, of which nobody wants to hear.
+    for error in [unread(), full()] {
+        assert_eq!(into(unread(), error, &["try", "/nonexistent"]), Some(1));
+    }
+}
+
 #[test]
 fn an_error_is_one_line() {
     let of = |args: &[&str]| {

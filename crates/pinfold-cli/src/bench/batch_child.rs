@@ -91,7 +91,7 @@ pub struct Outcome {
 pub fn run(args: &ChildArgs) -> Result<()> {
     let job: Job = serde_json::from_str(&args.job).context("not a job for a child of batch")?;
     limited::begin(job.group.as_deref())?;
-    println!("{}", serde_json::to_string(&outcome(&job)?)?);
+    crate::say::print(serde_json::to_string(&outcome(&job)?)?)?;
     Ok(())
 }
 

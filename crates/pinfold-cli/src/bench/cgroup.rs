@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::say;
+
 /// The prefix of the names of our groups; the number of the process that made it follows.
 const PREFIX: &str = "pinfold-bench-";
 
@@ -132,7 +134,7 @@ impl Drop for Group {
                 _ => return,
             }
         }
-        eprintln!("cannot remove {}: it is still in use", self.dir.display());
+        say::tell(format_args!("cannot remove {}: it is still in use", self.dir.display()));
     }
 }
 

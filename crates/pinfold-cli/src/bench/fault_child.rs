@@ -49,7 +49,7 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     let job: Job = serde_json::from_str(&args.job).context("not a job for a child of fault")?;
     limited::begin(job.group.as_deref())?;
     fault_ground::allow_descriptors()?;
-    println!("{}", serde_json::to_string(&job.outcome()?)?);
+    crate::say::print(serde_json::to_string(&job.outcome()?)?)?;
     Ok(())
 }
 

@@ -23,6 +23,7 @@ use super::fault_maps::{Serving, counted, space};
 use super::fault_race::{longest_write, race, slowest_over_mean};
 use super::fault_touch::PAGE_BYTES;
 use super::limited::CacheFigures;
+use crate::say;
 
 /// What the thread maps and unmaps that does nothing else.
 const WRITER_BYTES: usize = 1 << 20;
@@ -238,7 +239,10 @@ impl Drop for KernelSwap {
         // SAFETY: as above.
         if unsafe { libc::swapoff(name.as_ptr()) } != 0 {
             let why = io::Error::last_os_error();
-            eprintln!("cannot switch off the swap file {}: {why}", self.path.display());
+            say::tell(format_args!(
+                "cannot switch off the swap file {}: {why}",
+                self.path.display()
+            ));
         }
     }
 }

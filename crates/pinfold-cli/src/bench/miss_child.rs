@@ -127,7 +127,7 @@ pub fn run(args: &ChildArgs) -> Result<()> {
         hit_ratio: missed.map(|missed| (1.0 - missed as f64 / asked).clamp(0.0, 1.0)),
         cache: engine.cache_figures(),
     };
-    println!("{}", serde_json::to_string(&outcome)?);
+    crate::say::print(serde_json::to_string(&outcome)?)?;
     Ok(())
 }
 

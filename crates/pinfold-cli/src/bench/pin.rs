@@ -346,7 +346,7 @@ fn once(args: &PinArgs, engine: &str, case: &str) -> Result<()> {
     };
     push_out();
     let pins = get(&bed)?;
-    println!("{}", pins.iter().map(PinnedRange::folios).sum::<u64>());
+    crate::say::print(pins.iter().map(PinnedRange::folios).sum::<u64>())?;
     push_out();
     if engine == "pinfold" {
         put_all::<false>(pins);

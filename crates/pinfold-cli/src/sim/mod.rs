@@ -33,7 +33,7 @@ use self::pinfold::Driver;
 use self::report::Row;
 use self::tinylfu::WTinyLfu;
 use self::trace::Trace;
-use crate::publish;
+use crate::{publish, say};
 
 /// Every engine but the optimum, which needs to know the future.
 fn engine(name: &str, distinct: u32, capacity: u32, options: S3FifoOptions) -> Box<dyn Engine> {
@@ -66,7 +66,8 @@ pub(crate) fn run(args: &SimArgs) -> anyhow::Result<()> {
     }
     let json_on_stdout = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     for table in tables {
-        if json_on_stdout { eprintln!("{table}\n") } else { println!("{table}\n") }
+        let table = format_args!("{table}\n");
+        if json_on_stdout { say::tell(table) } else { say::print(table)? }
     }
     if let Some(path) = &args.json {
         report::write_json(path, args, &rows)?;

@@ -1,6 +1,5 @@
 //! Reports the results: a table for people, JSON for programs.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -91,11 +90,11 @@ fn json(args: &SimArgs, rows: &[Row]) -> Value {
 
 /// Writes the figures; `-` is standard output.
 pub(super) fn write_json(path: &Path, args: &SimArgs, rows: &[Row]) -> Result<(), SimError> {
-    let text = format!("{:#}\n", json(args, rows));
+    let text = format!("{:#}", json(args, rows));
     let written = if path.as_os_str() == "-" {
-        std::io::stdout().lock().write_all(text.as_bytes())
+        crate::say::try_print(text)
     } else {
-        std::fs::write(path, text)
+        std::fs::write(path, text + "\n")
     };
     written.map_err(|cause| SimError::Write { path: path.to_owned(), cause })
 }

@@ -856,7 +856,7 @@ fn output_that_cannot_be_written_is_no_panic() {
         assert_eq!(into(unread(), unread(), args), Some(0), "{args:?}");
         let ended = into(full(), full(), args);
         // clap says nothing of help that cannot be written.
-        let right = if args == ["--help"] { 0 } else { 1 };
+        let right = i32::from(args != ["--help"]);
         assert_eq!(ended, Some(right), "{args:?}");
     }
     // An error, of which nobody wants to hear.

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_list_has_the_suite_or_not() {
-        let one_line = "deb http://deb.debian.org/debian bookworm main\n";
+        let one_line = "deb http://packages.example/debian bookworm main\n";
         let stanza = "Types: deb\n# not bookworm\nSuites: trixie trixie-updates\n";
         assert!(names(one_line, "bookworm") && !names(one_line, "trixie"));
         assert!(names(stanza, "trixie") && !names(stanza, "bookworm"));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::holders::PinHolder;
 use crate::source::{OpenError, Truncated};
+use crate::threads::{NotStarted, limits};
 
 /// Why a call failed. The cache stays usable after any error.
 ///
@@ -101,7 +102,7 @@ pub enum ErrorKind {
         cause: Arc<io::Error>,
     },
     /// The system did not start a thread.
-    #[error("cannot start the thread {name}: {cause}")]
+    #[error("cannot start the thread {name}: {cause}{}", limits(cause))]
     Thread {
         /// The thread's name.
         name: &'static str,
@@ -536,6 +537,12 @@ impl From<ErrorKind> for Error {
     #[cold]
     fn from(kind: ErrorKind) -> Self {
         Error(Arc::new(kind))
+    }
+}
+
+impl From<NotStarted> for Error {
+    fn from(why: NotStarted) -> Self {
+        ErrorKind::Thread { name: why.name, cause: why.cause }.into()
     }
 }
 

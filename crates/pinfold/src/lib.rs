@@ -341,6 +341,7 @@ mod stream;
 mod swap;
 mod sync;
 mod task;
+mod threads;
 mod uffd;
 mod wait;
 

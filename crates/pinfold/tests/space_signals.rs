@@ -17,9 +17,12 @@ use pinfold_testing::pattern::Pattern;
 mod alone;
 #[path = "support/child.rs"]
 mod child;
+#[path = "support/forbid.rs"]
+mod forbid;
 
 use alone::alone;
 use child::in_a_child;
+use forbid::forbid;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 1024;
@@ -566,27 +569,6 @@ fn a_child_has_no_maps_and_may_have_its_own() {
     assert_eq!(signal, None);
 }
 
-/// From now on userfaultfd(2) fails with `EPERM` in this process, as in a container.
-fn forbid_userfaultfd() {
-    let jump = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
-    let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).unwrap();
-    let is = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).unwrap();
-    let ret = u16::try_from(libc::BPF_RET | libc::BPF_K).unwrap();
-    let mut filter = [
-        jump(load, 0, 0, 0), // the number of the call
-        jump(is, u32::try_from(libc::SYS_userfaultfd).unwrap(), 0, 1),
-        jump(ret, libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(), 0, 0),
-        jump(ret, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
-    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: numbers.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    // SAFETY: the program is one of four instructions.
-    let done =
-        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-}
-
 /// From now on this process may not what root may. False if it never might.
 fn become_nobody() -> bool {
     // SAFETY: asks for a number.
@@ -599,7 +581,7 @@ fn become_nobody() -> bool {
 fn where_the_system_call_is_forbidden_the_device_serves_or_the_error_says_what_to_do() {
     let name = "where_the_system_call_is_forbidden_the_device_serves_or_the_error_says_what_to_do";
     let signal = alone(name, || {
-        forbid_userfaultfd();
+        forbid(&[libc::SYS_userfaultfd], libc::EPERM);
         let subject = Subject::new();
         let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
         if device.is_ok() {

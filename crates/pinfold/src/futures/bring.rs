@@ -26,7 +26,6 @@ use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
 use crate::pressure::{Refused, Turn};
 use crate::reclaim::{self, Patience};
-use crate::source::all_busy;
 use crate::stream::Plan;
 use crate::wait::Ticket;
 
@@ -250,7 +249,7 @@ impl<'f> Bring<'f> {
                 path: handle.mapping.path.clone(),
                 offset: self.page << PAGE_SHIFT,
                 asked_bytes: self.bytes as u64,
-                cause: all_busy().into(),
+                cause: handle.core.engine.all_busy().into(),
             }
             .into();
         }

@@ -10,6 +10,7 @@ use crate::error::{ErrorKind, Result};
 use crate::mutant::{self, Mutant};
 use crate::pressure::Listener;
 use crate::sync::thread;
+use crate::threads::without_signals;
 
 /// The most pages evicted between two checks of the watermark.
 const BATCH_PAGES: u32 = 512;
@@ -23,7 +24,7 @@ const NAME: &str = "pinfold-reclaim";
 /// The system does not start it.
 pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
     let (listener, weak) = (core.pressure.bell.listener(), Arc::downgrade(core));
-    let thread = thread::Builder::new().name(NAME.to_owned()).spawn(move || {
+    let life = move || {
         let mut naps = Naps { next: NAP_MIN, seen: 0 };
         while listener.wait() {
             let Some(core) = Weak::upgrade(&weak) else { return };
@@ -32,9 +33,10 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<()> {
                 return;
             }
         }
-    });
-    let thread =
-        thread.map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?;
+    };
+    let start = || thread::Builder::new().name(NAME.to_owned()).spawn(life);
+    let thread = without_signals(start)
+        .map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?;
     core.pressure.bell.is_heard_by(thread);
     Ok(())
 }

@@ -217,10 +217,10 @@ impl Backing {
         let _ = self.try_submit(batch);
     }
 
-    /// The same; says why a source that panicked has not taken the rest.
+    /// The same; says why the rest was not taken, if that will not change by itself.
     ///
     /// # Errors
-    /// It panicked.
+    /// The source panicked, or no thread can be started.
     pub(crate) fn try_submit(&self, batch: &mut Vec<Request>) -> io::Result<()> {
         let source = self.source();
         // A source that panics here gets its requests without a deadline.
@@ -235,7 +235,7 @@ impl Backing {
         // If the source panics, requests it has not taken stay in the batch; dropping ends the
         // others.
         let lane = self.current.read().lane.clone();
-        let start = || Ok(self.engine.start(&lane, &source, batch));
+        let start = || self.engine.start(&lane, &source, batch);
         let started = guarded("start", start);
         for request in batch {
             request.forget_clock();

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::sync::locks::{Condvar, Mutex};
+use crate::threads::start;
 
 use super::pool::join_unless_self;
 use super::request::{Control, Request};
@@ -91,8 +92,7 @@ impl Clock {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let name = "pinfold-clock".to_owned();
-            *thread = std::thread::Builder::new().name(name).spawn(move || shared.run()).ok();
+            *thread = start("pinfold-clock", move || shared.run()).ok();
         }
         drop(thread);
         if sooner {

@@ -4,6 +4,7 @@
 //! Belongs here: making them, falling back from one to the other, and ending them. Called by
 //! `Cache` (once), `open.rs` and `backing.rs`.
 
+use std::io;
 use std::sync::Arc;
 
 use super::Start;
@@ -83,6 +84,11 @@ impl Engine {
         Call::begin(&self.under_way)
     }
 
+    /// The error of who has waited for a worker for long.
+    pub(crate) fn all_busy(&self) -> io::Error {
+        self.pool.all_busy()
+    }
+
     pub(super) fn under_way(&self) -> &UnderWay {
         &self.under_way
     }
@@ -94,12 +100,15 @@ impl Engine {
 
     /// Starts requests of `batch` in order, as many as it can; the rest stays in it. A request
     /// queued for the workers waits for other requests of `lane` only.
+    ///
+    /// # Errors
+    /// Somebody waits for one that needs a worker, and the system starts none.
     pub(super) fn start(
         &self,
         lane: &Lane,
         source: &SharedSource,
         batch: &mut Vec<Request>,
-    ) -> Start {
+    ) -> io::Result<Start> {
         self.clock.watch(batch.iter());
         match source.start(batch) {
             Start::Unsupported => self.pool.start(lane, source, batch),
@@ -107,7 +116,7 @@ impl Engine {
             Start::Full | Start::Started if batch.iter().any(Request::is_awaited) => {
                 self.pool.start(lane, source, batch)
             }
-            other => other,
+            other => Ok(other),
         }
     }
 }

@@ -86,9 +86,9 @@ pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub use open::{Access, OpenError, Preference, open_file};
 pub(crate) use open::{Opened, descriptors_max, open};
 pub(crate) use own_ring::Reading;
+pub(crate) use request::is_refusal;
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
-pub(crate) use request::{all_busy, is_refusal};
 pub(crate) use shared::{SharedSource, shared_bytes};
 pub(crate) use under_way::in_a_source;
 
@@ -200,7 +200,10 @@ pub enum Start {
 ///   that another read needs. No read waits for a read of another source: a source that hangs
 ///   blocks its own readers, at most half of the worker threads, and at most half of the ring's
 ///   slots. If several hang and have all workers, a future that needs one waits, and fails with
-///   [`io::ErrorKind::TimedOut`] when a thread would give up waiting for memory.
+///   [`io::ErrorKind::TimedOut`] when a thread would give up waiting for memory. Where the system
+///   starts not even one worker, it fails at once.
+/// - The cache's own threads block the signals that a program can be sent, and so does a thread that
+///   a source starts there.
 /// - Requests of one source begin in the order in which they were made, but those that somebody
 ///   waits for first. One of eight is a read ahead nevertheless, if any waits: by now somebody may
 ///   wait for it.

@@ -40,6 +40,7 @@ use super::shared::SharedSource;
 use super::under_way::Inside;
 use super::waiting::Waiting;
 use crate::guarded::{guarded, quietly};
+use crate::threads::{NotStarted, start};
 
 /// Worker threads and the reads that wait for one.
 pub(super) struct Pool {
@@ -79,6 +80,8 @@ struct State {
     /// Requests assigned to a free worker, with their lanes. Each takes one of the `idle`.
     begun: VecDeque<(u64, Job)>,
     workers: Vec<JoinHandle<()>>,
+    /// Why the last attempt to start a worker failed, if it did.
+    not_started: Option<NotStarted>,
     /// Workers that serve no lane, woken or not.
     idle: usize,
     /// A request that somebody waits for found no worker, and its owner is to be told.
@@ -121,12 +124,16 @@ impl Pool {
     }
 
     /// Takes requests off the front of `batch`, as many as the limits allow.
+    ///
+    /// # Errors
+    /// Somebody waits for one that it has not taken, and there is no thread that might take it ever:
+    /// the system starts none.
     pub(super) fn start(
         &self,
         lane: &Lane,
         source: &SharedSource,
         batch: &mut Vec<Request>,
-    ) -> Start {
+    ) -> io::Result<Start> {
         let mut state = self.shared.state.lock();
         let (mut begun, mut stoppable) = (0, Vec::new());
         let mut rest = std::mem::take(batch).into_iter();
@@ -149,6 +156,7 @@ impl Pool {
                 begun += 1;
             }
         }
+        let not_started = state.not_started.clone().filter(|_| state.workers.is_empty());
         drop(state);
         for _ in 0..begun {
             self.shared.work.notify_one();
@@ -162,7 +170,23 @@ impl Pool {
                 }
             }));
         }
-        if batch.is_empty() { Start::Started } else { Start::Full }
+        match not_started {
+            _ if batch.is_empty() => Ok(Start::Started),
+            Some(why) if batch.iter().any(Request::is_awaited) => Err(why.into()),
+            _ => Ok(Start::Full),
+        }
+    }
+
+    /// The error of who has waited for a worker for long.
+    pub(super) fn all_busy(&self) -> io::Error {
+        let state = self.shared.state.lock();
+        let threads = state.workers.len();
+        let further = state.not_started.as_ref();
+        let further =
+            further.map_or_else(String::new, |why| format!("; there is no further: {why}"));
+        let text =
+            format!("all {threads} threads that read are waiting for other sources{further}");
+        io::Error::new(io::ErrorKind::TimedOut, text)
     }
 
     /// Whether the lane may have one more worker and one is free; starts a thread if none is.
@@ -173,16 +197,17 @@ impl Pool {
         if state.idle > state.begun.len() {
             return true;
         }
-        let Ok(worker) = self.spawn() else { return false };
-        state.workers.push(worker);
+        let (shared, workers_max) = (Arc::clone(&self.shared), self.workers_max);
+        match start("pinfold-read", move || shared.work(workers_max)) {
+            Ok(worker) => state.workers.push(worker),
+            Err(why) => {
+                state.not_started = Some(why);
+                return false;
+            }
+        }
+        state.not_started = None;
         state.idle += 1; // at once: it looks for work before it first waits
         true
-    }
-
-    fn spawn(&self) -> io::Result<JoinHandle<()>> {
-        let (shared, workers_max) = (Arc::clone(&self.shared), self.workers_max);
-        let work = move || shared.work(workers_max);
-        std::thread::Builder::new().name("pinfold-read".into()).spawn(work)
     }
 
     /// Accepts no more requests, and waits until all accepted ones are finished.

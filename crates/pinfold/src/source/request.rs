@@ -439,12 +439,6 @@ impl Request {
 #[error("the request was not started")]
 struct Refused;
 
-/// The error of who has waited for long, and was not taken.
-pub(crate) fn all_busy() -> io::Error {
-    let text = "all of the cache's threads are waiting for other sources";
-    io::Error::new(io::ErrorKind::TimedOut, text)
-}
-
 /// Whether it is the error of a request that was not taken.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(cause) if cause.is::<Refused>())

@@ -31,6 +31,7 @@ use crate::futures::{Ready, Set};
 use crate::guarded::guarded;
 use crate::mutant::{self, Mutant};
 use crate::task::Rests;
+use crate::threads::start;
 use crate::uffd::Uffd;
 
 /// A fault that is served. If that panics, which is a mistake of this crate's, who waits for the
@@ -67,13 +68,10 @@ impl Handlers {
         let mut handlers = Handlers { stop: Arc::new(stop), threads: Vec::new() };
         for _ in 0..n {
             let (uffd, stop) = (uffd.clone(), handlers.stop.clone());
-            let thread = std::thread::Builder::new().name(NAME.to_owned());
             let ready = Ready::new()?;
-            let thread = thread.spawn(move || run(&uffd, &stop, Set::of(ready), serve));
             // If it fails, those that run are stopped by the drop.
-            handlers.threads.push(
-                thread.map_err(|cause| ErrorKind::Thread { name: NAME, cause: Arc::new(cause) })?,
-            );
+            let thread = start(NAME, move || run(&uffd, &stop, Set::of(ready), serve))?;
+            handlers.threads.push(thread);
         }
         Ok(handlers)
     }

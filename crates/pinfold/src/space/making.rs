@@ -102,8 +102,8 @@ impl SpaceOptions {
 ///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process.
 ///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: for
 ///     `write` from a map, use handler threads, or [`Map::read_at`].
-///   - The memory of a map must not be what an allocator manages, nor be read in a signal handler:
-///     no access may happen where the thread could not call the cache.
+///   - No access may happen where the thread could not call the cache: in a signal handler, for
+///     example, or under a lock of a source that reads for the cache.
 /// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the
 ///   kernel. It costs two switches of threads for each fault. A handler thread waits for no read
 ///   (but with [`FaultIo::Hold`]): the cache's ring reads, or its threads. So one handler is enough
@@ -111,9 +111,17 @@ impl SpaceOptions {
 ///   A fault that needs one of the cache's threads fails if other sources keep all of them for 30
 ///   seconds, in which no read ends. Nothing of the above concerns such a space: system
 ///   calls wait for their pages, too, if the process may have a userfaultfd that serves them
-///   ([`serves_system_calls`](Self::serves_system_calls)). But a
-///   [`Source`](crate::source::Source) must not access maps of such a space: all threads that read
-///   for sources could then wait for pages that only they read.
+///   ([`serves_system_calls`](Self::serves_system_calls)). But who waits for a page there waits for
+///   threads of the cache, so it must have nothing that these need:
+///   - A signal handler may access a map, as the cache's threads block the signals that a program
+///     is sent. But not one that may have interrupted its thread in a call of the cache or of the
+///     allocator, whose locks that thread has: it would wait for itself. So block such a signal in
+///     those calls, or have it handled by a thread that makes none.
+///   - A [`Source`](crate::source::Source) must not access maps of such a space: all threads that
+///     read for sources could then wait for pages that only they read.
+///
+/// However faults are served, Rust's global allocator must not have its memory in a map: to serve a
+/// fault takes an allocation. An allocator that the program alone calls may.
 ///
 /// # A page that cannot be read
 ///

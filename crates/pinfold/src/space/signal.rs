@@ -11,9 +11,7 @@
 //! [`File::read_at`](crate::File::read_at) would be in order, the access is: the handler takes the
 //! cache's locks, allocates, and waits for a read. It is no asynchronous signal, which meets a
 //! thread anywhere. From that follows what a program must not do: access a map where it may not
-//! call the cache. The cache itself never accesses a map while it holds a lock. An allocator whose
-//! memory were a map's, or a signal handler that reads one, would: such a program asks for handler
-//! threads (`handlers.rs`).
+//! call the cache. The cache itself never accesses a map while it holds a lock.
 //!
 //! # Which signals are its own
 //!

@@ -31,6 +31,8 @@ use crate::source::descriptor::{Descriptor, Iovecs};
 use crate::source::pool;
 use crate::source::request::{Direction, Request};
 use crate::source::uring::{self, AbortOnUnwind, RETRIES_MAX};
+use crate::sync::locks::Mutex;
+use crate::threads::start;
 use crate::wait;
 
 /// Mark the completions of the eventfd and of cancellations; all others are slot numbers.
@@ -406,8 +408,7 @@ impl From<Box<Flight>> for Left {
 }
 
 /// Carries out the remaining requests from their first byte, on a thread for each file, so that
-/// none waits for another file's. If a thread cannot be started, dropping the requests ends them
-/// with an error.
+/// none waits for another file's. If a thread cannot be started, its requests end with that error.
 fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
     let mut by_file: HashMap<*const Descriptor, Vec<Left>> = HashMap::new();
     for (file, request) in left {
@@ -421,8 +422,15 @@ fn read_plainly(left: Vec<Left>) -> Vec<JoinHandle<()>> {
         }
     };
     let spawn = |requests| {
-        let name = "pinfold-read".to_owned();
-        std::thread::Builder::new().name(name).spawn(move || read(requests)).ok()
+        let kept = Arc::new(Mutex::new(requests));
+        let taken = kept.clone();
+        let started = start("pinfold-read", move || read(std::mem::take(&mut *taken.lock())));
+        if let Err(why) = &started {
+            for (_file, request) in std::mem::take(&mut *kept.lock()) {
+                request.finish(Err(why.clone().into()));
+            }
+        }
+        started.ok()
     };
     by_file.into_values().filter_map(spawn).collect()
 }

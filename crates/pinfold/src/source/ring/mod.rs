@@ -32,6 +32,7 @@ use super::request::Request;
 use super::{Start, pool, uring};
 use crate::mutant::{self, Mutant};
 use crate::sync::locks::Mutex;
+use crate::threads::start;
 use driver::Driver;
 use queue::{Shared, State};
 
@@ -65,14 +66,12 @@ impl Ring {
         let absorbed_max = if endless { usize::MAX } else { ABSORBED_MAX };
         // The submission queue's entries; see "Bounds" in `queue.rs`.
         let entries = 2 * depth + 1;
-        let driver = std::thread::Builder::new().name("pinfold-ring".into()).spawn(move || {
-            match uring::set_up(entries) {
-                Ok(kernel) => {
-                    tell.send(Ok(())).expect("`open` waits for this");
-                    Driver::new(of_driver, kernel, absorbed_max).run();
-                }
-                Err(cause) => tell.send(Err(cause)).expect("`open` waits for this"),
+        let driver = start("pinfold-ring", move || match uring::set_up(entries) {
+            Ok(kernel) => {
+                tell.send(Ok(())).expect("`open` waits for this");
+                Driver::new(of_driver, kernel, absorbed_max).run();
             }
+            Err(cause) => tell.send(Err(cause)).expect("`open` waits for this"),
         })?;
         told.recv().map_err(|_| io::Error::other("the ring's thread died at its start"))??;
         Ok(Self { shared, driver: Mutex::new(Some(driver)) })

@@ -36,7 +36,7 @@ use crate::index::InsertError;
 use crate::lend;
 use crate::mapping::{Changing, Mapping};
 use crate::reclaim::{self, Patience};
-use crate::source::{AlignedBuffer, all_busy, is_refusal};
+use crate::source::{AlignedBuffer, is_refusal};
 use crate::space::vma::Access;
 use crate::swap::pages::{State, Unused};
 use crate::swap::slots::Slot;
@@ -482,7 +482,7 @@ impl Area {
             (to, done) = swap.read_later(slot, to, bytes).await;
             match done {
                 Err(refused) if is_refusal(&refused) && patience.is_over(core) => {
-                    return (to, Err(all_busy()));
+                    return (to, Err(core.engine.all_busy()));
                 }
                 Err(refused) if is_refusal(&refused) => rests.rest(BUSY_NAP).await,
                 done => return (to, done),

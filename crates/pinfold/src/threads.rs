@@ -1,0 +1,97 @@
+//! Starting the cache's threads: without signals, and with an error that says what was not started.
+//!
+//! Every thread of the cache is started here. It blocks all signals that a program can be sent: so a
+//! signal handler of the program never runs on a thread of the cache, where it might wait for what
+//! this thread alone can give it. The signals that an instruction of the thread itself causes stay
+//! as they are: the kernel would end the process if they were blocked, and a source of the program
+//! may rely on a handler for one of them.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+/// Signals that an instruction of a thread causes in that thread.
+const CAUSED: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
+
+/// The system did not start a thread.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("cannot start the thread {name}: {cause}{}", limits(cause))]
+pub(crate) struct NotStarted {
+    pub(crate) name: &'static str,
+    /// The system's error.
+    pub(crate) cause: Arc<io::Error>,
+}
+
+impl From<NotStarted> for io::Error {
+    fn from(why: NotStarted) -> Self {
+        io::Error::new(why.cause.kind(), why)
+    }
+}
+
+/// What may be the reason, as the system has one error for all limits.
+pub(crate) fn limits(cause: &io::Error) -> &'static str {
+    match cause.raw_os_error() {
+        Some(libc::EAGAIN) => {
+            ": its user or its control group has as many threads as it may (ulimit -u, pids.max), \
+             or there are no addresses for its stack"
+        }
+        _ => "",
+    }
+}
+
+/// Starts a thread, which blocks signals.
+///
+/// # Errors
+/// The system does not start it.
+pub(crate) fn start<T: Send + 'static>(
+    name: &'static str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, NotStarted> {
+    without_signals(|| Builder::new().name(name.to_owned()).spawn(body))
+        .map_err(|cause| NotStarted { name, cause: Arc::new(cause) })
+}
+
+/// Calls `start`, which starts a thread: that has the mask of this one, which blocks signals for so
+/// long.
+pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
+    // SAFETY: an empty set is one.
+    let (mut all, mut own): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is this function's.
+    unsafe { libc::sigfillset(&raw mut all) };
+    for signal in CAUSED {
+        // SAFETY: as above, and the signal exists.
+        unsafe { libc::sigdelset(&raw mut all, signal) };
+    }
+    // SAFETY: both sets are this function's.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut own) };
+    let started = start();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const own, std::ptr::null_mut()) };
+    started
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_named() {
+        let cause = Arc::new(io::Error::from_raw_os_error(libc::EAGAIN));
+        let text = io::Error::from(NotStarted { name: "a-thread", cause }).to_string();
+        assert!(text.starts_with("cannot start the thread a-thread: Resource"), "{text}");
+        assert!(text.contains("(ulimit -u, pids.max)"), "{text}");
+    }
+
+    #[test]
+    fn who_starts_a_thread_keeps_its_signals() {
+        let blocked = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            status.lines().find(|line| line.starts_with("SigBlk:")).unwrap().to_owned()
+        };
+        let before = blocked();
+        let inside = start("a-thread", blocked).unwrap().join().unwrap();
+        assert_ne!(inside, before);
+        assert_eq!(blocked(), before);
+    }
+}

@@ -250,13 +250,15 @@ pub enum ErrorKind {
         cause: Truncated,
     },
     /// The budget is full of memory that cannot be evicted, and nothing changed that: no read of
-    /// the cache ended for two seconds, or for thirty while reads were under way.
+    /// the cache ended for two seconds, or for thirty while reads were under way. Or a future
+    /// waited as long for its file's share of what futures may bring
+    /// ([`File::get_many_async`](crate::File::get_many_async)), whatever else is free.
     #[error(
         "no memory for {wanted_bytes} bytes of {} at {offset} in a budget of {budget_bytes}: \
          {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \
          being read, {dirty_bytes} dirty, {reclaimable_bytes} reclaimable, {metadata_bytes} \
-         metadata",
-        path.display()
+         metadata{}",
+        path.display(), share(*futures_bytes, *futures_most_bytes)
     )]
     NoMemory {
         /// The file that was to be read, or the own memory of which a page was wanted.
@@ -279,6 +281,11 @@ pub enum ErrorKind {
         reclaimable_bytes: u64,
         /// The frame table and the indexes.
         metadata_bytes: u64,
+        /// What futures of the file were bringing, if that is why: then they had used up the
+        /// file's share. Otherwise 0.
+        futures_bytes: u64,
+        /// That share. Otherwise 0.
+        futures_most_bytes: u64,
     },
     /// The range cannot be pinned.
     #[error("cannot pin bytes {start}..{end} of {}: {cause}", path.display())]
@@ -627,6 +634,14 @@ fn held_by(referenced: u32, pinned: u32, borrowed: bool) -> String {
 /// The name of a pinned range's file.
 fn named(path: Option<&Path>) -> impl fmt::Display {
     path.map_or_else(|| "a file that is no longer known".into(), Path::to_string_lossy)
+}
+
+/// Whose share of what futures may bring was used up, if that is why.
+fn share(bytes: u64, most: u64) -> String {
+    if bytes == 0 {
+        return String::new();
+    }
+    format!("; futures of this file are bringing {bytes}, and may bring {most} at a time")
 }
 
 /// Where a swap's file was to be.

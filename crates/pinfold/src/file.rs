@@ -175,14 +175,19 @@ impl File {
     ///
     /// A batch of which a page is not cached needs room within these limits for all of its pages,
     /// cached or not, before it reads any, and keeps that room until it returns. While it waits for
-    /// room, it holds no page. So any number of batches may be polled at once. Those that have begun hold
-    /// their guards while they wait for reads.
+    /// room, it holds no page. So any number of batches may be polled at once. Those that have begun
+    /// hold their guards while they wait for reads.
+    ///
+    /// A batch that is not polled any more, or that was leaked, keeps its room for half a second at
+    /// most once its reads have ended, if others want it. What it has brought by then it keeps in
+    /// memory until it is polled or dropped. The same holds for all futures.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///
     /// # Errors
     /// As [`get_async`](Self::get_async), for the first page that fails; then all guards are
-    /// dropped. [`ErrorKind::NoMemory`] as for [`get_many`](Self::get_many).
+    /// dropped. [`ErrorKind::NoMemory`] as for [`get_many`](Self::get_many), and if others of the
+    /// file use its share up for too long: it says how much they have, and may have.
     pub fn get_many_async(&self, pages: &[u64]) -> GetMany<'_> {
         GetMany::new(&self.handle, pages)
     }

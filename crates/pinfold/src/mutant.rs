@@ -120,6 +120,10 @@ mutants! {
     NewcomerFirst,
     /// A future that is dropped keeps its claim to the pages that it was to bring.
     DropKeepsClaim,
+    /// A future that is not polled keeps its claim when its reads have ended.
+    UnpolledKeepsClaim,
+    /// A future that was passed over keeps those that come later from trying.
+    PassedOverFirst,
     /// A page that was not begun with its batch keeps its claim.
     VainKeepsClaim,
     /// A batch of futures is not admitted as a whole, and waits for memory with its guards.

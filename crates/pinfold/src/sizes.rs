@@ -91,6 +91,12 @@ sizes! {
     UNPOLLED: std::time::Duration = std::time::Duration::from_millis(20),
         loom std::time::Duration::ZERO, shuttle std::time::Duration::ZERO;
 
+    /// How long a round of the futures' claims lasts at least (`pressure/claims.rs`). A program that
+    /// takes longer from one poll to the next does not lose what it has, but its futures get more
+    /// memory than their share, and may have to step back.
+    ROUND: std::time::Duration = std::time::Duration::from_millis(200),
+        loom std::time::Duration::ZERO, shuttle std::time::Duration::ZERO;
+
     /// How long a thread waits for memory that others hold before it gets an error; for reads under
     /// way it waits longer (`reclaim`). No time passes in a model.
     PATIENCE: std::time::Duration = std::time::Duration::from_secs(2),

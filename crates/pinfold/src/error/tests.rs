@@ -109,6 +109,8 @@ errors! {
         dirty_bytes: 6,
         reclaimable_bytes: 7,
         metadata_bytes: 8,
+        futures_bytes: 9,
+        futures_most_bytes: 10,
     } => "no-memory", Place;
     ErrorKind::PinRange { .. } =
         ErrorKind::PinRange { path: path(), start: PLACE, end: 1, cause: PinRangeCause::Empty }

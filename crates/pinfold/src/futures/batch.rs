@@ -23,7 +23,7 @@ use crate::frame::PAGE_BYTES;
 use crate::handle::Handle;
 use crate::many::Absent;
 use crate::mutant::{self, Mutant};
-use crate::pressure::{Keeps, Refused, Turn};
+use crate::pressure::{Claim, Keeps, Refused, Turn};
 use crate::reclaim::{self, Patience};
 use crate::sizes::RETREATS_MAX;
 
@@ -40,8 +40,8 @@ pub struct GetMany<'f> {
     /// Those before this one are there, or on their way. Of the others one at most has a turn in
     /// the queue.
     begun: usize,
-    /// Pages that it has a claim to: all, while it has parts; or 0.
-    claimed: u32,
+    /// To all of its pages, while it has parts.
+    claimed: Claim,
     /// It queues for its claim, and holds nothing.
     turn: Option<Turn>,
     patience: Option<Patience>,
@@ -64,7 +64,7 @@ impl<'f> GetMany<'f> {
             parts: Vec::new(),
             there: 0,
             begun: 0,
-            claimed: 0,
+            claimed: Claim::default(),
             turn: None,
             patience: None,
             retreats: 0,
@@ -121,19 +121,20 @@ impl<'f> GetMany<'f> {
                 let pages = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
                 let pages = pages.min(core.frames.frames());
                 let (claimed, seen) = self.claim(pages);
-                if let Err(why) = claimed {
+                let why = claimed.map(|claim| self.claimed = claim).err();
+                if let Some(why) = why {
                     drop(quick);
                     if self.has_lost_patience(why) {
-                        return Poll::Ready(Err(self.shortage(left[0])));
+                        return Poll::Ready(Err(self.shortage(left[0], why)));
                     }
                     if why == Refused::NoMemory {
                         self.leave(); // the one that keeps its guards may be behind it
                     }
                     let to = (mapping.id, self.turn);
-                    self.turn = core.pressure.queue(to, (why, seen), 0, waker).or(self.turn);
+                    self.turn =
+                        core.pressure.queue(to, (why, seen), Claim::default(), waker).or(self.turn);
                     continue;
                 }
-                self.claimed = pages;
                 if let Some(turn) = self.turn.take() {
                     core.pressure.served(mapping.id, turn);
                 }
@@ -145,17 +146,17 @@ impl<'f> GetMany<'f> {
 
     /// Claims all its pages. If it has found no memory too often, it may keep its guards from now
     /// on, and has to wait while another one does. Also with the progress seen.
-    fn claim(&mut self, pages: u32) -> (std::result::Result<(), Refused>, u64) {
+    fn claim(&mut self, pages: u32) -> (std::result::Result<Claim, Refused>, u64) {
         let Handle { core, mapping, .. } = self.handle;
-        let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
+        let file = (mapping.id, &mapping.on_its_way);
+        let (claimed, seen) = core.pressure.claim(file, pages, self.turn.is_some());
         // After the claim: while its file refuses it, one of another file may be the one.
-        let admitted = claimed.is_ok();
-        let may_ask = admitted || mutant::on(Mutant::RefusedKeepsGuards);
+        let may_ask = claimed.is_ok() || mutant::on(Mutant::RefusedKeepsGuards);
         if may_ask && self.retreats == RETREATS_MAX && self.keeps.is_none() {
             self.keeps = core.pressure.may_keep_guards();
             if self.keeps.is_none() {
-                if admitted {
-                    core.pressure.unclaim(mapping.id, pages);
+                if let Ok(claim) = claimed {
+                    core.pressure.unclaim(mapping.id, claim);
                 }
                 return (Err(Refused::NoMemory), seen);
             }
@@ -178,7 +179,8 @@ impl<'f> GetMany<'f> {
     /// It had no page, and its patience is over.
     fn step_back(&mut self, waker: &Waker) -> Result<()> {
         let Handle { core, mapping, .. } = self.handle;
-        if self.claimed == 0 || core.pressure.is_large(self.claimed) {
+        let pages = self.claimed.pages();
+        if pages == 0 || core.pressure.is_large(pages) {
             return Ok(());
         }
         // No other part is polled while it is missing: see `poll_parts`.
@@ -205,7 +207,7 @@ impl<'f> GetMany<'f> {
             }
         });
         if !has_some && self.has_lost_patience(Refused::NoMemory) {
-            return Err(self.shortage(at));
+            return Err(self.shortage(at, Refused::NoMemory));
         }
         if let Part::Waits(get) = &mut self.parts[at] {
             let turn = get.bring().hand_over_turn();
@@ -223,7 +225,7 @@ impl<'f> GetMany<'f> {
                 core.pressure.release(mapping.id, claimed);
             }
             let why = (Refused::NoMemory, seen + 1); // its own release is no progress for it
-            self.turn = core.pressure.queue((mapping.id, None), why, 0, waker);
+            self.turn = core.pressure.queue((mapping.id, None), why, Claim::default(), waker);
         } else if !mutant::on(Mutant::VainKeepsClaim) {
             core.pressure.unclaim(mapping.id, claimed);
         }
@@ -236,9 +238,10 @@ impl<'f> GetMany<'f> {
         patience.is_over_for(core, mapping, why)
     }
 
-    fn shortage(&self, at: usize) -> Error {
+    fn shortage(&self, at: usize, why: Refused) -> Error {
         let Handle { core, mapping, .. } = self.handle;
-        reclaim::shortage(core, PAGE_BYTES as u64).of(mapping, self.pages[at])
+        let shortage = reclaim::shortage(core, PAGE_BYTES as u64);
+        shortage.of_future(core, (mapping, self.pages[at]), why)
     }
 
     /// It waits for nothing any more, and keeps nothing.
@@ -254,7 +257,7 @@ impl<'f> GetMany<'f> {
         if let Some(turn) = turn.filter(|_| !mutant::on(Mutant::BatchStaysQueued)) {
             core.pressure.leave(mapping.id, turn);
         }
-        if claimed > 0 && !mutant::on(Mutant::DropKeepsClaim) {
+        if claimed.pages() > 0 && !mutant::on(Mutant::DropKeepsClaim) {
             core.pressure.release(mapping.id, claimed);
         }
         self.keep_no_guards();
@@ -275,7 +278,7 @@ impl<'f> GetMany<'f> {
             None => Part::There(quick.next().expect("it is in one of the parts")),
         };
         self.parts = self.pages.iter().enumerate().map(part).collect();
-        if self.claimed == 0 {
+        if self.claimed.pages() == 0 {
             return Ok(()); // in a forked child, where each says by itself whether it is cached
         }
         let mut absent = Absent::new(self.handle);
@@ -368,6 +371,9 @@ impl<'f> Future for GetMany<'f> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (this, waker) = (&mut *self, context.waker());
+        if this.handle.core.owner.is_here() {
+            this.handle.core.pressure.renew(this.handle.mapping.id, &mut this.claimed);
+        }
         // Ends: each turn but the last has given up what it held, and then queues.
         let polled = loop {
             let polled =

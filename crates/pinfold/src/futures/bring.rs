@@ -24,7 +24,7 @@ use crate::fill::{self, Begun, Wanted};
 use crate::frame::{Flags, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::mutant::{self, Mutant};
-use crate::pressure::{Refused, Turn};
+use crate::pressure::{Claim, Refused, Turn};
 use crate::reclaim::{self, Patience};
 use crate::stream::Plan;
 use crate::wait::Ticket;
@@ -38,8 +38,7 @@ pub(super) struct Bring<'f> {
     pub(super) wait: Wait<'f>,
     /// Whether the page was not there at first.
     missed: bool,
-    /// Pages that it has a claim to, or 0.
-    claimed: u32,
+    claimed: Claim,
     /// Its batch has a claim to its page, so it needs none.
     pub(super) admitted: bool,
     /// What it queues for is memory: the progress seen before it found none.
@@ -66,7 +65,7 @@ impl<'f> Bring<'f> {
             bytes,
             wait: Wait::Look,
             missed: false,
-            claimed: 0,
+            claimed: Claim::default(),
             admitted: false,
             short: None,
             turn: None,
@@ -92,6 +91,9 @@ impl<'f> Bring<'f> {
     fn poll_on(&mut self, waker: &Waker) -> Poll<Result<Held<'f>>> {
         let (handle, core) = (self.handle, &*self.handle.core);
         let file = handle.mapping.id;
+        if core.owner.is_here() {
+            core.pressure.renew(file, &mut self.claimed);
+        }
         // Ends: each turn follows what another thread did: it ended the fill, dropped the folio,
         // freed memory, or gave up a claim. A future's own attempt is no progress. After a fill
         // that failed it reads alone, and then returns the error.
@@ -154,12 +156,12 @@ impl<'f> Bring<'f> {
             let patience = self.patience.get_or_insert_with(|| Patience::new(core));
             let given_up = patience.is_over_for(core, &handle.mapping, why);
             if given_up {
-                return Poll::Ready(Err(self.given_up(&begun)));
+                return Poll::Ready(Err(self.given_up(&begun, why)));
             }
             let claimed = self.claimed;
             let queued = core.pressure.queue((file, self.turn), (why, seen), claimed, waker);
             // Not before: cloning the waker may panic.
-            self.claimed = 0;
+            self.claimed = Claim::default();
             if let Some(turn) = queued {
                 self.turn = Some(turn);
                 self.wait = Wait::Turn;
@@ -189,11 +191,9 @@ impl<'f> Bring<'f> {
             return (Ok(()), core.pressure.progress_seen());
         }
         self.release();
-        let (claimed, seen) = core.pressure.claim(mapping.id, pages, self.turn.is_some());
-        if claimed.is_ok() {
-            self.claimed = pages;
-        }
-        (claimed, seen)
+        let file = (mapping.id, &mapping.on_its_way);
+        let (claimed, seen) = core.pressure.claim(file, pages, self.turn.is_some());
+        (claimed.map(|claim| self.claimed = claim), seen)
     }
 
     /// For a part of a batch, after the submission of all that was absent: follows its page, if
@@ -220,7 +220,7 @@ impl<'f> Bring<'f> {
 
     fn release(&mut self) {
         let claimed = std::mem::take(&mut self.claimed);
-        if claimed > 0 {
+        if claimed.pages() > 0 {
             self.handle.core.pressure.release(self.handle.mapping.id, claimed);
         }
     }
@@ -230,7 +230,7 @@ impl<'f> Bring<'f> {
         let core = &self.handle.core;
         let (wait, turn) = (std::mem::replace(&mut self.wait, Wait::Look), self.turn.take());
         if !core.owner.is_here() || crate::sync::model_failed() {
-            self.claimed = 0;
+            self.claimed = Claim::default();
             return; // the locks may be held for ever
         }
         if let Wait::Arrival(held, ticket) = &wait {
@@ -242,7 +242,7 @@ impl<'f> Bring<'f> {
         self.release();
     }
 
-    fn given_up(&self, refused: &Begun<'_>) -> Error {
+    fn given_up(&self, refused: &Begun<'_>, why: Refused) -> Error {
         let handle = self.handle;
         if matches!(refused, Begun::NoWorker) {
             return ErrorKind::Read {
@@ -253,7 +253,8 @@ impl<'f> Bring<'f> {
             }
             .into();
         }
-        reclaim::shortage(&handle.core, PAGE_BYTES as u64).of(&handle.mapping, self.page)
+        let shortage = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
+        shortage.of_future(&handle.core, (&handle.mapping, self.page), why)
     }
 
     fn meet_mark(&self, held: Held<'f>) -> Held<'f> {
@@ -267,7 +268,7 @@ impl<'f> Bring<'f> {
 impl Drop for Bring<'_> {
     fn drop(&mut self) {
         if mutant::on(Mutant::DropKeepsClaim) {
-            self.claimed = 0;
+            self.claimed = Claim::default();
         }
         self.end();
     }

@@ -21,7 +21,9 @@
 //! hold. It then fails with [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory), as a thread does.
 //! `get_many_async` itself holds no page while it waits for memory, unless it wants more than a
 //! quarter of the budget, or has had to begin anew many times. Of the latter, one batch of a cache
-//! at a time waits with its pages. If it is woken and not polled, another one may instead.
+//! at a time waits with its pages. If it is woken and not polled, another one may instead. A future
+//! that is not polled keeps what it has brought, and neither room nor its turn from others
+//! ([`File::get_many_async`](crate::File::get_many_async)).
 //!
 //! `examples/range_server.rs` serves ten thousand requests at once under a small budget.
 //! `examples/thread_per_core.rs` has a runtime for each core. A program without a runtime, but with

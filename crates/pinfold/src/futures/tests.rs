@@ -12,7 +12,7 @@ use pinfold_testing::waker::Woken;
 use super::GetMany;
 use crate::mutant::{self, Mutant};
 use crate::source::{Memory, Request, Source, Start};
-use crate::{Cache, File, FolioRef, Hint, Options};
+use crate::{Cache, ErrorKind, File, FolioRef, Hint, Options};
 
 /// Two files of a cache that has memory for half of one.
 fn two_files() -> (Cache, File, File) {
@@ -50,9 +50,7 @@ fn dropped_futures_give_their_claims_back() -> bool {
         let many = [20 + page, 40 + page];
         let _ = pin!(file.get_many_async(&many)).poll(&mut Context::from_waker(Waker::noop()));
     }
-    // More than there may be, unless there is none.
-    let handle = file.handle();
-    handle.core.pressure.claim(handle.mapping.id, 1 << 20, false).0.is_ok()
+    file.handle().core.pressure.is_idle()
 }
 
 #[test]
@@ -73,12 +71,7 @@ fn a_batch_in_vain_keeps_no_claim() -> bool {
     let mut many = pin!(file.get_many_async(&pages));
     assert!(many.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     let handle = file.handle();
-    // As one that has a turn already.
-    let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0.is_ok();
-    if claimed {
-        handle.core.pressure.unclaim(handle.mapping.id, 1 << 20);
-    }
-    claimed
+    handle.core.pressure.claimed(handle.mapping.id) == [0; 2]
 }
 
 #[test]
@@ -99,9 +92,7 @@ fn a_waker_that_cannot_be_cloned_loses_no_claim() {
     let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) };
     let poll = || drop(pin!(file.get_async(0)).poll(&mut Context::from_waker(&waker)));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll)).is_err());
-    let handle = file.handle();
-    let claimed = handle.core.pressure.claim(handle.mapping.id, 1 << 20, true).0;
-    assert!(claimed.is_ok(), "the future is gone, and its claim is not");
+    assert!(file.handle().core.pressure.is_idle(), "the future is gone, and its claim is not");
 }
 
 /// What hangs until it is let go of.
@@ -199,8 +190,7 @@ fn batches_that_fail(patience: Duration) -> usize {
             std::thread::park();
         }
     }
-    let pressure = &file.handle().core.pressure;
-    assert!(pressure.claim(file.handle().mapping.id, 1 << 20, false).0.is_ok(), "a claim is left");
+    assert!(file.handle().core.pressure.is_idle(), "a claim is left");
     failed
 }
 
@@ -358,6 +348,121 @@ fn a_batch_that_was_passed_over_drops_its_guards() {
     assert!(matches!(got, Some(Ok(20))), "{got:?}");
     let caught = mutant::with(Some(Mutant::PassedOverKeepsGuards), || {
         got_from_one_that_was_passed_over(Duration::from_millis(500))
+    });
+    assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
+}
+
+/// Keeps the requests that come first, until it serves them.
+#[derive(Debug)]
+struct Late(Mutex<Option<Vec<Request>>>, Memory);
+
+impl Late {
+    fn carry_out(&self, requests: impl Iterator<Item = Request>) {
+        for request in requests {
+            let read = self.1.read_extents_at(request.offset(), request.extents());
+            request.finish(read);
+        }
+    }
+
+    /// Serves what has come, and from now on what comes.
+    fn serve(&self) {
+        let kept = self.0.lock().unwrap().take();
+        self.carry_out(kept.into_iter().flatten());
+    }
+}
+
+impl Source for Late {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.1.read_at(offset, buf)
+    }
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.1.len_bytes()
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "late".into()
+    }
+    fn start(&self, batch: &mut Vec<Request>) -> Start {
+        match &mut *self.0.lock().unwrap() {
+            Some(kept) => kept.append(batch),
+            None => self.carry_out(batch.drain(..)),
+        }
+        Start::Started
+    }
+}
+
+/// What a batch of 20 pages gets beside one of the same file that has all of its 60 pages, of the 64
+/// that the file's futures may have a claim to, and is not polled any more, or is leaked. Waits for
+/// it so long.
+fn got_beside_one_that_was_polled_once(leaked: bool, most: Duration) -> Got {
+    let mut options = Options::new(1 << 20);
+    options.patience = MOST * 2;
+    let cache = Cache::new(options).unwrap();
+    let source = Arc::new(Late(Mutex::new(Some(Vec::new())), Memory::new(vec![7; 2 << 20])));
+    let file = cache.attach("late", source.clone()).unwrap();
+    let pages: Vec<_> = (0..60).collect();
+    let mut unpolled = Some(Box::pin(file.get_many_async(&pages)));
+    assert!(polled(unpolled.as_mut().expect("it is there")).is_none(), "nothing was cached");
+    source.serve();
+    assert_eq!(file.handle().mapping.on_its_way.frames(), 0);
+    if leaked {
+        std::mem::forget(unpolled.take());
+    }
+    let pages: Vec<_> = (100..120).collect();
+    let got = poll_until(&mut Box::pin(file.get_many_async(&pages)), most, |_| false);
+    // What it has brought is its own still.
+    if let Some(mut many) = unpolled {
+        assert!(matches!(polled(&mut many), Some(Ok(pages)) if pages.len() == 60));
+        drop(many);
+        assert!(file.handle().core.pressure.is_idle());
+    }
+    got
+}
+
+/// What the error says of a batch that its file refuses: the bytes that others have a claim to, and
+/// may have.
+fn share_in_the_error() -> (u64, u64, String) {
+    let mut options = Options::new(1 << 20);
+    options.patience = Duration::from_millis(1);
+    let cache = Cache::new(options).unwrap();
+    let hangs = cache.attach("hangs", Arc::new(Keeps::default())).unwrap();
+    let new = |from: u64| {
+        let pages: Vec<_> = (from..from + 60).collect();
+        Box::pin(hangs.get_many_async(&pages))
+    };
+    let mut first = new(0);
+    assert!(polled(&mut first).is_none(), "it is read");
+    let mut refused = new(100);
+    let since = Instant::now();
+    // Ends: when its patience is over.
+    let error = loop {
+        match polled(&mut refused) {
+            Some(got) => break got.unwrap_err(),
+            None => assert!(since.elapsed() < MOST, "it waits for ever"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let ErrorKind::NoMemory { futures_bytes, futures_most_bytes, .. } = *error.kind() else {
+        panic!("{error}")
+    };
+    (futures_bytes, futures_most_bytes, error.to_string())
+}
+
+#[test]
+fn the_error_says_that_it_was_the_share_of_the_files_futures() {
+    let (claimed, most, message) = share_in_the_error();
+    assert_eq!((claimed, most), (60 * 4096, 64 * 4096), "{message}");
+    let says = "futures of this file are bringing 245760, and may bring 262144 at a time";
+    assert!(message.contains(says), "{message}");
+}
+
+#[test]
+fn a_batch_that_is_polled_once_keeps_no_room_from_others() {
+    for leaked in [false, true] {
+        let got = got_beside_one_that_was_polled_once(leaked, MOST);
+        assert!(matches!(got, Some(Ok(20))), "{leaked}: {got:?}");
+    }
+    let caught = mutant::with(Some(Mutant::UnpolledKeepsClaim), || {
+        got_beside_one_that_was_polled_once(false, Duration::from_millis(800))
     });
     assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
 }

@@ -8,12 +8,14 @@
 //! |---|---|
 //! | `mod.rs` | the levels, and waiting until one changes |
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
+//! | `claims.rs` | what the claims come to, where futures are not polled |
 //! | `bell.rs` | waking and ending the reclaiming thread |
 //! | `load.rs` | how many pages threads bring at a time for mapped accesses |
 //!
 //! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
 
 mod bell;
+mod claims;
 mod load;
 mod queue;
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -32,10 +34,11 @@ use crate::sync::{Condvar, Mutex, MutexGuard, Ordering};
 use crate::wait;
 use bell::Bell;
 pub(crate) use bell::Listener;
+pub(crate) use claims::Claim;
 use load::Load;
 pub(crate) use load::{Bringing, LOOK_AGAIN, Queued};
 use queue::Queue;
-pub(crate) use queue::{Keeps, Refused, Turn};
+pub(crate) use queue::{Keeps, Refused, Share, Turn};
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -43,6 +46,14 @@ const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
 /// Frames of folios that are being filled.
 #[derive(Debug, Default)]
 pub(crate) struct OnItsWay(AtomicU32);
+
+impl OnItsWay {
+    /// How many they are.
+    pub(crate) fn frames(&self) -> u32 {
+        // Relaxed: a level.
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// Pages that somebody holds for long: how many there may be has a limit.
 #[derive(Debug, Default)]
@@ -96,6 +107,8 @@ pub(crate) struct Pressure {
     pub(crate) direct_pages: u32,
     pub(crate) bell: Bell,
     progress: Arc<Progress>,
+    /// The round of the futures' claims, as it was when it was last asked for.
+    round: AtomicU32,
     /// Of all files.
     on_its_way: OnItsWay,
     /// Half of the cache.
@@ -156,6 +169,7 @@ impl Pressure {
             direct_pages: low_frames.clamp(*DIRECT_PAGES.start(), *DIRECT_PAGES.end()),
             bell: Bell::new(),
             progress: Arc::default(),
+            round: AtomicU32::new(0),
             on_its_way: OnItsWay::default(),
             on_its_way_max: frames / 2,
             unmovable_hand: AtomicU32::new(0),
@@ -203,20 +217,19 @@ impl Pressure {
     /// sources of `n` files hang, each has an `n + 1`th of the half, and others have as much.
     /// `more` frames count as on their way already.
     pub(crate) fn enough_on_its_way(&self, of_file: &OnItsWay, more: u32) -> bool {
-        let [all, own] =
-            [&self.on_its_way, of_file].map(|level| level.0.load(Ordering::Relaxed) + more);
+        let [all, own] = self.on_their_way(of_file).map(|frames| frames + more);
         own > self.on_its_way_max.saturating_sub(all)
     }
 
     /// Notes that something was freed or became evictable.
     pub(crate) fn progress(&self) {
-        self.progress.step(0, 0);
+        self.progress.step(0, Claim::default());
     }
 
     /// What notes that a worker is free.
     pub(crate) fn hook(&self) -> impl Fn() + Send + Sync + use<> {
         let progress = self.progress.clone();
-        move || progress.step(0, 0)
+        move || progress.step(0, Claim::default())
     }
 
     /// The number of calls of `progress` so far.
@@ -226,15 +239,57 @@ impl Pressure {
 
     /// Wakes the future whose turn is next, and passes over those that were woken and not polled.
     pub(crate) fn wake_first(&self) {
-        let next = self.progress.lock().next_or_pass_over();
+        let mut queue = self.progress.lock();
+        // Relaxed: who sees it late is polled again.
+        self.round.store(queue.next_round(), Ordering::Relaxed);
+        let next = queue.next_or_pass_over();
+        drop(queue);
         wake(next);
     }
 
-    /// Claims `pages` pages for a future of `file`, from here until it has handed them over, gives
-    /// up, or is dropped. `Err`: it has to queue. Either way with the progress seen. `queues`: it
-    /// has a turn already, which has come.
-    pub(crate) fn claim(&self, file: u32, pages: u32, queues: bool) -> (Result<(), Refused>, u64) {
-        self.progress.lock().claim(file, pages, queues, self.on_its_way_max)
+    /// Claims `pages` pages for a future of `file`, which has `of_file` on its way: from here until
+    /// the future has handed them over, gives up, or is dropped. `Err`: it has to queue. Either way
+    /// with the progress seen. `queues`: it has a turn already, which has come.
+    pub(crate) fn claim(
+        &self,
+        (file, of_file): (u32, &OnItsWay),
+        pages: u32,
+        queues: bool,
+    ) -> (Result<Claim, Refused>, u64) {
+        let on_their_way = self.on_their_way(of_file);
+        let mut queue = self.progress.lock();
+        queue.claim((file, pages), queues, on_their_way, self.on_its_way_max)
+    }
+
+    /// The future that has this claim is polled. Cost: a load, unless a round has ended.
+    pub(crate) fn renew(&self, file: u32, claim: &mut Claim) {
+        // Relaxed: see `wake_first`.
+        if claim.pages() > 0 && claim.round() != self.round.load(Ordering::Relaxed) {
+            self.progress.lock().renew(file, claim);
+        }
+    }
+
+    /// Frames on their way of all files, and of one.
+    fn on_their_way(&self, of_file: &OnItsWay) -> [u32; 2] {
+        [&self.on_its_way, of_file].map(OnItsWay::frames)
+    }
+
+    /// What the futures of a file bring, and may bring.
+    pub(crate) fn share(&self, file: u32, of_file: &OnItsWay) -> Share {
+        let on_their_way = self.on_their_way(of_file);
+        self.progress.lock().share(file, on_their_way, self.on_its_way_max)
+    }
+
+    /// Pages that all futures have a claim to, and those of the file.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn claimed(&self, file: u32) -> [u32; 2] {
+        self.progress.lock().claimed(file)
+    }
+
+    /// Whether no future queues or has a claim.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.progress.lock().lines.is_empty()
     }
 
     /// Whether a claim of so many pages is one that is granted to one future of a file alone.
@@ -269,14 +324,14 @@ impl Pressure {
     }
 
     /// The end of a claim: another future may begin.
-    pub(crate) fn release(&self, file: u32, pages: u32) {
-        self.progress.step(file, pages);
+    pub(crate) fn release(&self, file: u32, claim: Claim) {
+        self.progress.step(file, claim);
     }
 
     /// The end of a claim with which nothing was begun. It is no progress: whoever was refused
     /// meanwhile is woken by the next step, or by the reclaiming thread.
-    pub(crate) fn unclaim(&self, file: u32, pages: u32) {
-        self.progress.lock().give_up(file, pages);
+    pub(crate) fn unclaim(&self, file: u32, claim: Claim) {
+        self.progress.lock().give_up(file, claim);
     }
 
     /// Whether a future waits to be woken.
@@ -285,13 +340,13 @@ impl Pressure {
     }
 
     /// Queues a future that was refused: in its place if it had one, else at the end of its file's
-    /// line. Its claim of `claimed` pages ends. `None` if there was progress beyond `seen`, or
+    /// line. Its claim ends. `None` if there was progress beyond `seen`, or
     /// nobody is before it any more: then it has to try again, and keeps its turn if it has one.
     pub(crate) fn queue(
         &self,
         (file, turn): (u32, Option<Turn>),
         (why, seen): (Refused, u64),
-        claimed: u32,
+        claimed: Claim,
         waker: &Waker,
     ) -> Option<Turn> {
         let waker = waker.clone();
@@ -308,7 +363,7 @@ impl Pressure {
 
     /// Whether the future still queues. Then `waker` is the one to wake.
     pub(crate) fn is_queued(&self, file: u32, turn: Turn, waker: &Waker) -> bool {
-        let mut waker = Some(waker.clone());
+        let mut waker = waker.clone();
         let queued = self.progress.lock().is_queued(file, turn, &mut waker);
         drop(waker);
         queued
@@ -375,7 +430,7 @@ impl Progress {
     }
 
     /// A step, by which a claim of the file may end.
-    fn step(&self, file: u32, claimed: u32) {
+    fn step(&self, file: u32, claimed: Claim) {
         let next = self.lock().step(file, claimed);
         self.wake.notify_all();
         wake(next);

@@ -11,10 +11,12 @@
 //! | is woken and gets what it wants | leaves, and wakes the next: there may be more |
 //! | is woken and is refused | keeps its place; if its file alone is why, the next line tries |
 //! | is dropped after it was woken | leaves, and wakes the next |
+//! | is woken and not polled for a while | is passed over: the next is woken, and who is new need not queue behind it; polled after all, it has its place still |
 //!
 //! What futures bring is held for them until they are polled. So each claims its pages while its
 //! read is under way, and a file's claims are bounded as what it has on its way is. One future of
-//! a file may always begin, however much it wants.
+//! a file may always begin, however much it wants. `claims.rs` says what becomes of the claims of
+//! futures that are not polled.
 //!
 //! A batch that finds no memory drops its guards and leaves the queue, which wakes others; then it
 //! queues again. After some such retreats it waits with its guards, but one batch of the cache at a
@@ -32,6 +34,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::claims::{Claim, Claims, ROUND};
 use crate::mutant::{self, Mutant};
 use crate::sizes::UNPOLLED;
 
@@ -46,8 +49,11 @@ pub(super) struct Queue {
     order: VecDeque<u32>,
     /// Lines that wait for memory.
     short: usize,
-    /// Pages that futures bring.
-    claimed: u32,
+    /// Of all files.
+    claims: Claims,
+    /// The number of the round of claims, and since when it lasts.
+    round: u32,
+    round_since: Option<Instant>,
     last: u64,
     /// The batch that may wait for memory with its guards.
     keeper: Option<Keeper>,
@@ -72,9 +78,10 @@ pub(crate) struct Keeps(u64);
 /// The futures of one file.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// The one that has waited longest first: ordered by their turns. One without a waker was woken
-    /// and tries.
-    queue: VecDeque<(Turn, Option<Waker>)>,
+    /// The one that has waited longest first: ordered by their turns.
+    queue: VecDeque<(Turn, State)>,
+    /// How many were passed over.
+    passed_over: usize,
     /// How many were woken, and when the last one was.
     awake: usize,
     woken: Option<Instant>,
@@ -84,8 +91,26 @@ pub(super) struct Line {
     short: bool,
     /// `Queue::times` when it did.
     tried: Option<u64>,
-    /// Pages that futures bring.
-    claimed: u32,
+    claims: Claims,
+}
+
+/// What a future that queues does.
+#[derive(Debug)]
+enum State {
+    /// It sleeps until this is woken.
+    Sleeps(Waker),
+    /// It was woken, and tries when it is polled.
+    Awake,
+    /// It was woken, and was not polled for so long that it counts no more.
+    PassedOver,
+}
+
+/// How many pages the futures of a file bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) claimed: u32,
+    /// With one future the number may be larger.
+    pub(crate) most: u32,
 }
 
 /// The place of a future that queues for memory.
@@ -131,7 +156,8 @@ impl Queue {
     /// Whether a batch that was polled is the keeper still. If so, it queues with that turn.
     pub(super) fn keeps_guards(&mut self, keeps: &Keeps, (file, turn): (u32, Turn)) -> bool {
         let line = &self.lines[&file];
-        let is_woken = line.queue[line.at(turn).expect("it has a turn")].1.is_none(); // once more
+        // Once more.
+        let is_woken = !line.queue[line.at(turn).expect("it has a turn")].1.sleeps();
         let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.keeps == *keeps) else {
             self.slow = SLOW_MAX.min(self.slow + 1);
             return mutant::on(Mutant::AllKeepGuards) || mutant::on(Mutant::PassedOverKeepsGuards);
@@ -153,16 +179,47 @@ impl Queue {
     }
 
     /// Ends a claim.
-    pub(super) fn give_up(&mut self, file: u32, pages: u32) {
-        if pages > 0 {
-            self.claimed -= pages;
-            self.lines.get_mut(&file).expect("it has a claim").claimed -= pages;
+    pub(super) fn give_up(&mut self, file: u32, claim: Claim) {
+        if claim.pages() > 0 {
+            self.claims.take(claim, self.round);
+            let line = self.lines.get_mut(&file).expect("it has a claim");
+            line.claims.take(claim, self.round);
             self.tidy(file);
         }
     }
 
+    /// The future that has this claim is polled.
+    pub(super) fn renew(&mut self, file: u32, claim: &mut Claim) {
+        let renewed = Claim::new(claim.pages(), self.round);
+        let line = &mut self.lines.get_mut(&file).expect("it has a claim").claims;
+        for claims in [&mut self.claims, line] {
+            claims.take(*claim, self.round);
+            claims.add(renewed, self.round);
+        }
+        *claim = renewed;
+    }
+
+    /// Ends the round, if it has lasted long enough. Returns the present one.
+    pub(super) fn next_round(&mut self) -> u32 {
+        let since = self.round_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= ROUND {
+            *since = Instant::now();
+            self.round = self.round.wrapping_add(1);
+            self.claims.grow_old();
+            self.lines.values_mut().for_each(|line| line.claims.grow_old());
+        }
+        self.round
+    }
+
+    /// Pages that all futures have a claim to, and those of the file.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn claimed(&self, file: u32) -> [u32; 2] {
+        [self.claims.all(), self.lines.get(&file).map_or(0, |line| line.claims.all())]
+    }
+
     fn tidy(&mut self, file: u32) {
-        if self.lines.get(&file).is_some_and(|line| line.queue.is_empty() && line.claimed == 0) {
+        let is_empty = |line: &Line| line.queue.is_empty() && line.claims.all() == 0;
+        if self.lines.get(&file).is_some_and(is_empty) {
             self.lines.remove(&file);
         }
     }
@@ -174,13 +231,12 @@ impl Queue {
     }
 
     /// Puts the file into the order, or takes it out, after its line has changed.
-    fn list(&mut self, file: u32, pass_over: bool) {
+    fn list(&mut self, file: u32) {
         let line = self.lines.get_mut(&file).expect("it has futures");
-        let waits = line.queue.len() > line.awake;
-        if !line.listed && waits && (line.awake == 0 || pass_over) {
+        if !line.listed && line.sleepers() > 0 && line.awake == 0 {
             line.listed = true;
             self.order.push_back(file);
-        } else if line.listed && !waits {
+        } else if line.listed && line.sleepers() == 0 {
             line.listed = false;
             self.order.retain(|&listed| listed != file);
         }
@@ -195,13 +251,13 @@ impl Queue {
         line.awake += 1;
         let now = Instant::now();
         line.woken = Some(now);
-        let (turn, waker) =
-            line.queue.iter_mut().find_map(|(turn, waker)| Some((*turn, waker.take()?)))?;
+        let (turn, state) = line.queue.iter_mut().find(|(_, state)| state.sleeps())?;
         if let Some(keeper) = &mut self.keeper
-            && keeper.turn == Some((file, turn))
+            && keeper.turn == Some((file, *turn))
         {
             keeper.woken = Some(now);
         }
+        let State::Sleeps(waker) = std::mem::replace(state, State::Awake) else { return None };
         Some(waker)
     }
 
@@ -211,57 +267,65 @@ impl Queue {
         if untried { self.next() } else { None }
     }
 
-    /// The same, after the line whose last one was woken the longest ago, and is not polled, has
-    /// its turn again: it must not keep the others of its line waiting.
+    /// The same, after those were passed over, of the line whose last one was woken the longest
+    /// ago, that are not polled: they must not keep the others of their line waiting.
     pub(super) fn next_or_pass_over(&mut self) -> Option<Waker> {
         let unpolled = |(&file, line): (&u32, &Line)| {
             let since = line.woken.filter(|since| since.elapsed() >= UNPOLLED)?;
-            let waits = line.awake > 0 && line.queue.len() > line.awake && !line.listed;
-            waits.then_some((since, file))
+            (line.awake > 0 && line.sleepers() > 0).then_some((since, file))
         };
         if let Some((_, file)) = self.lines.iter().filter_map(unpolled).min() {
-            self.list(file, true);
+            self.lines.get_mut(&file).expect("it was found").pass_over();
+            self.list(file);
         }
         self.next()
     }
 
     /// A step of progress, by which a claim of the file may end.
-    pub(super) fn step(&mut self, file: u32, claimed: u32) -> Option<Waker> {
+    pub(super) fn step(&mut self, file: u32, claimed: Claim) -> Option<Waker> {
         self.give_up(file, claimed);
         self.times += 1;
         self.next()
     }
 
-    /// Claims pages for a future, if it may begin; with the progress seen. See
-    /// [`Pressure::claim`](super::Pressure::claim).
+    /// Claims pages for a future, if it may begin; with the progress seen. `on_their_way` are pages
+    /// of all files, and of its own. See [`Pressure::claim`](super::Pressure::claim).
     pub(super) fn claim(
         &mut self,
-        file: u32,
-        pages: u32,
+        (file, pages): (u32, u32),
         queues: bool,
+        on_their_way: [u32; 2],
         pages_max: u32,
-    ) -> (Result<(), Refused>, u64) {
-        let (seen, all) = (self.times, self.claimed);
+    ) -> (Result<Claim, Refused>, u64) {
         let is_short = self.short > 0;
+        let share = self.share(file, on_their_way, pages_max);
         let line = self.lines.entry(file).or_default();
         let behind = !queues && (is_short || line.has_futures());
-        let left = pages_max.saturating_sub(all + pages);
         let claimed = if behind && !mutant::on(Mutant::NewcomerFirst) {
             Err(Refused::Behind)
-        } else if line.claimed > 0 && line.claimed + pages > left {
+        } else if share.claimed > 0 && share.claimed + pages > share.most {
             Err(Refused::OwnFile)
         } else {
-            line.claimed += pages;
-            self.claimed += pages;
-            Ok(())
+            let claim = Claim::new(pages, self.round);
+            line.claims.add(claim, self.round);
+            self.claims.add(claim, self.round);
+            Ok(claim)
         };
         self.tidy(file);
-        (claimed, seen)
+        (claimed, self.times)
+    }
+
+    /// What counts of the claims of a file's futures, and how much that may be: each of n files has
+    /// an n + 1th.
+    pub(super) fn share(&self, file: u32, [all, own]: [u32; 2], pages_max: u32) -> Share {
+        let claimed = self.lines.get(&file).map_or(0, |line| line.claims.counted(own));
+        let others = self.claims.counted(all).saturating_sub(claimed);
+        Share { claimed, most: pages_max.saturating_sub(others) / 2 }
     }
 
     /// Whether a future waits to be woken.
     pub(super) fn has_sleepers(&self) -> bool {
-        self.lines.values().any(|line| line.queue.len() > line.awake)
+        self.lines.values().any(|line| line.sleepers() > 0)
     }
 
     /// Queues a future that was refused; with another that is to be woken. `Err`: it has to try
@@ -282,36 +346,33 @@ impl Queue {
         let line = self.lines.entry(file).or_default();
         let at = turn.and_then(|turn| line.at(turn)).filter(|_| !mutant::on(Mutant::RefusedLast));
         let turn = if let (Some(turn), Some(at)) = (turn, at) {
-            // It was woken, so this replaces nothing.
-            line.queue[at].1 = Some(waker);
-            line.awake -= 1;
+            line.polled(at);
+            line.queue[at].1 = State::Sleeps(waker);
             turn
         } else {
             if let Some(at) = turn.and_then(|turn| line.at(turn)) {
+                line.polled(at);
                 line.queue.remove(at);
-                line.awake -= 1;
             }
-            line.queue.push_back((new, Some(waker)));
+            line.queue.push_back((new, State::Sleeps(waker)));
             new
         };
         if why != Refused::Behind {
             line.tried = Some(seen);
             self.set_short(file, why == Refused::NoMemory);
         }
-        self.list(file, false);
+        self.list(file);
         let next = if why == Refused::OwnFile { self.next_untried() } else { None };
         Ok((turn, next))
     }
 
     /// Whether the future still queues. Then `waker` is exchanged for the one that it left.
-    pub(super) fn is_queued(&mut self, file: u32, turn: Turn, waker: &mut Option<Waker>) -> bool {
+    pub(super) fn is_queued(&mut self, file: u32, turn: Turn, waker: &mut Waker) -> bool {
         let line = self.lines.get_mut(&file).expect("it queues");
         let at = line.at(turn).expect("it has a turn");
-        let queued = line.queue[at].1.is_some();
-        if queued {
-            std::mem::swap(&mut line.queue[at].1, waker);
-        }
-        queued
+        let State::Sleeps(left) = &mut line.queue[at].1 else { return false };
+        std::mem::swap(left, waker);
+        true
     }
 
     /// Takes a future out: its waker, unless it was woken, and the next that is to be woken, if it
@@ -324,13 +385,16 @@ impl Queue {
     ) -> (Option<Waker>, Option<Waker>) {
         let line = self.lines.get_mut(&file).expect("it queues");
         let at = line.at(turn).expect("it has a turn");
-        let (_, waker) = line.queue.remove(at).expect("it is there");
-        let was_woken = waker.is_none();
+        let was_woken = !line.queue[at].1.sleeps();
         if was_woken {
-            line.awake -= 1;
+            line.polled(at);
             line.tried = None;
         }
-        self.list(file, false);
+        let waker = match line.queue.remove(at) {
+            Some((_, State::Sleeps(waker))) => Some(waker),
+            _ => None,
+        };
+        self.list(file);
         if was_woken || !self.lines[&file].has_futures() {
             self.set_short(file, false);
         }
@@ -340,9 +404,41 @@ impl Queue {
     }
 }
 
+impl State {
+    fn sleeps(&self) -> bool {
+        matches!(self, State::Sleeps(_))
+    }
+}
+
 impl Line {
+    /// Whether any queue that were not passed over.
     fn has_futures(&self) -> bool {
-        !self.queue.is_empty()
+        let passed_over = if mutant::on(Mutant::PassedOverFirst) { 0 } else { self.passed_over };
+        self.queue.len() > passed_over
+    }
+
+    /// How many wait to be woken.
+    fn sleepers(&self) -> usize {
+        self.queue.len() - self.awake - self.passed_over
+    }
+
+    /// The one at `at`, which was woken, is polled.
+    fn polled(&mut self, at: usize) {
+        match self.queue[at].1 {
+            State::Sleeps(_) => unreachable!("it was woken"),
+            State::Awake => self.awake -= 1,
+            State::PassedOver => self.passed_over -= 1,
+        }
+    }
+
+    /// Those that were woken count no more.
+    fn pass_over(&mut self) {
+        for (_, state) in &mut self.queue {
+            if matches!(state, State::Awake) {
+                *state = State::PassedOver;
+            }
+        }
+        self.passed_over += std::mem::take(&mut self.awake);
     }
 
     /// Where in the queue the future with that turn is.

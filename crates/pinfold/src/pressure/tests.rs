@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use pinfold_testing::waker::Counted;
 
-use super::{Order, Pressure, Refused, Turn};
+use super::{Claim, OnItsWay, Order, Pressure, Refused, Turn};
 use crate::mutant::{self, Mutant};
-use crate::sizes::UNPOLLED;
+use crate::sizes::{ROUND, UNPOLLED};
 
 /// Whatever else: a future is dropped, and its waker with it.
 struct Enters(Arc<Pressure>);
@@ -25,7 +25,12 @@ impl Drop for Enters {
 
 fn queue(pressure: &Pressure, file: u32, why: Refused, waker: &Waker) -> Turn {
     let seen = pressure.progress_seen();
-    pressure.queue((file, None), (why, seen), 0, waker).expect("no progress")
+    pressure.queue((file, None), (why, seen), Claim::default(), waker).expect("no progress")
+}
+
+/// Claims pages for a new future of a file of which nothing is on its way.
+fn claim(pressure: &Pressure, file: u32, pages: u32) -> Result<Claim, Refused> {
+    pressure.claim((file, &OnItsWay::default()), pages, false).0
 }
 
 /// A pressure with futures of these files that queue, and how often each was woken.
@@ -73,7 +78,9 @@ fn who_is_refused_keeps_its_turn() {
         let seen = pressure.progress_seen();
         let again = (Refused::OwnFile, seen);
         let waker = Waker::noop();
-        let turn = pressure.queue((7, Some(turns[0])), again, 0, waker).expect("no progress");
+        let turn = pressure
+            .queue((7, Some(turns[0])), again, Claim::default(), waker)
+            .expect("no progress");
         pressure.progress();
         (turn == turns[0] && !pressure.is_queued(7, turn, waker), woken())
     };
@@ -86,10 +93,10 @@ fn who_is_refused_keeps_its_turn() {
 fn who_comes_later_does_not_try_before_those_that_queue() {
     let claims = || {
         let (pressure, turns, _) = queued([7], Refused::OwnFile);
-        let of_new = [7, 8].map(|file| pressure.claim(file, 1, false).0);
+        let of_new = [7, 8].map(|file| claim(&pressure, file, 1).map(drop));
         pressure.leave(7, turns[0]);
         let (pressure, _, _) = queued([7], Refused::NoMemory);
-        let for_memory = [7, 8].map(|file| pressure.claim(file, 1, false).0);
+        let for_memory = [7, 8].map(|file| claim(&pressure, file, 1).map(drop));
         [of_new, for_memory]
     };
     let behind = Err(Refused::Behind);
@@ -101,14 +108,14 @@ fn who_comes_later_does_not_try_before_those_that_queue() {
 #[test]
 fn a_file_has_claims_to_a_quarter_and_leaves_as_much_to_others() {
     let pressure = Pressure::new(1 << 10, Order::MAX);
-    let claim = |file, pages| pressure.claim(file, pages, false).0;
-    assert_eq!(claim(1, 256), Ok(()));
+    let claimed = claim(&pressure, 1, 256).unwrap();
+    let claim = |file, pages| claim(&pressure, file, pages).map(drop);
     assert_eq!(claim(1, 1), Err(Refused::OwnFile));
     assert_eq!(claim(2, 128), Ok(()));
     assert_eq!(claim(2, 1), Err(Refused::OwnFile));
     assert_eq!(claim(3, 1 << 10), Ok(()), "a file's first may be of any size");
     assert_eq!(claim(4, 1), Ok(()));
-    pressure.release(1, 256);
+    pressure.release(1, claimed);
     assert_eq!(claim(1, 1), Ok(()));
 }
 
@@ -122,7 +129,9 @@ fn who_is_woken_and_not_polled_is_passed_over_after_a_while() {
     // And has the better turn nevertheless.
     let seen = pressure.progress_seen();
     let again = (Refused::NoMemory, seen);
-    pressure.queue((7, Some(turns[0])), again, 0, Waker::noop()).expect("no progress");
+    pressure
+        .queue((7, Some(turns[0])), again, Claim::default(), Waker::noop())
+        .expect("no progress");
     pressure.served(7, turns[1]);
     assert!(!pressure.is_queued(7, turns[0], Waker::noop()), "it is woken first");
 }
@@ -147,7 +156,8 @@ fn who_saw_less_than_there_is_tries_again() {
     let pressure = Pressure::new(1 << 10, Order::MAX);
     let seen = pressure.progress_seen();
     pressure.progress();
-    let queued = pressure.queue((7, None), (Refused::NoMemory, seen), 0, Waker::noop());
+    let queued =
+        pressure.queue((7, None), (Refused::NoMemory, seen), Claim::default(), Waker::noop());
     assert!(queued.is_none());
 }
 
@@ -179,7 +189,9 @@ fn who_is_not_polled_is_passed_over_whatever_other_files_do() {
         // The first of 8 is polled at once, and refused, as there is no memory.
         if !pressure.is_queued(8, turns[2], Waker::noop()) {
             let again = (Refused::NoMemory, pressure.progress_seen());
-            pressure.queue((8, Some(turns[2])), again, 0, Waker::noop()).expect("no progress");
+            pressure
+                .queue((8, Some(turns[2])), again, Claim::default(), Waker::noop())
+                .expect("no progress");
         }
     }
     assert!(woken()[1] > 0, "the second of 7 was not woken: {:?}", woken());
@@ -200,7 +212,9 @@ fn taken_over() -> ([bool; 3], bool, Duration) {
     std::thread::sleep(UNPOLLED);
     // Polled, and refused.
     let again = (Refused::NoMemory, pressure.progress_seen());
-    pressure.queue((8, Some(turns[1])), again, 0, Waker::noop()).expect("no progress");
+    pressure
+        .queue((8, Some(turns[1])), again, Claim::default(), Waker::noop())
+        .expect("no progress");
     assert!(pressure.keeps_guards(&keeps, 8, turns[1]));
     let polled = pressure.may_keep_guards();
     pressure.wake_first();
@@ -220,4 +234,66 @@ fn a_batch_that_is_not_polled_is_the_keeper_no_longer() {
     assert_eq!(next, UNPOLLED * 2, "it was polled after all");
     let caught = mutant::with(Some(Mutant::UnpolledKeepsGuards), taken_over);
     assert_eq!(caught, ([false; 3], true, UNPOLLED), "the mutant does nothing");
+}
+
+/// Whether one that comes later tries, beside one that was woken and is not polled: at first, and
+/// once that was passed over for it.
+fn tries_beside_one_that_is_not_polled() -> [bool; 2] {
+    let (pressure, turns, woken) = queued([7], Refused::OwnFile);
+    pressure.wake_first();
+    assert_eq!(woken(), [1]);
+    let before = claim(&pressure, 7, 1);
+    let next = queue(&pressure, 7, Refused::Behind, Waker::noop());
+    std::thread::sleep(UNPOLLED);
+    pressure.wake_first();
+    assert!(!pressure.is_queued(7, next, Waker::noop()), "it was woken");
+    pressure.served(7, next);
+    let after = claim(&pressure, 7, 1);
+    if let Ok(claim) = after {
+        pressure.release(7, claim);
+    }
+    // It comes after all.
+    assert!(!pressure.is_queued(7, turns[0], Waker::noop()));
+    pressure.leave(7, turns[0]);
+    assert!(pressure.is_idle());
+    [before, after].map(|claimed| claimed.is_ok())
+}
+
+#[test]
+fn who_was_passed_over_keeps_nobody_from_trying() {
+    assert_eq!(tries_beside_one_that_is_not_polled(), [false, true]);
+    let caught = mutant::with(Some(Mutant::PassedOverFirst), tries_beside_one_that_is_not_polled);
+    assert_eq!(caught, [false, false], "the mutant does nothing");
+}
+
+/// What counts of the claim of a future that is not polled, while so much of its file is on its
+/// way: at first, after one round, and after two; and once it is polled again.
+fn counted_of_one_that_is_not_polled(on_its_way: u32) -> [u32; 4] {
+    let (pressure, _, _) = queued([8, 8, 8, 8], Refused::NoMemory);
+    let of_file = OnItsWay::default();
+    (0..on_its_way).for_each(|_| pressure.fill_begins(&of_file, Order::MIN));
+    let claimed = || pressure.share(7, &of_file).claimed;
+    let round = || {
+        std::thread::sleep(ROUND);
+        pressure.wake_first();
+        claimed()
+    };
+    let mut claim = pressure.claim((7, &of_file), 60, true).0.unwrap();
+    pressure.wake_first(); // the first round begins
+    let [now, later, old] = [claimed(), round(), round()];
+    pressure.renew(7, &mut claim);
+    let again = claimed();
+    pressure.release(7, claim);
+    assert_eq!(pressure.claimed(7), [0, 0]);
+    [now, later, old, again]
+}
+
+#[test]
+fn of_the_claim_of_a_future_that_is_not_polled_what_is_on_its_way_counts() {
+    assert_eq!(counted_of_one_that_is_not_polled(0), [60, 60, 0, 60]);
+    assert_eq!(counted_of_one_that_is_not_polled(40), [60, 60, 40, 60]);
+    assert_eq!(counted_of_one_that_is_not_polled(99), [60; 4]);
+    let caught =
+        mutant::with(Some(Mutant::UnpolledKeepsClaim), || counted_of_one_that_is_not_polled(0));
+    assert_eq!(caught, [60; 4], "the mutant does nothing");
 }

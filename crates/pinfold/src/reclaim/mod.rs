@@ -39,7 +39,7 @@ use crate::counters::Event;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
-use crate::pressure::Refused;
+use crate::pressure::{Refused, Share};
 use crate::sizes::BLOCK_ORDER_MIN;
 use crate::source;
 use crate::sync::Ordering;
@@ -73,13 +73,17 @@ pub(crate) struct Shortage {
     budget_bytes: u64,
     metadata_bytes: u64,
     census: Census,
+    share: Option<Share>,
 }
 
 impl Shortage {
     /// The error of whoever wanted to read `page` of `mapping`.
     #[cold]
     pub(crate) fn of(self, mapping: &Mapping, page: u64) -> Error {
-        let Shortage { wanted_bytes, budget_bytes, metadata_bytes, census } = self;
+        let Shortage { wanted_bytes, budget_bytes, metadata_bytes, census, share } = self;
+        let bytes = |pages: fn(Share) -> u32| {
+            share.map_or(0, |share| u64::from(pages(share)) << PAGE_SHIFT)
+        };
         ErrorKind::NoMemory {
             path: mapping.path.clone(),
             offset: page << PAGE_SHIFT,
@@ -91,8 +95,24 @@ impl Shortage {
             dirty_bytes: census.dirty_bytes,
             reclaimable_bytes: census.reclaimable_bytes,
             metadata_bytes,
+            futures_bytes: bytes(|share| share.claimed),
+            futures_most_bytes: bytes(|share| share.most),
         }
         .into()
+    }
+
+    /// The error of a future, which was refused for this reason.
+    #[cold]
+    pub(crate) fn of_future(
+        mut self,
+        core: &Core,
+        (file, page): (&Mapping, u64),
+        why: Refused,
+    ) -> Error {
+        if why != Refused::NoMemory {
+            self.share = Some(core.pressure.share(file.id, &file.on_its_way));
+        }
+        self.of(file, page)
     }
 }
 
@@ -236,6 +256,7 @@ pub(crate) fn shortage(core: &Core, wanted_bytes: u64) -> Shortage {
         budget_bytes: u64::from(core.frames.frames()) * page,
         metadata_bytes: metadata_bytes(core),
         census,
+        share: None,
     }
 }
 

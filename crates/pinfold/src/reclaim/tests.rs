@@ -10,6 +10,7 @@ use super::evict::EVICTORS_MAX;
 use crate::counters::Event;
 use crate::frame::Order;
 use crate::mutant::{self, Mutant};
+use crate::pressure::Claim;
 use crate::source::{Extent, Memory, Source};
 use crate::{BUDGET_MIN_BYTES, Cache, Error, ErrorKind, File, Hint, Options};
 
@@ -344,7 +345,7 @@ fn no_waker_is_woken_while_a_block_is_made() {
         for of_file in 1000..1200 {
             let seen = pressure.progress_seen();
             let why = (crate::pressure::Refused::OwnFile, seen);
-            let _ = pressure.queue((of_file, None), why, 0, &waker);
+            let _ = pressure.queue((of_file, None), why, Claim::default(), &waker);
         }
         for _ in 0..100 {
             assert!(!cache.core().frames.has_free(Order::new(4).unwrap()), "the test's error");

@@ -57,11 +57,10 @@ pub(crate) async fn read_later(
     let request = unsafe { Request::read(offset, vec![extent], Box::new(completion)) };
     let mut batch = vec![request.awaited()];
     let submitted = backing.try_submit(&mut batch);
-    for request in batch {
-        match &submitted {
-            Ok(()) => request.refuse(),
-            Err(cause) => request.finish(Err(io::Error::new(cause.kind(), cause.to_string()))),
-        }
+    match (submitted, batch.pop()) {
+        (_, None) => {}
+        (Ok(()), Some(request)) => request.refuse(),
+        (Err(cause), Some(request)) => request.finish(Err(cause)),
     }
     let result = std::future::poll_fn(|context| {
         let waker = context.waker().clone();

@@ -22,8 +22,10 @@
 //! 3. free the old frames.
 //!
 //! If there are no such frames, the run that the folio lies in becomes a run for unmovable folios.
-//! If another thread holds the folio, the move is retried for [`PATIENCE`]; then it is an error.
+//! If another thread holds the folio, the move is retried for [`PATIENCE`], which begins after the
+//! read; then it is an error.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::panic::Location;
 use std::time::{Duration, Instant};
@@ -277,14 +279,17 @@ fn must_move(core: &Core, head: FrameNumber, bytes: u64) -> bool {
 fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinned> {
     let core = &handle.core;
     core.check_owner()?;
-    let since = Instant::now();
+    // Since when others hold the folio; unless it was absent after that, as a read may take long.
+    let held_since = Cell::new(None::<Instant>);
     let inside = || {
         let past = range.end > handle.mapping.len_bytes();
         if past { Err(no_range(&handle.mapping, &range.range())) } else { Ok(()) }
     };
     let missing = || {
         inside()?;
-        fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64))
+        let held = fill::get_range(handle, page, range.end.div_ceil(PAGE_BYTES as u64));
+        held_since.set(None);
+        held
     };
     // Ends: when the folio stays long enough to be pinned, or patience is at an end.
     handle.held(page, (Mark::Leave, false), missing, |held| {
@@ -302,7 +307,14 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
         match move_and_pin(handle, held, page, to, range.end) {
             Moved::Pinned(pinned) => return Ok(Some(pinned)),
             Moved::Gone => {}
-            Moved::Held { offset, bytes, word, borrowed } if since.elapsed() > PATIENCE => {
+            Moved::Held { offset, bytes, word, borrowed } => {
+                let since = held_since.get().unwrap_or_else(Instant::now);
+                if since.elapsed() <= PATIENCE {
+                    held_since.set(Some(since));
+                    core.let_go_of_recent(|_| true);
+                    breathe();
+                    return Ok(None);
+                }
                 return Err(ErrorKind::PinHeld {
                     path: handle.mapping.path.clone(),
                     offset,
@@ -313,10 +325,6 @@ fn slow(handle: &Handle, page: u64, to: u64, range: &PinnedRange) -> Result<Pinn
                     waited_ms: since.elapsed().as_millis() as u64,
                 }
                 .into());
-            }
-            Moved::Held { .. } => {
-                core.let_go_of_recent(|_| true);
-                breathe();
             }
         }
         Ok(None)
@@ -444,10 +452,58 @@ fn move_and_pin(handle: &Handle, held: Held<'_>, page: u64, to: u64, end_byte: u
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
+    use std::borrow::Cow;
+    use std::io;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Mutex};
+    use std::time::{Duration, Instant};
 
-    use crate::source::Memory;
+    use super::PATIENCE;
+    use crate::source::{Memory, Source};
     use crate::{Cache, ErrorKind, Hint, Options};
+
+    /// Tells when a read has begun, and ends it when it is told to.
+    #[derive(Debug)]
+    struct Slow(Sender<()>, Mutex<Receiver<()>>);
+
+    impl Source for Slow {
+        fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+            self.0.send(()).unwrap();
+            self.1.lock().unwrap().recv().unwrap();
+            Ok(buf.len())
+        }
+
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(1 << 20)
+        }
+
+        fn kind(&self) -> Cow<'static, str> {
+            "slow".into()
+        }
+    }
+
+    /// A read takes longer than a pin's patience, and then another thread holds the folio.
+    #[test]
+    fn patience_with_who_holds_the_folio_begins_after_the_read() {
+        let cache = Cache::new(Options::new(16 << 20)).unwrap();
+        let ((begins, begun), (end, ends)) = (channel(), channel());
+        let file = cache.attach("file", Arc::new(Slow(begins, Mutex::new(ends)))).unwrap();
+        let handle = file.handle();
+        std::thread::scope(|scope| {
+            let pins = scope.spawn(|| (file.pin(8192..8193).unwrap_err(), Instant::now()));
+            begun.recv().unwrap();
+            let held = handle.core.hold(&handle.mapping, 2).expect("it is on its way");
+            std::thread::sleep(PATIENCE + PATIENCE / 2); // the read is slow
+            let read = Instant::now();
+            end.send(()).unwrap();
+            let (error, failed) = pins.join().unwrap();
+            drop(held);
+            let ErrorKind::PinHeld { waited_ms, .. } = *error.kind() else { panic!("{error:?}") };
+            let waited = Duration::from_millis(waited_ms);
+            assert!(PATIENCE <= waited, "{waited:?}");
+            assert!(waited <= failed - read, "the read counts: {waited:?}, {:?}", failed - read);
+        });
+    }
 
     #[test]
     fn a_folio_that_has_to_move_and_is_held_is_an_error_that_says_by_whom() {

@@ -193,6 +193,38 @@ fn what_fits_is_read_once_for_all() {
     assert!(stats.shared_bytes <= 32 * MIB, "{stats:?}");
 }
 
+/// The most memory that a process has had, without what it maps of files.
+fn peak_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_sparse_snapshot_takes_memory_for_its_data() {
+    for bytes in [64 << 30, 4 << 40] {
+        let ground = Ground::new(MIB);
+        let file = std::fs::File::options().write(true).open(ground.snapshot()).unwrap();
+        file.set_len(bytes).unwrap();
+        file.write_all_at(b"the last page", bytes - P).unwrap();
+        let server = ground.serve(&[]);
+        result(ground.restore(&["--pages", "300", "--order", "random", "--store", "2"]));
+        let mut connection = Connection::open(&server.socket).unwrap();
+        let guest = Guest::restore(&mut connection, ClientMemory::Shared).unwrap();
+        let read = |at: u64| {
+            let mut found = [0; 13];
+            for (n, byte) in found.iter_mut().enumerate() {
+                // SAFETY: in the guest's memory.
+                *byte = unsafe { guest.as_ptr().add(at as usize + n).read() };
+            }
+            found
+        };
+        assert_eq!((read(bytes - P), read(10 * P)[0]), (*b"the last page", 11));
+        let peak = peak_bytes(server.child.id());
+        assert!(peak < 64 * MIB, "{} MiB for a snapshot of {bytes} bytes", peak / MIB);
+    }
+}
+
 #[test]
 fn clients_that_are_killed_concern_nobody_else() {
     let ground = Ground::new(32 * MIB);

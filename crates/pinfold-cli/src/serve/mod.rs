@@ -76,8 +76,8 @@ pub struct ServeArgs {
     socket: PathBuf,
 
     /// Memory for pages of the snapshot that clients share, such as 256M; at least 8M. Copies that
-    /// clients ask for, or make by storing, are not in it [default: 7/6 of the snapshot's length +
-    /// 16M]
+    /// clients ask for, or make by storing, are not in it [default: 7/6 of what the snapshot has
+    /// beside holes + 16M]
     #[arg(long, value_name = "SIZE")]
     budget: Option<Size>,
 
@@ -125,15 +125,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         Some(path) => Some(Recorder::open(path, bytes)?),
         None => None,
     };
-    let budget_bytes = args.budget.map_or_else(|| default_budget_bytes(bytes), |budget| budget.0);
+    let zeros = holes::of(&args.snapshot, bytes)
+        .with_context(|| format!("cannot find the holes of {path}"))?;
+    let zero_bytes = zeros.iter().map(|hole| hole.end - hole.start).sum::<u64>();
+    let by_data = || default_budget_bytes(bytes - zero_bytes);
+    let budget_bytes = args.budget.map_or_else(by_data, |budget| budget.0);
     let cache = cache(budget_bytes)?;
     let file = cache.open(&args.snapshot)?;
     let mut clients = Clients::new(&file)?;
-    let zeros = holes::of(&args.snapshot, bytes)
-        .with_context(|| format!("cannot find the holes of {path}"))?;
-    let mut zero_bytes = 0;
     for hole in zeros {
-        zero_bytes += hole.end - hole.start;
         clients.add_zeros(hole);
     }
     allow_descriptors();
@@ -145,11 +145,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         listener?
     };
     let mut server = Server::new(cache, clients, listener, Duration::from_secs_f64(args.silence))?;
-    let replayed = replay.as_ref().map(Vec::len);
-    if let Some(pages) = replay {
-        server.replay(pages);
+    let replayed = replay.as_deref().map(record::pages_in);
+    if let Some(runs) = replay {
+        // More than half of the budget is not installed ahead.
+        let most = budget_bytes / record::PAGE_BYTES / 2;
+        server.replay(runs.into_iter().flatten().take(most as usize).collect());
     }
-    let recorded = recorder.as_ref().map(|(_, known)| known.len());
+    let recorded = recorder.as_ref().map(|(_, known)| record::pages_in(known));
     if let Some((recorder, known)) = recorder {
         server.record(recorder, &known);
     }
@@ -170,10 +172,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     server.run()
 }
 
-/// Enough for all of a snapshot, and so much more that an eighth is unused to the end: then pages
-/// are read with those around them.
-pub fn default_budget_bytes(snapshot_bytes: u64) -> u64 {
-    (snapshot_bytes + snapshot_bytes / 6 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
+/// Enough for all of a snapshot that has so many bytes of data, and so much more that an eighth is
+/// unused to the end: then pages are read with those around them. Holes are never cached.
+pub fn default_budget_bytes(data_bytes: u64) -> u64 {
+    (data_bytes + data_bytes / 6 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
 }
 
 /// As many descriptors as the system lets it have: each client takes two.

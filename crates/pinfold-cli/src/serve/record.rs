@@ -12,53 +12,59 @@
 //! many. No page occurs twice. A line at the end that is not complete counts as none: its writer
 //! was stopped.
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
 const FIRST_LINE: &str = "pinfold-working-set 1";
-const PAGE_BYTES: u64 = 4096;
+/// A page, in bytes.
+pub const PAGE_BYTES: u64 = 4096;
 
-/// Bytes that the longest line for one page has.
-const LINE_MAX_BYTES: u64 = 42;
+/// No right line is longer.
+const LINE_MAX_BYTES: u64 = 64;
 
-/// The pages of a working set, checked against a snapshot of `snapshot_bytes` bytes.
+/// The pages of a working set in runs, checked against a snapshot of `snapshot_bytes` bytes.
 ///
 /// # Errors
 /// It cannot be read, is none, or is of another snapshot.
-pub fn read(path: &Path, snapshot_bytes: u64) -> Result<Vec<u64>> {
+pub fn read(path: &Path, snapshot_bytes: u64) -> Result<Vec<Range<u64>>> {
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (pages, _) = parse(file, snapshot_bytes).with_context(|| path.display().to_string())?;
-    Ok(pages)
+    let (runs, _) = parse(file, snapshot_bytes).with_context(|| path.display().to_string())?;
+    Ok(runs)
 }
 
-/// The pages, and the length of what was understood.
-fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<u64>, u64)> {
+/// How many pages runs have.
+pub fn pages_in(runs: &[Range<u64>]) -> u64 {
+    runs.iter().map(|run| run.end - run.start).sum()
+}
+
+/// The runs, and the length of what was understood. Memory is taken for each run, however many pages
+/// it has, and for one line.
+fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<Range<u64>>, u64)> {
     let snapshot_pages = snapshot_bytes.div_ceil(PAGE_BYTES);
-    // As no page occurs twice, no right file is longer.
-    let most = (snapshot_pages + 2) * LINE_MAX_BYTES;
-    let mut text = Vec::new();
-    file.take(most + 1).read_to_end(&mut text).context("cannot be read")?;
-    let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-    let is_text = std::str::from_utf8(&text[..whole]);
-    let Ok(text) = is_text else { bail!("is not a working set: it is not text") };
-    let mut lines = text.lines().enumerate().map(|(n, line)| (n + 1, line));
-    let first = lines.next().map(|(_, line)| line);
+    let mut lines = Lines { file: BufReader::new(file), number: 0, whole_bytes: 0 };
+    let first = lines.next()?;
     ensure!(
-        first == Some(FIRST_LINE),
+        first.as_deref() == Some(FIRST_LINE),
         "is not a working set: it does not begin with {FIRST_LINE:?}"
     );
-    let bytes = lines.next().and_then(|(_, line)| line.strip_prefix("bytes ")?.parse().ok());
+    let second = lines.next()?;
+    let bytes = second.and_then(|line| line.strip_prefix("bytes ")?.parse().ok());
     let bytes: u64 = bytes.context("line 2 is not `bytes` and a number")?;
     ensure!(
         bytes == snapshot_bytes,
         "is of a snapshot of {bytes} bytes, and this one has {snapshot_bytes}"
     );
-    let mut seen = vec![false; snapshot_pages as usize];
-    let mut pages = Vec::new();
-    for (n, line) in lines {
+    // The first page of each run, and the one behind it.
+    let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut runs = Vec::new();
+    // Ends: with the file, or earlier, as no page may occur twice.
+    while let Some(line) = lines.next()? {
+        let n = lines.number;
         let numbers = line.split_once(' ');
         let numbers =
             numbers.and_then(|(first, count)| Some((first.parse().ok()?, count.parse().ok()?)));
@@ -72,14 +78,45 @@ fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<u64>, u64)> {
                  {snapshot_pages} in all"
             )
         };
-        for page in first..end {
-            let before = std::mem::replace(&mut seen[page as usize], true);
-            ensure!(!before, "line {n}: page {page} occurs a second time");
-            pages.push(page);
+        // Of the runs that begin before the end of this one, the last ends last.
+        if let Some((&other, &other_end)) = seen.range(..end).next_back()
+            && other_end > first
+        {
+            bail!("line {n}: page {} occurs a second time", other.max(first));
         }
+        seen.insert(first, end);
+        runs.push(first..end);
     }
-    ensure!(text.len() as u64 <= most, "is too long");
-    Ok((pages, whole as u64))
+    Ok((runs, lines.whole_bytes))
+}
+
+/// The lines of a file that are complete.
+struct Lines<F> {
+    file: BufReader<F>,
+    /// That of the last one, from 1 on.
+    number: u64,
+    /// What all of them have.
+    whole_bytes: u64,
+}
+
+impl<F: Read> Lines<F> {
+    fn next(&mut self) -> Result<Option<String>> {
+        let mut line = Vec::new();
+        let mut some = (&mut self.file).take(LINE_MAX_BYTES);
+        let bytes = some.read_until(b'\n', &mut line).context("cannot be read")?;
+        self.number += 1;
+        if line.pop_if(|last| *last == b'\n').is_none() {
+            let n = self.number;
+            ensure!(
+                bytes < LINE_MAX_BYTES as usize,
+                "is not a working set: line {n} has more than {LINE_MAX_BYTES} bytes"
+            );
+            return Ok(None);
+        }
+        self.whole_bytes += bytes as u64;
+        let text = String::from_utf8(line).ok();
+        text.context("is not a working set: it is not text").map(Some)
+    }
 }
 
 /// A working set that is being written.
@@ -87,6 +124,8 @@ fn parse(file: impl Read, snapshot_bytes: u64) -> Result<(Vec<u64>, u64)> {
 pub struct Recorder {
     path: PathBuf,
     file: File,
+    /// Where the next line begins.
+    end: u64,
 }
 
 impl Recorder {
@@ -94,24 +133,42 @@ impl Recorder {
     ///
     /// # Errors
     /// As for [`read`]; it cannot be written.
-    pub fn open(path: &Path, snapshot_bytes: u64) -> Result<(Self, Vec<u64>)> {
+    pub fn open(path: &Path, snapshot_bytes: u64) -> Result<(Self, Vec<Range<u64>>)> {
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = open.with_context(|| format!("cannot write {}", path.display()))?;
-        let is_new = file.metadata().is_ok_and(|it| it.is_file() && it.len() == 0);
-        let (pages, end) = if is_new {
-            writeln!(file, "{FIRST_LINE}\nbytes {snapshot_bytes}")
-                .with_context(|| format!("cannot write {}", path.display()))?;
-            (Vec::new(), None)
-        } else {
-            let parsed =
-                parse(&file, snapshot_bytes).with_context(|| path.display().to_string())?;
-            (parsed.0, Some(parsed.1))
-        };
-        if let Some(end) = end {
-            file.set_len(end)?;
-            file.seek(SeekFrom::Start(end))?;
+        let cannot = || format!("cannot write {}", path.display());
+        let file = open.with_context(cannot)?;
+        let found = file.metadata().with_context(cannot)?;
+        ensure!(
+            found.is_file(),
+            "cannot write {}: it is no regular file, and so could not be read again",
+            path.display()
+        );
+        let mut recorder = Recorder { path: path.to_owned(), file, end: 0 };
+        if found.len() == 0 {
+            recorder.write(&format!("{FIRST_LINE}\nbytes {snapshot_bytes}\n"))?;
+            return Ok((recorder, Vec::new()));
         }
-        Ok((Recorder { path: path.to_owned(), file }, pages))
+        let parsed = parse(&recorder.file, snapshot_bytes);
+        let (runs, end) = parsed.with_context(|| path.display().to_string())?;
+        recorder.end = end;
+        recorder.cut().with_context(cannot)?;
+        Ok((recorder, runs))
+    }
+
+    /// Leaves what is complete.
+    fn cut(&mut self) -> std::io::Result<()> {
+        self.file.set_len(self.end)?;
+        self.file.seek(SeekFrom::Start(self.end)).map(drop)
+    }
+
+    fn write(&mut self, lines: &str) -> Result<()> {
+        let written = self.file.write_all(lines.as_bytes());
+        if written.is_err() {
+            let _ = self.cut(); // a line that is not complete counts as none
+        }
+        written.with_context(|| format!("cannot write {}", self.path.display()))?;
+        self.end += lines.len() as u64;
+        Ok(())
     }
 
     /// Adds pages that were touched, in this order.
@@ -124,20 +181,23 @@ impl Recorder {
             use std::fmt::Write;
             let _ = writeln!(text, "{} {}", run[0], run.len());
         }
-        self.file
-            .write_all(text.as_bytes())
-            .with_context(|| format!("cannot write {}", self.path.display()))
+        self.write(&text)
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "one run")]
 mod tests {
     use super::*;
 
     const BYTES: u64 = 100 * PAGE_BYTES - 7;
 
-    fn parsed(text: &str) -> Result<Vec<u64>, String> {
+    fn parsed(text: &str) -> Result<Vec<Range<u64>>, String> {
         parse(text.as_bytes(), BYTES).map(|(pages, _)| pages).map_err(|error| format!("{error:#}"))
+    }
+
+    fn pages_of(runs: &[Range<u64>]) -> Vec<u64> {
+        runs.iter().cloned().flatten().collect()
     }
 
     #[test]
@@ -150,14 +210,14 @@ mod tests {
         recorder.add(&[]).unwrap();
         recorder.add(&[6, 1]).unwrap();
         let all = [7, 3, 4, 5, 99, 6, 1];
-        assert_eq!(read(&path, BYTES).unwrap(), all);
+        assert_eq!(pages_of(&read(&path, BYTES).unwrap()), all);
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, "pinfold-working-set 1\nbytes 409593\n7 1\n3 3\n99 1\n6 1\n1 1\n");
         // Stopped in the middle of a line.
         std::fs::write(&path, format!("{text}12 ")).unwrap();
-        assert_eq!(read(&path, BYTES).unwrap(), all);
+        assert_eq!(pages_of(&read(&path, BYTES).unwrap()), all);
         let (mut recorder, before) = Recorder::open(&path, BYTES).unwrap();
-        assert_eq!(before, all);
+        assert_eq!(pages_of(&before), all);
         recorder.add(&[50]).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text + "50 1\n");
     }
@@ -165,7 +225,7 @@ mod tests {
     #[test]
     fn a_file_that_is_wrong_is_refused_with_its_line() {
         let file = |lines: &str| parsed(&format!("pinfold-working-set 1\nbytes 409593\n{lines}"));
-        assert_eq!(file("99 1\n"), Ok(vec![99]));
+        assert_eq!(file("99 1\n"), Ok(vec![99..100]));
         for (lines, why) in [
             ("5\n", "line 3 is not two numbers: \"5\""),
             ("5 1\n\n", "line 4 is not two numbers: \"\""),
@@ -175,6 +235,8 @@ mod tests {
             ("5 0\n", "line 3: a run of 0 pages from 5 on"),
             ("5 18446744073709551615\n", "line 3: the snapshot has no 18446744073709551615 pages"),
             ("5 3\n1 1\n7 1\n", "line 5: page 7 occurs a second time"),
+            ("5 3\n1 6\n", "line 4: page 5 occurs a second time"),
+            ("5 3\n0 50\n", "line 4: page 5 occurs a second time"),
         ] {
             assert!(file(lines).unwrap_err().starts_with(why), "{:?}", file(lines));
         }
@@ -190,8 +252,16 @@ mod tests {
         ] {
             assert!(parsed(text).unwrap_err().starts_with(why), "{:?}", parsed(text));
         }
-        let endless = parse(std::io::repeat(b'\n'), BYTES).unwrap_err();
-        assert!(endless.to_string().starts_with("is not a working set"), "{endless:#}");
+        for byte in [b'\n', b'x', 0] {
+            let endless = parse(std::io::repeat(byte), BYTES).unwrap_err();
+            assert!(endless.to_string().starts_with("is not a working set"), "{endless:#}");
+        }
+        let endless = "pinfold-working-set 1\nbytes 409593\n5 1".as_bytes();
+        let endless = parse(endless.chain(std::io::repeat(b'1')), BYTES).unwrap_err();
+        assert!(endless.to_string().contains("line 3 has more than 64 bytes"), "{endless:#}");
+        // A run of any length is one number more.
+        let long = format!("{FIRST_LINE}\nbytes {}\n0 {}\n", 1_u64 << 60, 1_u64 << 48);
+        assert_eq!(parse(long.as_bytes(), 1 << 60).unwrap().0, [0..1 << 48]);
         let binary = parse(&[0xff, 0xfe, b'\n'][..], BYTES).unwrap_err();
         assert_eq!(binary.to_string(), "is not a working set: it is not text");
     }

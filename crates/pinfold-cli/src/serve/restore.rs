@@ -12,7 +12,6 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 use pinfold::ClientMemory;
 use rand::SeedableRng;
-use rand::seq::SliceRandom;
 use serde::Serialize;
 
 use super::guest::{Connection, Guest};
@@ -312,11 +311,12 @@ fn chosen(args: &RestoreArgs, all: u64) -> Vec<u64> {
 pub fn chosen_of(seed: u64, pages: Option<u64>, all: u64, order: Order) -> Vec<u64> {
     let mut random = rand_pcg::Pcg64::seed_from_u64(seed);
     let count = pages.unwrap_or(all).min(all);
-    let mut pages: Vec<u64> = (0..all).collect();
-    if count < all || order == Order::Random {
-        pages.shuffle(&mut random);
+    if count == all && order == Order::Sequential {
+        return (0..all).collect();
     }
-    pages.truncate(count as usize);
+    // Memory is taken for those that are chosen, however many there are.
+    let chosen = rand::seq::index::sample(&mut random, all as usize, count as usize);
+    let mut pages: Vec<u64> = chosen.into_iter().map(|page| page as u64).collect();
     if order == Order::Sequential {
         pages.sort_unstable();
     }

@@ -11,6 +11,7 @@
 //! A connection that ends takes its client with it. What is installed in its memory stays.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -140,9 +141,9 @@ impl Server {
     }
 
     /// Writes the pages that clients touch to a file, which has the `known` ones.
-    pub fn record(&mut self, recorder: Recorder, known: &[u64]) {
-        self.clients.record(known);
-        self.touched = known.len() as u64;
+    pub fn record(&mut self, recorder: Recorder, known: &[Range<u64>]) {
+        self.clients.record(Some(known));
+        self.touched = super::record::pages_in(known);
         self.recorder = Some(recorder);
     }
 

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use super::ahead::Ahead;
 use super::error::ClientError;
 use super::foreign::{Foreign, Message};
-use super::pages::Pages;
+use super::pages::{BLOCK_PAGES, Pages};
 use super::regions::{ClientMapping, ClientMemory, Region, Regions};
 use super::snapshot::Snapshot;
 use crate::around;
@@ -39,6 +39,15 @@ use crate::mutant::{self, Mutant};
 const RUN_PAGES: u64 = 128;
 const ZERO_RUN_PAGES: u64 = 512;
 const COPY_RUN_PAGES: u64 = around::PAGES;
+
+/// Into so many pieces a client may cut what it has removed: 256 GiB of which single pages were. And
+/// so many pieces are remembered of what was installed.
+const REMOVED_MAX: usize = 16 << 10;
+const INSTALLED_MAX: usize = 4 << 10;
+
+// What is looked at for one fault is in one block of a set.
+const _: () = assert!(BLOCK_PAGES.is_multiple_of(ZERO_RUN_PAGES));
+const _: () = assert!(BLOCK_PAGES.is_multiple_of(RUN_PAGES));
 
 /// All pages.
 const ANY: Range<u64> = 0..u64::MAX;
@@ -100,7 +109,7 @@ impl Client {
         for region in regions.all() {
             uffd.wake(region.start..region.start + (region.pages << PAGE_SHIFT));
         }
-        let (installed, removed) = (Pages::none(snapshot.pages), Pages::none(snapshot.pages));
+        let (installed, removed) = Default::default();
         Ok(Client {
             uffd,
             file: Arc::new(File::clone(&snapshot.file)),
@@ -145,10 +154,11 @@ impl Client {
             }
             Message::Removed(range) => {
                 for part in self.regions.parts(range) {
-                    for page in part.snapshot() {
-                        self.removed.add(page);
-                        self.installed.remove(page);
-                    }
+                    self.removed.add_all(part.snapshot());
+                    self.installed.remove_all(part.snapshot());
+                }
+                if self.removed.pieces() > REMOVED_MAX {
+                    return Err(ClientError::Pieces { most: REMOVED_MAX });
                 }
             }
             Message::Unmapped(range) => {
@@ -184,9 +194,7 @@ impl Client {
         let within = if alone { page..page + 1 } else { ANY };
         // It asks for what was installed: so it was taken away again, with its neighbours probably.
         if region.memory != ClientMemory::Zeros && self.installed.has(page) {
-            for page in bounds(&region, page, RUN_PAGES, &within) {
-                self.installed.remove(page);
-            }
+            self.installed.remove_all(bounds(&region, page, RUN_PAGES, &within));
         }
         self.put(snapshot, &region, page, &within)
     }
@@ -219,7 +227,8 @@ impl Client {
         page: u64,
         within: &Range<u64>,
     ) -> Result<Served, ClientError> {
-        if self.is_zero(snapshot, region, page) {
+        let is_zero = self.removed.has(page) || snapshot.is_zero(page);
+        if is_zero || region.memory == ClientMemory::Zeros {
             return self.put_zeros(snapshot, region, page, within);
         }
         let file = self.file.clone();
@@ -242,13 +251,9 @@ impl Client {
             return self.put_zeros(snapshot, region, page, within);
         }
         // Removed pages have to be zeros.
-        let removed = |page: &u64| self.removed.has(*page);
-        let pages = widest(page, &run.pages, removed);
+        let removed = self.removed.block_of(page);
+        let pages = widest(page, &run.pages, |page| removed.has(*page));
         self.install("map shared pages", region, pages, page, Foreign::proceed)
-    }
-
-    fn is_zero(&self, snapshot: &Snapshot, region: &Region, page: u64) -> bool {
-        region.memory == ClientMemory::Zeros || self.removed.has(page) || snapshot.is_zero(page)
     }
 
     fn put_zeros(
@@ -259,10 +264,14 @@ impl Client {
         within: &Range<u64>,
     ) -> Result<Served, ClientError> {
         let bounds = bounds(region, page, ZERO_RUN_PAGES, within);
-        let pages = widest(page, &bounds, |&at| {
-            !self.is_zero(snapshot, region, at)
-                || (region.memory != ClientMemory::Zeros && self.installed.has(at))
-        });
+        let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
+        let installed = self.installed.block_of(page);
+        let pages = if region.memory == ClientMemory::Zeros {
+            bounds
+        } else {
+            let is_zero = |at| removed.has(at) || zeros.has(at);
+            widest(page, &bounds, |&at| !is_zero(at) || installed.has(at))
+        };
         self.install("map pages of zeros", region, pages, page, Foreign::zero)
     }
 
@@ -283,7 +292,9 @@ impl Client {
         let folio = identity.pages();
         let mut bounds = bounds(region, page, COPY_RUN_PAGES, within);
         bounds = bounds.start.max(folio.start)..bounds.end.min(folio.end);
-        let stops = |at: &u64| self.installed.has(*at) || self.is_zero(snapshot, region, *at);
+        let (removed, zeros) = (self.removed.block_of(page), snapshot.zeros_near(page));
+        let installed = self.installed.block_of(page);
+        let stops = |at: &u64| installed.has(*at) || removed.has(*at) || zeros.has(*at);
         let mut pages = widest(page, &bounds, stops);
         let address = handle.core.address(&handle.mapping, held.head());
         let address_of = |page: u64| {
@@ -366,8 +377,10 @@ impl Client {
 
     fn note_installed(&mut self, region: &Region, pages: Range<u64>) {
         if region.memory != ClientMemory::Zeros {
-            for page in pages {
-                self.installed.add(page);
+            self.installed.add_all(pages);
+            // Only a hint, which need not take any amount of memory.
+            if self.installed.pieces() > INSTALLED_MAX {
+                self.installed = Pages::default();
             }
         }
     }

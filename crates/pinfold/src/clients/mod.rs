@@ -55,6 +55,7 @@ mod regions;
 mod snapshot;
 #[cfg(all(test, not(any(loom, shuttle))))]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "an address and an access to it")]
+#[allow(clippy::single_range_in_vec_init, reason = "one run")]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, hash_map};
@@ -281,13 +282,16 @@ impl Clients {
     }
 
     /// From now on [`take_touched`](Self::take_touched) has the pages that clients ask for, but for
-    /// those that are `known`. So that they ask for each, no page is installed with another.
-    pub fn record(&mut self, known: &[u64]) {
-        let mut seen = Pages::none(self.snapshot.pages);
-        for &page in known {
-            seen.add(page);
-        }
-        self.touched = Some(Touched { seen, new: Vec::new() });
+    /// those that are `known`. So that they ask for each, no page is installed with another. `None`
+    /// ends that.
+    pub fn record(&mut self, known: Option<&[Range<u64>]>) {
+        self.touched = known.map(|known| {
+            let mut seen = Pages::default();
+            for pages in known {
+                seen.add_all(pages.clone());
+            }
+            Touched { seen, new: Vec::new() }
+        });
     }
 
     /// The numbers of the pages that clients have asked for since the last call, in that order,

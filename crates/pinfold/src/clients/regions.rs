@@ -92,9 +92,14 @@ impl Region {
     }
 }
 
-/// All regions of a client, by their first address.
-#[derive(Debug)]
-pub(super) struct Regions(BTreeMap<u64, Region>);
+/// All regions of a client.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    /// By their first address.
+    all: BTreeMap<u64, Region>,
+    /// The first address of those of the snapshot, by their first page.
+    by_page: BTreeMap<u64, u64>,
+}
 
 impl Regions {
     /// Those of `mappings`, of a snapshot of `pages` pages.
@@ -106,7 +111,7 @@ impl Regions {
         if count == 0 || count > MAPPINGS_MAX {
             return Err(ClientError::Count { count, most: MAPPINGS_MAX });
         }
-        let mut regions = Regions(BTreeMap::new());
+        let mut regions = Regions::default();
         let mut snapshot = BTreeMap::new();
         for (n, mapping) in mappings.iter().enumerate() {
             let ClientMapping { address, bytes, offset, .. } = *mapping;
@@ -124,7 +129,7 @@ impl Regions {
         n: usize,
         region: Region,
     ) -> Result<(), String> {
-        let before = self.0.range(..region.end()).next_back();
+        let before = self.all.range(..region.end()).next_back();
         if before.is_some_and(|(_, other)| other.end() > region.start) {
             return Err("overlaps another mapping".to_owned());
         }
@@ -137,28 +142,48 @@ impl Regions {
             }
             snapshot.insert(pages.start, (pages.end, n));
         }
-        self.0.insert(region.start, region);
+        self.insert(region);
         Ok(())
+    }
+
+    fn insert(&mut self, region: Region) {
+        self.all.insert(region.start, region);
+        if region.memory != ClientMemory::Zeros {
+            self.by_page.insert(region.first, region.start);
+        }
+    }
+
+    fn remove(&mut self, start: u64) {
+        if let Some(region) = self.all.remove(&start)
+            && self.by_page.get(&region.first) == Some(&start)
+        {
+            self.by_page.remove(&region.first);
+        }
     }
 
     /// The region that has `address`.
     pub(super) fn at(&self, address: u64) -> Option<Region> {
-        let (_, region) = self.0.range(..=address).next_back()?;
+        let (_, region) = self.all.range(..=address).next_back()?;
         (address < region.end()).then_some(*region)
     }
 
     /// The region that has `page` of the snapshot.
     pub(super) fn of_page(&self, page: u64) -> Option<Region> {
-        self.0.values().find(|region| region.snapshot().contains(&page)).copied()
+        let (_, start) = self.by_page.range(..=page).next_back()?;
+        self.all.get(start).filter(|region| region.snapshot().contains(&page)).copied()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = Region> + '_ {
-        self.0.values().copied()
+        self.all.values().copied()
     }
 
     /// Those parts of regions that are in `range`.
     pub(super) fn parts(&self, range: Range<u64>) -> Vec<Region> {
-        self.0.values().filter_map(|region| region.part(&whole_pages(&range))).collect()
+        let range = whole_pages(&range);
+        let before = self.all.range(..=range.start).next_back().map(|(_, region)| region);
+        let within = self.all.range(range.start.saturating_add(1)..range.end.max(range.start + 1));
+        let any = before.into_iter().chain(within.map(|(_, region)| region));
+        any.filter_map(|region| region.part(&range)).collect()
     }
 
     /// `range` is no longer mapped.
@@ -169,11 +194,11 @@ impl Regions {
         let range = whole_pages(&range);
         for part in self.parts(range.clone()) {
             let Some(old) = self.at(part.start) else { continue };
-            self.0.remove(&old.start);
+            self.remove(old.start);
             for rest in [old.start..range.start.max(old.start), range.end.min(old.end())..old.end()]
             {
                 if let Some(rest) = old.part(&rest) {
-                    self.0.insert(rest.start, rest);
+                    self.insert(rest);
                 }
             }
         }
@@ -191,13 +216,15 @@ impl Regions {
         self.unmap(to..to.saturating_add(bytes))?;
         for region in moved {
             let start = to.saturating_add(region.start - from);
-            self.0.insert(start, Region { start, ..region });
+            if start < ADDRESS_END {
+                self.insert(Region { start, ..region });
+            }
         }
         self.check_pieces()
     }
 
     fn check_pieces(&self) -> Result<(), ClientError> {
-        if self.0.len() > PIECES_MAX {
+        if self.all.len() > PIECES_MAX {
             return Err(ClientError::Pieces { most: PIECES_MAX });
         }
         Ok(())

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::pages::Pages;
+use super::pages::{Block, Pages};
 use crate::around;
 use crate::core::Held;
 use crate::error::Result;
@@ -36,21 +36,25 @@ pub(super) struct Run<'a> {
 impl Snapshot {
     pub(super) fn new(file: &File) -> Self {
         let pages = file.len().div_ceil(PAGE_BYTES as u64);
-        let (zeros, known) = (Pages::none(pages), Pages::none(pages));
+        let (zeros, known) = Default::default();
         Snapshot { file: Arc::new(file.clone()), pages, zeros, known }
     }
 
     /// These pages are zeros.
     pub(super) fn add_zeros(&mut self, pages: Range<u64>) {
-        for page in pages.start..pages.end.min(self.pages) {
-            self.zeros.add(page);
-            self.known.add(page);
-        }
+        let pages = pages.start..pages.end.min(self.pages);
+        self.zeros.add_all(pages.clone());
+        self.known.add_all(pages);
     }
 
     /// Whether it is known that `page` is zeros.
     pub(super) fn is_zero(&self, page: u64) -> bool {
         self.zeros.has(page)
+    }
+
+    /// Which pages of the block of `page` are known to be zeros.
+    pub(super) fn zeros_near(&self, page: u64) -> Block<'_> {
+        self.zeros.block_of(page)
     }
 
     /// Whether `page` is zeros; `held` has it, in the mirror.
@@ -70,7 +74,8 @@ impl Snapshot {
     /// are known to be zeros, and none behind them.
     pub(super) fn around(&self, page: u64) -> Range<u64> {
         let block = around::block(page);
-        let is_zero = |page: &u64| self.is_zero(*page);
+        let zeros = self.zeros.block_of(page);
+        let is_zero = |page: &u64| zeros.has(*page);
         let start = (block.start..page).rev().find(is_zero).map_or(block.start, |at| at + 1);
         let end = block.end.min(self.pages);
         start..(page + 1..end).find(is_zero).unwrap_or(end)

@@ -260,7 +260,7 @@ fn evict_beside_a_run() -> (u64, u64) {
         assert!(matches!(lend::look_now(handle, page).unwrap(), lend::Look::There(_)));
     }
     let mut snapshot = Snapshot::new(&file);
-    let none = Pages::none(1024);
+    let none = Pages::default();
     let run = snapshot.run(handle, 10, &(0..30), &none).unwrap().expect("it is lent");
     assert_eq!(run.pages, 0..30);
     handle.core.let_go_of_recent(|_| true);
@@ -449,7 +449,7 @@ fn a_client_is_taken_over_with_its_faults_in_flight() {
 fn touched_pages_are_told_once_in_their_order_and_installed_ahead() {
     let (_cache, file) = snapshot(16 * MIB, bytes(8 * MIB));
     let mut clients = Clients::new(&file).unwrap();
-    clients.record(&[700]);
+    clients.record(Some(&[700..701]));
     let order = [5, 1200, 6, 7, 700, 3, 5];
     for _ in 0..2 {
         let guest = Guest::new(&clients, ClientMemory::Shared, 0);

@@ -25,6 +25,7 @@ use crate::recent::Recent;
 use crate::residency::Residency;
 use crate::source::{Engine, EngineOptions};
 use crate::swap::Swap;
+use crate::swap::pages::Unused;
 use crate::uffd::{Ask, Uffd};
 use crate::wait::Waiters;
 
@@ -115,6 +116,15 @@ impl Core {
             let _ = self.uffd.set(Arc::new(Uffd::open(Ask::Signal)?));
         }
         Ok(self.uffd.get().expect("made above"))
+    }
+
+    /// Gives back slots of the swap that are of no more use.
+    pub(crate) fn give_slots(&self, unused: Vec<Unused>) {
+        if let Some(swap) = &self.swap {
+            for unused in unused {
+                swap.give(unused);
+            }
+        }
     }
 
     /// A reference to the folio that has `page` of `mapping`, if one is found and lives. It may

@@ -325,6 +325,7 @@ mod mutant;
 #[cfg(all(feature = "mutants", not(any(test, loom, shuttle))))]
 pub mod mutants;
 mod options;
+mod pagemap;
 mod pieces;
 mod pin;
 mod pressure;

@@ -26,7 +26,7 @@ use crate::mirror::Mirror;
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
 use crate::source::{Backing, Identity, Key, SharedSource, Truncated, shared_bytes};
-use crate::swap::pages::Pages;
+use crate::swap::pages::{Pages, Unused};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::uffd::Uffd;
 
@@ -54,6 +54,11 @@ pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
 pub(crate) trait OwnMemory: std::fmt::Debug + Send + Sync {
     /// Takes pages out of memory. Called under the `change` mutex under which they leave the index.
     fn take_out(&self, pages: std::ops::Range<u64>);
+
+    /// Of these pages, in rising order, those that could leave memory without a write, and whose
+    /// protection has ended without a fault, count as stored to from now on. Called under the
+    /// `change` mutex, which guards `states`, right before pages leave. Returns slots of no more use.
+    fn distrust(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused>;
 
     /// Writes those of these pages of `mapping`, in rising order, that are dirty and that nobody uses
     /// to the swap, so that they may leave memory. If the swap has just failed or was full, only
@@ -252,6 +257,15 @@ impl Changing<'_> {
     /// Where the bytes of its pages are, if they are the program's own.
     pub(crate) fn own(&mut self) -> Option<&mut Pages> {
         self.guard.own.as_mut()
+    }
+
+    /// Before pages of these leave memory without a write: see [`OwnMemory::distrust`]. Returns slots
+    /// of no more use.
+    pub(crate) fn distrust(&mut self, pages: &[u64]) -> Vec<Unused> {
+        match (self.mapping.own(), self.guard.own.as_mut()) {
+            (Some(memory), Some(states)) => memory.distrust(states, pages),
+            _ => Vec::new(),
+        }
     }
 
     /// Whether the bytes of the folio at `page` are elsewhere, too.

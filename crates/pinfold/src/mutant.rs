@@ -177,6 +177,14 @@ mutants! {
     // ---- of page-outs ----
     /// A page-out does not protect its pages against stores.
     PageOutUnprotected,
+    /// Dirty pages of own memory keep their frames when the arena wants these back.
+    DirtyStays,
+    /// A page leaves without a write, though nobody has looked whether it is still protected.
+    ProtectionTrusted,
+    /// KSM is not told again to keep away from pages that are about to leave.
+    MergedAgain,
+    /// A page whose bytes are lost counts as never stored to.
+    LossForgotten,
     /// A page-out does not ask whether its page was stored to while it was written.
     PageOutUnchecked,
     /// A page whose write to the swap failed stays protected, which its state does not say.

@@ -5,8 +5,8 @@
 //!
 //! 1. find the mapping of each folio from its entry;
 //! 2. take the mappings' `change` mutexes, in rising order of the mappings' numbers;
-//! 3. under them check that the index has this folio at its page and that it is clean; freeze it,
-//!    version odd;
+//! 3. under them check that the index has this folio at its page, and, if it is to leave, that it is
+//!    clean; freeze it, version odd;
 //! 4. the fence, and one scan of the slots of all readers;
 //! 5. thaw what is announced; the caller takes the rest out of the index or replaces it;
 //! 6. release the mutexes, when the batch is dropped.
@@ -22,6 +22,16 @@ use crate::frame::{FrameNumber, Identity, MAPPING_NONE};
 use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::readers::LOOK_MAX;
+
+/// What a batch is frozen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    /// Its folios leave memory: dirty ones stay.
+    Leave,
+    /// They move to other frames. Own memory that is dirty moves, too: it has its frames by number
+    /// alone, and its bytes stay where they are.
+    Move,
+}
 
 /// A folio to be frozen, and its identity when it was chosen.
 #[derive(Clone, Copy, Debug)]
@@ -98,14 +108,17 @@ impl Batch {
     }
 
     /// Steps 2 to 5, except for the caller's part.
-    pub(crate) fn freeze(&self, core: &Core) -> FrozenBatch<'_> {
+    pub(crate) fn freeze(&self, core: &Core, to: To) -> FrozenBatch<'_> {
         let mut changing = self.change_all();
+        if to == To::Leave {
+            self.distrust(core, &mut changing);
+        }
         let mut states = Vec::with_capacity(self.folios.len());
         for &folio in &self.folios {
             let id = folio.identity.mapping;
             let at = self.mappings.binary_search_by_key(&id, |mapping| mapping.id);
             states.push(match at {
-                Ok(at) => freeze_there(core, &mut changing[at], folio).map(|()| at),
+                Ok(at) => freeze_there(core, &mut changing[at], folio, to).map(|()| at),
                 Err(_) => Err(InUse::Busy),
             });
         }
@@ -123,6 +136,20 @@ impl Batch {
 }
 
 impl Batch {
+    /// Whether pages of own memory are clean is looked up, right before they leave.
+    fn distrust(&self, core: &Core, changing: &mut [Changing<'_>]) {
+        for (mapping, changing) in self.mappings.iter().zip(changing) {
+            if mapping.own().is_none() {
+                continue;
+            }
+            let its = self.folios.iter().filter(|folio| folio.identity.mapping == mapping.id);
+            let mut pages: Vec<u64> = its.map(|folio| folio.identity.index).collect();
+            pages.sort_unstable();
+            pages.dedup();
+            core.give_slots(changing.distrust(&pages));
+        }
+    }
+
     /// Step 2.
     fn change_all(&self) -> Vec<Changing<'_>> {
         if mutant::on(Mutant::BatchUnordered)
@@ -154,7 +181,12 @@ impl<'a> FrozenBatch<'a> {
 }
 
 /// Step 3 for one folio.
-fn freeze_there(core: &Core, changing: &mut Changing<'_>, folio: Candidate) -> Result<(), InUse> {
+fn freeze_there(
+    core: &Core,
+    changing: &mut Changing<'_>,
+    folio: Candidate,
+    to: To,
+) -> Result<(), InUse> {
     let (frame, page) = (core.frames.frame(folio.head), folio.identity.index);
     let there = changing.head(page) == Some(folio.head);
     // Checked again, now that it cannot change: it may have been split, or filled anew in its
@@ -162,7 +194,9 @@ fn freeze_there(core: &Core, changing: &mut Changing<'_>, folio: Candidate) -> R
     if !there || frame.identity() != folio.identity || frame.is_changing() {
         return Err(InUse::Busy);
     }
-    if !changing.is_clean(&core.nodes, page) && !mutant::on(Mutant::LoseDirty) {
+    let may_be_dirty =
+        to == To::Move && changing.own().is_some() && !mutant::on(Mutant::DirtyStays);
+    if !may_be_dirty && !changing.is_clean(&core.nodes, page) && !mutant::on(Mutant::LoseDirty) {
         return Err(InUse::Dirty);
     }
     users::freeze(frame)

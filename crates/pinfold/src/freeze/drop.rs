@@ -153,8 +153,11 @@ fn drop_range(
                 continue;
             }
             drop(writer);
-            if which == Which::Clean && !changing.is_clean(&core.nodes, folio.page) {
-                continue;
+            if which == Which::Clean {
+                core.give_slots(changing.distrust(&[folio.page]));
+                if !changing.is_clean(&core.nodes, folio.page) {
+                    continue;
+                }
             }
             let order = Order::new(folio.order as u8).expect("the index has legal orders");
             dropped += order.bytes() as u64;

@@ -9,11 +9,10 @@
 //!
 //! The addresses are there as long as they are known here: whoever unmaps them says so first.
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use crate::frame::{Order, PAGE_BYTES, PAGE_SHIFT, give_back};
+use crate::pagemap::{Entry, Pagemap};
 use crate::sync::Mutex;
 use crate::uffd::Uffd;
 
@@ -126,7 +125,7 @@ impl Showings {
             return mapped;
         }
         // Opened anew each time, as a forked child would find its parent's.
-        let Ok(pagemap) = File::open("/proc/self/pagemap") else { return mapped };
+        let Ok(pagemap) = Pagemap::open() else { return mapped };
         let mut rest = 0..folios.len();
         // Ends: no folio is longer than what is looked at together.
         while !rest.is_empty() {
@@ -145,22 +144,13 @@ impl Showings {
 const PAGES_MAX: usize = Order::MAX.frames() as usize;
 
 /// Says which of these folios, all within `PAGES_MAX` pages, are mapped there.
-fn note(pagemap: &File, showing: &Showing, folios: &[Range<u64>], mapped: &mut [bool]) {
-    /// Of an entry of the file, which has one for each page (proc(5)).
-    const PRESENT: u64 = 1 << 63;
-    const ENTRY_BYTES: usize = 8;
+fn note(pagemap: &Pagemap, showing: &Showing, folios: &[Range<u64>], mapped: &mut [bool]) {
     let (Some(first), Some(last)) = (folios.first(), folios.last()) else { return };
     let Some((addresses, first)) = showing.part(&(first.start..last.end)) else { return };
-    let mut entries = [0; PAGES_MAX * ENTRY_BYTES];
-    let entries = &mut entries[..addresses.len() / PAGE_BYTES * ENTRY_BYTES];
-    let at = (addresses.start / PAGE_BYTES * ENTRY_BYTES) as u64;
-    if pagemap.read_exact_at(entries, at).is_err() {
-        return;
-    }
-    let entries = entries.as_chunks::<ENTRY_BYTES>().0;
+    let Ok(entries) = pagemap.entries(&addresses) else { return };
     let is_present = |page: u64| {
         let entry = page.checked_sub(first).and_then(|n| entries.get(n as usize));
-        entry.is_some_and(|entry| u64::from_ne_bytes(*entry) & PRESENT != 0)
+        entry.copied().is_some_and(Entry::is_present)
     };
     for (folio, mapped) in folios.iter().zip(mapped) {
         *mapped |= folio.clone().any(is_present);

@@ -14,6 +14,7 @@ mod counted;
 mod faults;
 mod fillers;
 mod granted;
+mod kernel;
 mod length;
 mod many;
 mod moved;

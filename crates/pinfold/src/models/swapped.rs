@@ -2,43 +2,57 @@
 //!
 //! The states of the pages, the slots and the steps of a page-out are the shipped ones. The memory of a
 //! page is a word: its bytes, whether it is there, and whether it is protected, which the processor
-//! looks at in one step with each access. A slot of the swap is a word, too.
+//! looks at in one step with each access; and whether the index has it. A slot of the swap is a word,
+//! too. `kernel.rs` has those who change that word and do not ask.
 
 use std::sync::Arc;
 
 use super::{SWAPPED, holds_and_catches};
 use crate::mutant::{self, Mutant};
 use crate::swap::pages::Written::{self, Failed, InSlot};
-use crate::swap::pages::{self, Pages, State, Unused};
+use crate::swap::pages::{self, Pages, Seen, State, Unused};
 use crate::swap::slots::{Slot, Slots};
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 const THERE: u32 = 1 << 31;
 const PROTECTED: u32 = 1 << 30;
-const BYTES: u32 = PROTECTED - 1;
+/// The index has the page.
+const INDEXED: u32 = 1 << 29;
+const BYTES: u32 = INDEXED - 1;
 
 /// Pages that are in memory, and a swap.
-struct Machine {
+pub(super) struct Machine {
     memory: Vec<AtomicU32>,
     swap: Vec<AtomicU32>,
     slots: Slots,
     /// Behind the `change` mutex.
     pages: Mutex<Pages>,
+    /// Whether KSM may merge the pages; held while it does.
+    merges: Mutex<bool>,
+    /// Whether an eviction looks the page table up. Not where the states alone are to be enough.
+    looks: bool,
 }
 
 impl Machine {
     /// Pages of which each has its number, plus one, as its bytes.
-    fn new(memory: u32, slots: u32) -> Self {
+    pub(super) fn new(memory: u32, slots: u32) -> Self {
         let mut states = Pages::new(memory.into()).expect("a few pages");
         for page in 0..memory {
             assert_eq!(states.store(page.into(), || {}), Unused(None));
         }
         Machine {
-            memory: (0..memory).map(|page| AtomicU32::new(THERE | (page + 1))).collect(),
+            memory: (0..memory).map(|page| AtomicU32::new(THERE | INDEXED | (page + 1))).collect(),
             swap: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             slots: Slots::new(slots),
             pages: Mutex::new(states),
+            merges: Mutex::new(true),
+            looks: false,
         }
+    }
+
+    /// The same, where others change the page table.
+    pub(super) fn that_looks(self) -> Self {
+        Machine { looks: true, ..self }
     }
 
     fn give(&self, Unused(slot): Unused) {
@@ -52,7 +66,7 @@ impl Machine {
     }
 
     /// As `Area::write_some`, and an eviction after it.
-    fn page_out(&self, page: u32, written: Written) {
+    pub(super) fn page_out(&self, page: u32, written: Written) {
         let Some(slot) = self.slots.take(1).into_iter().flatten().next().map(Slot) else { return };
         let memory = &self.memory[page as usize];
         let protect = |_| {
@@ -60,11 +74,15 @@ impl Machine {
         };
         let mut states = self.pages.lock();
         let wanted = [(u64::from(page), slot)].into_iter();
-        let is_there = memory.load(Ordering::SeqCst) & THERE != 0;
+        let now = memory.load(Ordering::SeqCst);
+        let is_there = now & THERE != 0;
         let begun = match is_there {
             true => pages::begin(&mut states, wanted, protect),
             false => Vec::new(),
         };
+        if !is_there && now & INDEXED != 0 && states.miss(page.into()).is_ok() {
+            memory.store(0, Ordering::SeqCst);
+        }
         drop(states);
         if begun.is_empty() {
             self.slots.give(slot);
@@ -75,7 +93,9 @@ impl Machine {
         }
         let read = memory.load(Ordering::SeqCst);
         let is_mutant = mutant::on(Mutant::DropBeforeWritten);
-        assert!(is_mutant || read & THERE != 0, "page {page} is absent while it is written");
+        assert!(is_mutant || read & INDEXED != 0, "page {page} is absent while it is written");
+        // The system call that writes finds it absent.
+        let written = if read & THERE == 0 && !is_mutant { Failed } else { written };
         if written == Written::InSlot {
             self.swap[slot.0 as usize].store(read & BYTES, Ordering::SeqCst);
         }
@@ -85,61 +105,113 @@ impl Machine {
         self.evict(page);
     }
 
-    fn evict(&self, page: u32) {
-        let states = self.pages.lock();
+    /// As `Area::distrust_pages`, and a `MADV_DONTNEED` after it.
+    pub(super) fn evict(&self, page: u32) {
+        let memory = &self.memory[page as usize];
+        let mut states = self.pages.lock();
+        if !states.may_leave(page.into()) {
+            return;
+        }
+        if !mutant::on(Mutant::MergedAgain) {
+            *self.merges.lock() = false;
+        }
+        let seen = match memory.load(Ordering::SeqCst) {
+            now if now & THERE == 0 => Seen::Absent,
+            now if now & PROTECTED != 0 => Seen::Protected,
+            _ => Seen::Open,
+        };
+        if self.looks {
+            self.give(states.distrust(page.into(), Some(seen)));
+        }
         if states.may_leave(page.into()) {
-            self.memory[page as usize].store(0, Ordering::SeqCst);
+            memory.store(0, Ordering::SeqCst);
         }
     }
 
+    /// KSM replaces the page by one with the same bytes, which is not protected.
+    pub(super) fn merge(&self, page: u32) {
+        let merges = self.merges.lock();
+        if *merges {
+            self.allow(page);
+        }
+    }
+
+    /// The program takes the page away by a system call of its own.
+    pub(super) fn take_away(&self, page: u32) {
+        self.memory[page as usize].fetch_and(INDEXED, Ordering::SeqCst);
+    }
+
     /// A store of the program's, and the faults that it has.
-    fn store(&self, page: u32, bytes: u32) {
+    pub(super) fn store(&self, page: u32, bytes: u32) {
         let memory = &self.memory[page as usize];
         // Ends: each turn follows a step of a page-out.
         loop {
             let now = memory.load(Ordering::SeqCst);
             if now & THERE != 0 && now & PROTECTED == 0 {
                 let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-                if memory.compare_exchange(now, THERE | bytes, success, failure).is_ok() {
+                let then = THERE | INDEXED | bytes;
+                if memory.compare_exchange(now, then, success, failure).is_ok() {
                     return;
                 }
                 continue;
             }
             let mut states = self.pages.lock();
-            self.bring(&mut states, page);
+            assert!(self.bring(&mut states, page), "the store fails");
             self.give(states.store(page.into(), || self.allow(page)));
             let is_protected = memory.load(Ordering::SeqCst) & PROTECTED != 0;
             assert!(!is_protected, "page {page} stays protected");
         }
     }
 
-    /// Steps 4 to 6 of a fault at once: they wait for each other by the folio's version.
-    fn bring(&self, states: &mut Pages, page: u32) {
+    /// Steps 1 and 4 to 6 of a fault at once: they wait for each other by the folio's version. False:
+    /// the access fails.
+    fn bring(&self, states: &mut Pages, page: u32) -> bool {
         let memory = &self.memory[page as usize];
-        if memory.load(Ordering::SeqCst) & THERE == 0 {
-            let bytes = match states.get(page.into()) {
-                State::Swapped(Slot(slot)) => self.swap[slot as usize].load(Ordering::SeqCst),
-                State::Origin => 0,
-                state => panic!("page {page} has left memory while it is {state:?}"),
-            };
-            memory.store(THERE | PROTECTED | bytes, Ordering::SeqCst);
+        let now = memory.load(Ordering::SeqCst);
+        if now & THERE != 0 {
+            return true;
         }
+        if now & INDEXED != 0 && states.miss(page.into()).is_err() {
+            return false;
+        }
+        let bytes = match states.get(page.into()) {
+            State::Swapped(Slot(slot)) => self.swap[slot as usize].load(Ordering::SeqCst),
+            State::Origin => 0,
+            State::Lost => return false,
+            state => panic!("page {page} has left memory while it is {state:?}"),
+        };
+        memory.store(THERE | INDEXED | PROTECTED | bytes, Ordering::SeqCst);
+        true
     }
 
-    /// What the program finds.
-    fn load(&self, page: u32) -> u32 {
-        self.bring(&mut self.pages.lock(), page);
-        self.memory[page as usize].load(Ordering::SeqCst) & BYTES
+    /// What the program finds. `None`: the access fails.
+    pub(super) fn try_load(&self, page: u32) -> Option<u32> {
+        let there = self.bring(&mut self.pages.lock(), page);
+        there.then(|| self.memory[page as usize].load(Ordering::SeqCst) & BYTES)
+    }
+
+    /// The same, where it cannot fail.
+    pub(super) fn load(&self, page: u32) -> u32 {
+        self.try_load(page).expect("nobody takes pages away")
+    }
+
+    /// The program does not want its pages any more: all slots are free then.
+    pub(super) fn forget_all(&self) {
+        let mut states = self.pages.lock();
+        for page in 0..self.memory.len() as u64 {
+            self.give(states.forget(page).expect("no write is under way"));
+        }
+        assert_eq!(self.slots.free(), self.slots.all(), "a slot was lost");
     }
 }
 
-fn race(
-    (memory, slots): (u32, u32),
+pub(super) fn race(
+    machine: Machine,
     one: fn(&Machine),
     other: fn(&Machine),
     at_the_end: fn(&Machine),
 ) {
-    let machine = Arc::new(Machine::new(memory, slots));
+    let machine = Arc::new(machine);
     let (first, second) = if SWAPPED.get() { (other, one) } else { (one, other) };
     let shared = machine.clone();
     let thread = loom::thread::spawn(move || second(&shared));
@@ -151,7 +223,12 @@ fn race(
 /// A store while its page is paged out.
 fn stored() {
     let at_the_end = |machine: &Machine| assert_eq!(machine.load(0), 7, "the store was lost");
-    race((1, 2), |machine| machine.page_out(0, InSlot), |machine| machine.store(0, 7), at_the_end);
+    race(
+        Machine::new(1, 2),
+        |machine| machine.page_out(0, InSlot),
+        |machine| machine.store(0, 7),
+        at_the_end,
+    );
 }
 
 #[test]
@@ -171,7 +248,12 @@ fn failed() {
         assert_eq!(machine.load(0), 8, "the store was lost");
         assert_eq!(machine.slots.free(), 2, "a slot was lost");
     };
-    race((1, 2), |machine| machine.page_out(0, Failed), |machine| machine.store(0, 7), at_the_end);
+    race(
+        Machine::new(1, 2),
+        |machine| machine.page_out(0, Failed),
+        |machine| machine.store(0, 7),
+        at_the_end,
+    );
 }
 
 #[test]
@@ -187,13 +269,9 @@ fn reused() {
     };
     let at_the_end = |machine: &Machine| {
         assert_eq!((machine.load(0), machine.load(1)), (7, 2), "a page has the bytes of another");
-        let mut states = machine.pages.lock();
-        for page in 0..2 {
-            machine.give(states.forget(page).expect("no write is under way"));
-        }
-        assert_eq!(machine.slots.free(), 2, "a slot was lost");
+        machine.forget_all();
     };
-    race((2, 2), |machine| machine.page_out(0, InSlot), other, at_the_end);
+    race(Machine::new(2, 2), |machine| machine.page_out(0, InSlot), other, at_the_end);
 }
 
 #[test]
@@ -209,11 +287,9 @@ fn twice() {
     };
     let at_the_end = |machine: &Machine| {
         assert_eq!(machine.load(0), 7, "the store was lost");
-        let mut states = machine.pages.lock();
-        machine.give(states.forget(0).expect("no write is under way"));
-        assert_eq!(machine.slots.free(), 2, "a slot was lost");
+        machine.forget_all();
     };
-    race((1, 2), |machine| machine.page_out(0, InSlot), other, at_the_end);
+    race(Machine::new(1, 2), |machine| machine.page_out(0, InSlot), other, at_the_end);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use crate::core::Core;
 use crate::frame::{FrameNumber, Identity, MAPPING_NONE, Mobility, Order, RunMap};
-use crate::freeze::{self, Batch, Candidate, Frozen};
+use crate::freeze::{self, Batch, Candidate, Frozen, To};
 use crate::index::FolioAt;
 use crate::mutant::{self, Mutant};
 use crate::sync::Ordering;
@@ -212,7 +212,7 @@ fn empty_some(
     }
     let batch = Batch::new(core, folios);
     let mut moved = Vec::with_capacity(batch.len());
-    let mut frozen = batch.freeze(core);
+    let mut frozen = batch.freeze(core, To::Move);
     for (n, &place) in places.iter().enumerate() {
         let Ok(Frozen { folio, changing, .. }) = frozen.get(n) else {
             moved.push(false);

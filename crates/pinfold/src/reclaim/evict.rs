@@ -23,7 +23,7 @@ use super::mapped::Turns;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::PAGE_BYTES;
-use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse};
+use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse, To};
 use crate::index::{NodePool, TrimWhere};
 use crate::mapping::{Changing, Mapping};
 use crate::mirror::{Leaving, join};
@@ -153,7 +153,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
     let batch = Batch::new(core, folios);
     let mut evicted = Vec::with_capacity(batch.len());
     let mut stayed = Vec::new();
-    let mut frozen = batch.freeze(core);
+    let mut frozen = batch.freeze(core, To::Leave);
     for n in 0..batch.len() {
         match frozen.get(n) {
             Ok(frozen) => {

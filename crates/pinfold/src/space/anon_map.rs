@@ -43,13 +43,20 @@ use crate::task::{Waiter, now};
 ///
 /// The access gets SIGBUS, as with mmap(2), and [`last_failure`](Self::last_failure) says why: the
 /// page could not be read from the swap (or from the file of a private view), or there is no memory
-/// for it. Others go on. The next access tries again; where handler threads serve, once
-/// [`discard`](Self::discard) has ended the poison. [`read_at`](Self::read_at) and
-/// [`write_at`](Self::write_at) return an error instead.
+/// for it. Others go on, and the page's bytes stay where they are. The next access tries again.
+/// Where handler threads serve, the page is *poisoned*: each access to it fails, until
+/// [`read_at`](Self::read_at), [`write_at`](Self::write_at), [`hold`](Self::hold), or
+/// [`advise`](Self::advise) with [`Hint::WillNeed`] has brought it. These return an error instead of
+/// a signal.
 ///
 /// # What must not be done with the memory
 ///
-/// - The program must not unmap, remap or advise it by system calls of its own.
+/// - The program must not unmap, remap or advise it by system calls of its own. A page that was taken
+///   out of memory so (by `MADV_DONTNEED`, for example) is not zeros afterwards: what was stored to it
+///   since it was last written to the swap is lost, and then each access fails, and
+///   [`last_failure`](Self::last_failure) says so, until [`discard`](Self::discard), or
+///   [`write_at`](Self::write_at) of the whole page; what the swap has comes back. Advice that takes
+///   nothing away (`MADV_COLD`, `MADV_PAGEOUT`) is harmless, and so is KSM.
 /// - What [`Space`](crate::Space) says of accesses ("Who serves a fault") holds for stores, too:
 ///   where the thread that faults serves itself, a system call that stores to the memory (such as
 ///   read(2) into it) fails with `EFAULT` if a page is absent, or was written to the swap and not
@@ -118,7 +125,9 @@ impl AnonMap {
         }
         let file = space.cache.own_memory(name, whole as u64)?;
         let weak = Arc::downgrade(&file.handle().core);
-        let area = Area::new(&space.uffd, weak, origin, len).map_err(|why| refused("map", why))?;
+        let table = space.page_table().map_err(|why| refused("map", why))?;
+        let area = Area::new((&space.uffd, table), weak, origin, len);
+        let area = area.map_err(|why| refused("map", why))?;
         let area = Arc::new(area);
         let memory: Arc<dyn OwnMemory> = area.clone();
         let states = Pages::new(area.pages()).map_err(|_| too_large())?;
@@ -465,5 +474,10 @@ impl AnonMap {
     pub(super) fn state(&self, page: u64) -> crate::swap::pages::State {
         let mut changing = self.target.file.handle().mapping.change();
         changing.own().expect("own memory has states").get(page)
+    }
+
+    /// What KSM does to a page that is protected: a store is no fault any more.
+    pub(super) fn end_protection(&self, page: u64) {
+        self.area.end_protection(page);
     }
 }

@@ -214,3 +214,37 @@ fn a_quarter_of_the_budget_can_be_held() {
     drop(first);
     assert_eq!(map.page_out(0..MIB).unwrap(), MIB);
 }
+
+/// Stores to pages whose protection has ended without a fault, where they are clean and where they
+/// are being dropped as clean; returns what they have when they come back.
+fn stored_to_without_a_fault() -> [u64; 4] {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, 4 * MIB);
+    map.advise(0..4 * MIB, Hint::Random).unwrap(); // a page at a time
+    for page in 0..4 {
+        store(&map, page * PAGE, 1);
+    }
+    assert_eq!(map.page_out(0..4 * MIB).unwrap(), 4 * PAGE);
+    for page in 0..4 {
+        assert_eq!(load(&map, page * PAGE), 1);
+        assert!(matches!(state(&map, page as u64), State::Swapped(_)));
+    }
+    for page in [1, 3] {
+        map.end_protection(page as u64);
+        store(&map, page * PAGE, 2);
+        assert!(matches!(state(&map, page as u64), State::Swapped(_)), "the store made no fault");
+    }
+    // One way to leave for what is clean alone, and the other.
+    map.advise(0..2 * PAGE, Hint::DontNeed).unwrap();
+    map.page_out(0..4 * MIB).unwrap();
+    let loaded = [0, 1, 2, 3].map(|page| load(&map, page * PAGE));
+    map.discard(0..4 * MIB).unwrap();
+    assert_eq!(cache.swap_stats().unwrap().used_bytes, 0, "a slot was lost");
+    loaded
+}
+
+#[test]
+fn a_page_that_is_not_protected_any_more_does_not_leave_as_clean() {
+    assert_eq!(stored_to_without_a_fault(), [1, 2, 1, 2]);
+    let trusted = mutant::with(Some(Mutant::ProtectionTrusted), stored_to_without_a_fault);
+    assert_eq!(trusted, [1; 4], "the mutant does nothing");
+}

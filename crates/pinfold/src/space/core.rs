@@ -4,10 +4,11 @@
 //! Called by `signal.rs`, by the threads of `handlers.rs`, which are given `serve_message`, and by
 //! `map.rs`, which changes the records.
 
+use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::anon::Area;
+use super::anon::{self, Area};
 use super::fault::{self, By, Fault, Shared};
 use super::handlers::{self, Handlers, Served};
 use super::index::Index;
@@ -18,6 +19,7 @@ use crate::file::File;
 use crate::lend::{self, Brought, Look, Mapper};
 use crate::mirror::Shown;
 use crate::mutant::{self, Mutant};
+use crate::pagemap::Pagemap;
 use crate::sync::Mutex;
 use crate::task::{Rests, Waiter, now};
 use crate::uffd::Uffd;
@@ -123,9 +125,25 @@ pub(super) struct SpaceCore {
     /// Of the last access to any of its maps that failed.
     pub(super) last_failure: Mutex<Option<Error>>,
     pub(super) uffd: Arc<Uffd>,
+    /// Once there was own memory.
+    pub(super) page_table: OnceLock<Arc<Pagemap>>,
     pub(super) handlers: Option<Handlers>,
     pub(super) cache: Cache,
     pub(super) _mapper: Mapper,
+}
+
+impl SpaceCore {
+    /// The page table of the process, in which own memory is looked up.
+    ///
+    /// # Errors
+    /// The system does not tell of it.
+    pub(super) fn page_table(&self) -> std::io::Result<&Arc<Pagemap>> {
+        if let Some(table) = self.page_table.get() {
+            return Ok(table);
+        }
+        let table = Arc::new(anon::page_table(self.uffd.as_fd())?);
+        Ok(self.page_table.get_or_init(|| table))
+    }
 }
 
 impl Drop for SpaceCore {

@@ -179,7 +179,9 @@ impl Space {
         let by = if handlers.is_none() { By::Signal } else { By::Message };
         let shared = Shared::new(lock, io, by);
         let (cache, last_failure) = (cache.clone(), Mutex::new(None));
-        let core = SpaceCore { shared, last_failure, uffd, handlers, cache, _mapper: mapper };
+        let page_table = std::sync::OnceLock::new();
+        let core =
+            SpaceCore { shared, last_failure, uffd, page_table, handlers, cache, _mapper: mapper };
         Ok(Space { core: Arc::new(core) })
     }
 
@@ -235,7 +237,9 @@ impl Space {
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] if `len` is 0; [`ErrorKind::Own`] if the system refuses (`EINVAL`:
-    /// it has no write protection by userfaultfd, which `x86_64` has since Linux 5.7; `ENOMEM`: it
+    /// it has no write protection by userfaultfd; it does not tell which pages are protected, which
+    /// `x86_64` does since Linux 5.14; `/proc` is not mounted, or the process may not read
+    /// `/proc/self/pagemap`, as after a change of its user (`PR_SET_DUMPABLE`); `ENOMEM`: it
     /// does not have so many addresses, or so much memory for what is kept of each page);
     /// [`ErrorKind::TooManyFiles`]; [`ErrorKind::Forked`].
     pub fn map_anon(&self, len: usize) -> Result<AnonMap> {

@@ -15,6 +15,7 @@
 //! | `Dirty` | in memory alone | yes | no |
 //! | `Writing(slot)` | in memory; on their way to the slot | yes | yes |
 //! | `Stale(slot)` | in memory alone; older ones are on their way to the slot | yes | no |
+//! | `Lost` | nowhere: the program took the page out of memory by a system call of its own | no | |
 //!
 //! | from | to | step | by |
 //! |---|---|---|---|
@@ -24,7 +25,10 @@
 //! | `Writing` | `Swapped`, or `Origin` if it is zeros | [`Pages::end_write`] with that slot | the same page-out, when the write has ended |
 //! | `Writing` | `Dirty` | the same, if the write failed; then the protection ends | |
 //! | `Stale` | `Dirty` | the same | |
-//! | `Swapped`, `Dirty` | `Origin` | [`Pages::forget`] | the program, which does not want the bytes any more |
+//! | `Origin`, `Swapped` | `Dirty` | [`Pages::distrust`] | who would take the page out of memory, and finds it unprotected |
+//! | `Dirty` | `Lost` | [`Pages::miss`] | who finds that the page is not in memory |
+//! | `Lost` | `Dirty` | [`Pages::store`] | a page that is stored to as a whole |
+//! | `Swapped`, `Dirty`, `Lost` | `Origin` | [`Pages::forget`] | the program, which does not want the bytes any more |
 //!
 //! Pages that are `Origin` or `Swapped` may leave memory ([`Pages::may_leave`]).
 //!
@@ -35,6 +39,9 @@
 //! the page `Stale` before the protection ends. So if the page is still `Writing` when the write
 //! has ended, the slot has its bytes. A fault that comes later waits for the mutex under which the
 //! page leaves.
+//!
+//! The protection is the kernel's, and may end without a fault ([`Pages::distrust`] and
+//! `space/anon/trust.rs` say what is done about that).
 //!
 //! The slot belongs to the page-out until [`Pages::end_write`]: until then a write to it may be
 //! under way. As long as it is, the page stays in memory, from which it is read, and no other
@@ -59,6 +66,8 @@ pub(crate) enum State {
     Writing(Slot),
     /// In memory alone; what is being written to the slot is older.
     Stale(Slot),
+    /// Nowhere.
+    Lost,
 }
 
 /// How the write of a page ended.
@@ -70,6 +79,17 @@ pub(crate) enum Written {
     AsOrigin,
     /// The write failed.
     Failed,
+}
+
+/// What the page table has for a page of which is said here that it is in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// The page; a store to it is a fault.
+    Protected,
+    /// The page; a store is none.
+    Open,
+    /// Nothing: any access is a fault.
+    Absent,
 }
 
 /// A slot that is of no more use, or none.
@@ -134,7 +154,8 @@ impl Pages {
             1 => State::Swapped(slot),
             2 => State::Dirty,
             3 => State::Writing(slot),
-            _ => State::Stale(slot),
+            4 => State::Stale(slot),
+            _ => State::Lost,
         }
     }
 
@@ -145,6 +166,7 @@ impl Pages {
             State::Dirty => 2,
             State::Writing(Slot(slot)) => slot << TAG_BITS | 3,
             State::Stale(Slot(slot)) => slot << TAG_BITS | 4,
+            State::Lost => 5,
         };
         let (chunk, at) = self.place(page);
         let left = self.n - chunk as u64 * CHUNK;
@@ -170,7 +192,7 @@ impl Pages {
             State::Writing(_) if mutant::on(Mutant::WriteForgotten) => (State::Dirty, None),
             // Its page-out gives the slot back.
             State::Writing(slot) | State::Stale(slot) => (State::Stale(slot), None),
-            State::Origin | State::Dirty => (State::Dirty, None),
+            State::Origin | State::Dirty | State::Lost => (State::Dirty, None),
         };
         self.set(page, state);
         if !matches!(before, State::Dirty | State::Stale(_)) {
@@ -179,13 +201,23 @@ impl Pages {
         Unused(unused)
     }
 
+    /// The page table was looked up for a page, right before it would leave. If a store may have
+    /// come without a fault, it counts as stored to. `None`: the system does not tell.
+    pub(crate) fn distrust(&mut self, page: u64, seen: Option<Seen>) -> Unused {
+        let no_store_came = matches!(seen, Some(Seen::Protected | Seen::Absent));
+        if no_store_came || !self.may_leave(page) || mutant::on(Mutant::ProtectionTrusted) {
+            return Unused(None);
+        }
+        self.store(page, || {})
+    }
+
     /// Whether the page may leave memory.
     pub(crate) fn may_leave(&self, page: u64) -> bool {
         match self.get(page) {
             State::Origin | State::Swapped(_) => true,
             State::Dirty => mutant::on(Mutant::LoseDirty),
             State::Writing(_) => mutant::on(Mutant::DropBeforeWritten),
-            State::Stale(_) => false,
+            State::Stale(_) | State::Lost => false,
         }
     }
 
@@ -222,6 +254,23 @@ impl Pages {
         Unused(Some(slot))
     }
 
+    /// The page is not in memory, though it was put there and nobody of the cache took it out.
+    ///
+    /// # Errors
+    /// It is being written.
+    pub(crate) fn miss(&mut self, page: u64) -> Result<(), IsWriting> {
+        match self.get(page) {
+            State::Writing(_) | State::Stale(_) => Err(IsWriting),
+            State::Dirty => {
+                let forgotten = mutant::on(Mutant::LossForgotten);
+                self.set(page, if forgotten { State::Origin } else { State::Lost });
+                Ok(())
+            }
+            // Elsewhere, or lost before.
+            State::Origin | State::Swapped(_) | State::Lost => Ok(()),
+        }
+    }
+
     /// The bytes of the page are not wanted any more: it is as if it had never been stored to.
     ///
     /// # Errors
@@ -230,7 +279,7 @@ impl Pages {
         let unused = match self.get(page) {
             State::Writing(_) | State::Stale(_) => return Err(IsWriting),
             State::Swapped(slot) => Some(slot),
-            State::Origin | State::Dirty => None,
+            State::Origin | State::Dirty | State::Lost => None,
         };
         self.set(page, State::Origin);
         Ok(Unused(unused))
@@ -270,7 +319,7 @@ mod tests {
         let mut pages = Pages::new(3).unwrap();
         let slot = Slot(super::super::slots::SLOTS_MAX - 1);
         let with_slot = [State::Swapped(slot), State::Writing(slot), State::Stale(slot)];
-        for state in with_slot.into_iter().chain([State::Dirty, State::Origin]) {
+        for state in with_slot.into_iter().chain([State::Dirty, State::Lost, State::Origin]) {
             pages.set(1, state);
             assert_eq!(pages.get(1), state);
         }

@@ -38,7 +38,7 @@ use crate::mapping::{Changing, Mapping};
 use crate::reclaim::{self, Patience};
 use crate::source::{AlignedBuffer, is_refusal};
 use crate::space::vma::Access;
-use crate::swap::pages::{State, Unused};
+use crate::swap::pages::{IsWriting, State, Unused};
 use crate::swap::slots::Slot;
 use crate::task::{Waiter, now};
 use crate::wait;
@@ -121,6 +121,9 @@ impl Area {
             match self.find(handle, page, access)? {
                 Look::There => return Ok(()),
                 Look::OnItsWay(held) => wait_for(core, &held, waiter).await,
+                Look::Absent(run) if run.states[0] == State::Lost => {
+                    return Err(Area::lost(mapping, page));
+                }
                 Look::Absent(run) => {
                     let bringing = lend::bringing(core, run.states.len() as u32, waiter).await;
                     match self.fill(handle, page, run, access, Some(waiter)).await? {
@@ -153,7 +156,7 @@ impl Area {
             match self.find(handle, page, Access::Store)? {
                 Look::There => return Ok(()),
                 Look::OnItsWay(held) => now(wait_for(core, &held, Waiter::Thread)),
-                Look::Absent(run) if matches!(run.states[0], State::Swapped(_)) => {
+                Look::Absent(run) if matches!(run.states[0], State::Swapped(_) | State::Lost) => {
                     let _bringing = now(lend::bringing(core, 1, Waiter::Thread));
                     if self.replace(handle, Run::of(page, run.states[0]), bytes)? {
                         return Ok(());
@@ -189,25 +192,34 @@ impl Area {
     fn find<'a>(&self, handle: &'a Handle, page: u64, access: Access) -> Result<Look<'a>> {
         handle.core.check_owner()?;
         let (core, mapping) = (&*handle.core, &*handle.mapping);
-        let mut changing = mapping.change();
-        if self.is_closed() || page >= self.pages() {
-            let why = std::io::Error::other("it is not there any more");
-            return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
+        // Ends: each turn but the last follows one in which a page left the index that was brought.
+        loop {
+            let mut changing = mapping.change();
+            if self.is_closed() || page >= self.pages() {
+                let why = std::io::Error::other("it is not there any more");
+                return Err(Area::refused(mapping, "bring", &(page..page + 1), why));
+            }
+            let Some(head) = changing.head(page) else {
+                return Ok(Look::Absent(self.run(&mut changing, page)));
+            };
+            if core.frames.frame(head).is_changing() {
+                let held = core.hold_under_change(head);
+                let path = || mapping.path.clone();
+                return held
+                    .map(Look::OnItsWay)
+                    .ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into());
+            }
+            if !self.is_absent(page) {
+                if access == Access::Store {
+                    self.store(core, &mut changing, page);
+                }
+                return Ok(Look::There);
+            }
+            let missed = Area::miss(core, &mut changing, page);
+            drop(changing);
+            let gone = missed.map_err(|IsWriting| Area::lost(mapping, page))?;
+            crate::freeze::let_go(core, &gone);
         }
-        let Some(head) = changing.head(page) else {
-            return Ok(Look::Absent(self.run(&mut changing, page)));
-        };
-        if core.frames.frame(head).is_changing() {
-            let held = core.hold_under_change(head);
-            let path = || mapping.path.clone();
-            return held
-                .map(Look::OnItsWay)
-                .ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into());
-        }
-        if access == Access::Store {
-            self.store(core, &mut changing, page);
-        }
-        Ok(Look::There)
     }
 
     /// A store to a page that is there begins.
@@ -520,11 +532,11 @@ impl Area {
             let end = n + 1 + coming[n + 1..].iter().take_while(same).count();
             let pages = coming[n].page..coming[n].page + (end - n) as u64;
             let at = self.addresses(&pages);
+            let from = &bytes[n * PAGE_BYTES..end * PAGE_BYTES];
             let put = if zeros && !stores {
-                calls::zero(self.fd(), &at)
+                calls::zero(self.fd(), &at, from)
             } else {
                 // Stored to at once: a page of its own now costs less than a further fault.
-                let from = &bytes[n * PAGE_BYTES..end * PAGE_BYTES];
                 calls::copy(self.fd(), &at, from, !(stores || zeros))
             };
             let put_pages = match put {

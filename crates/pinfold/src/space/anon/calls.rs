@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-use crate::frame::give_back;
+use crate::frame::{PAGE_BYTES, give_back};
+use crate::space::reservation::Reservation;
 use crate::uffd::abi::{
     COPY_PROTECTED, COPY_QUIETLY, Copy, Install, OP_COPY, OP_PROTECT, OP_REGISTER, OP_ZEROPAGE,
     PROTECT_ON, Protect, REGISTER_MISSING, REGISTER_PROTECTED, Register, Span,
@@ -43,12 +44,46 @@ pub(super) unsafe fn install(uffd: BorrowedFd<'_>, at: &Range<usize>) -> io::Res
             done => done?,
         }
     }
+    merge_nothing(at);
     let mode = REGISTER_MISSING | REGISTER_PROTECTED;
     let mut register = Register { span: span(at), mode, ioctls: 0 };
     // SAFETY: the struct is the kernel's for this number.
     let register = unsafe { Updater::<OP_REGISTER, _>::new(&mut register) };
     // SAFETY: it changes nothing but how faults of the caller's addresses are served.
     Ok(unsafe { ioctl(uffd, register) }?)
+}
+
+/// What `look` finds at the address of a page that is protected, which is there only meanwhile.
+///
+/// # Errors
+/// The system refuses it.
+pub(super) fn protected_page<R>(
+    uffd: BorrowedFd<'_>,
+    look: impl FnOnce(usize) -> R,
+) -> io::Result<R> {
+    let place = Reservation::new(PAGE_BYTES)?;
+    let at = place.start.expose_provenance();
+    let page = at..at + PAGE_BYTES;
+    // SAFETY: reserved by this call, and given to nobody.
+    unsafe { install(uffd, &page) }?;
+    zero_unpoisoned(uffd, &page).map_err(|(_, why)| why)?;
+    protect(uffd, &page, true);
+    Ok(look(at))
+}
+
+/// Whether KSM may merge all memory of the process that does not say otherwise.
+pub(super) fn merges_all() -> bool {
+    /// `PR_GET_MEMORY_MERGE` (Linux 6.4).
+    const GET: libc::c_int = 68;
+    // SAFETY: it only asks.
+    unsafe { libc::prctl(GET, 0, 0, 0, 0) == 1 }
+}
+
+/// KSM does not merge these pages, and what it has merged is as before, but for its protection.
+pub(super) fn merge_nothing(at: &Range<usize>) {
+    let start = std::ptr::with_exposed_provenance_mut(at.start);
+    // SAFETY: an area's addresses; no byte of it changes. A kernel without KSM refuses it.
+    let _ = unsafe { madvise(start, at.len(), Advice::LinuxUnmergeable) };
 }
 
 /// Puts copies of the bytes at `from` to absent pages. They are complete when they can be seen. Who
@@ -77,11 +112,26 @@ pub(super) fn copy(
     })
 }
 
-/// Makes absent pages pages of zeros, which take memory when they are stored to.
+/// Makes absent pages pages of zeros, which take memory when they are stored to. One that is poisoned
+/// becomes a copy of its part of `zeros`, as the kernel puts only copies in the place of poison.
 ///
 /// # Errors
 /// As [`copy`].
-pub(super) fn zero(uffd: BorrowedFd<'_>, at: &Range<usize>) -> Result<(), (usize, io::Error)> {
+pub(super) fn zero(
+    uffd: BorrowedFd<'_>,
+    at: &Range<usize>,
+    zeros: &[u8],
+) -> Result<(), (usize, io::Error)> {
+    let zeroed = zero_unpoisoned(uffd, at);
+    let Err((done, why)) = &zeroed else { return zeroed };
+    if why.raw_os_error() != Some(libc::EEXIST) {
+        return zeroed;
+    }
+    let rest = at.start + done..at.end;
+    copy(uffd, &rest, &zeros[*done..], false).map_err(|(more, why)| (done + more, why))
+}
+
+fn zero_unpoisoned(uffd: BorrowedFd<'_>, at: &Range<usize>) -> Result<(), (usize, io::Error)> {
     repeat(at, |left| {
         let mut zero = Install { span: span(&left), mode: COPY_QUIETLY, done: 0 };
         // SAFETY: the struct is the kernel's for this number.
@@ -115,15 +165,13 @@ fn repeat(
 }
 
 /// From now on a store to a page of the range that is there is a fault; or not any more, and then
-/// threads that wait are woken.
-///
-/// # Panics
-/// If the kernel refuses: stores would be lost.
+/// threads that wait are woken. The kernel refuses that where the program has unmapped the memory,
+/// or mapped something else there. Nothing relies on a protection that was not looked up.
 pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
     let mode = if on { PROTECT_ON } else { 0 };
     let mut again = 0;
     // Ends: as in `repeat`.
-    let done = loop {
+    loop {
         let mut protect = Protect { span: span(at), mode };
         // SAFETY: the struct is the kernel's for this number.
         let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
@@ -133,10 +181,9 @@ pub(super) fn protect(uffd: BorrowedFd<'_>, at: &Range<usize>, on: bool) {
                 again += 1;
                 std::thread::yield_now();
             }
-            done => break done,
+            _ => return,
         }
-    };
-    assert!(done.is_ok(), "own memory at {at:x?} could not be protected ({on}): {done:?}");
+    }
 }
 
 /// Takes pages out of memory; the next access is a fault.
@@ -147,5 +194,7 @@ pub(super) fn take_out(at: &Range<usize>) {
     let start = std::ptr::with_exposed_provenance_mut(at.start);
     // SAFETY: pages of an area, whose bytes are elsewhere, or wanted by nobody.
     let done = unsafe { give_back(start, at.len()) };
-    assert!(done.is_ok(), "own memory at {at:x?} could not be taken out: {done:?}");
+    // What the program has unmapped is not in memory.
+    let is_out = matches!(done, Ok(()) | Err(Errno::NOMEM));
+    assert!(is_out, "own memory at {at:x?} could not be taken out: {done:?}");
 }

@@ -151,7 +151,8 @@ impl Area {
                 return Err(Area::refused(mapping, "access", &(page..page + 1), why));
             }
             let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
-            let Some(head) = changing.head(page).filter(is_there) else {
+            let absent = || self.is_absent(page);
+            let Some(head) = changing.head(page).filter(is_there).filter(|_| !absent()) else {
                 drop(changing);
                 match whole {
                     Some(bytes) => self.bring_whole(handle, page, bytes)?,

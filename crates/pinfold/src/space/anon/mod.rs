@@ -13,6 +13,7 @@
 //! | `hold.rs` | pages that are there for a while: for a copy, or held |
 //! | `out.rs` | a page-out, and forgetting pages |
 //! | `protect.rs` | what may be done with the memory |
+//! | `trust.rs` | what is believed of the page table, and what is looked up |
 //! | `calls.rs` | the calls of the system |
 //!
 //! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
@@ -31,6 +32,7 @@ mod calls;
 mod hold;
 mod out;
 mod protect;
+mod trust;
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -40,6 +42,7 @@ use std::sync::{Arc, Weak};
 pub use hold::HeldRange;
 pub(super) use out::pages_of;
 pub use protect::Protection;
+pub(super) use trust::page_table;
 
 use super::reservation::Reservation;
 use crate::core::Core;
@@ -48,6 +51,7 @@ use crate::file::File;
 use crate::fork::Birth;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
+use crate::pagemap::Pagemap;
 use crate::swap::Swap;
 use crate::sync::locks::{Condvar, Mutex};
 use crate::uffd::Uffd;
@@ -75,6 +79,7 @@ pub(crate) struct Area {
     pub(super) reservation: Reservation,
     pub(super) bytes: usize,
     uffd: Arc<Uffd>,
+    page_table: Arc<Pagemap>,
     core: Weak<Core>,
     origin: Origin,
     closed: AtomicBool,
@@ -111,7 +116,7 @@ pub(super) enum Order {
 impl Area {
     /// An area of `bytes` bytes, without access.
     pub(super) fn new(
-        uffd: &Arc<Uffd>,
+        (uffd, page_table): (&Arc<Uffd>, &Arc<Pagemap>),
         core: Weak<Core>,
         origin: Origin,
         bytes: usize,
@@ -125,6 +130,7 @@ impl Area {
             reservation,
             bytes,
             uffd: uffd.clone(),
+            page_table: page_table.clone(),
             core,
             origin,
             closed: AtomicBool::new(false),

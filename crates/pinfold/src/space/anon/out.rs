@@ -37,7 +37,7 @@ use crate::mapping::{Changing, Mapping, OwnMemory};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use crate::source::Extent;
-use crate::swap::pages::{self, IsWriting, State, Unused, Written};
+use crate::swap::pages::{self, IsWriting, Pages, State, Unused, Written};
 use crate::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
 use crate::swap::{Why, add};
 
@@ -47,6 +47,10 @@ const AT_ONCE: u64 = 64;
 impl OwnMemory for Area {
     fn take_out(&self, pages: Range<u64>) {
         calls::take_out(&self.addresses(&pages));
+    }
+
+    fn distrust(&self, states: &mut Pages, pages: &[u64]) -> Vec<Unused> {
+        self.distrust_pages(states, pages)
     }
 
     fn write_out(&self, mapping: &Mapping, pages: &[u64], now: bool) {
@@ -79,8 +83,11 @@ impl Area {
             pages.iter().copied().filter(unused).collect()
         };
         let states = changing.own().expect("own memory has states");
-        let dirty: Vec<u64> =
+        let mut dirty: Vec<u64> =
             there.into_iter().filter(|&page| states.get(page) == State::Dirty).collect();
+        // What is not there cannot be read.
+        let gone = self.miss_absent(core, &mut changing, &mut dirty);
+        let states = changing.own().expect("own memory has states");
         let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(&mut slots).collect();
         for &page in &dirty[with_slots.len()..] {
             // What is all zeros needs none; that it looks so is a hint.
@@ -97,6 +104,7 @@ impl Area {
         let protect = |run| calls::protect(self.fd(), &self.addresses(&run), true);
         let begun = pages::begin(states, with_slots.into_iter(), protect);
         drop(changing);
+        crate::freeze::let_go(core, &gone);
         for slot in slots {
             give(core, Unused(Some(slot)));
         }

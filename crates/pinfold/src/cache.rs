@@ -8,15 +8,18 @@ use crate::borrow::Reader;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{self, File};
+use crate::file::File;
 use crate::frame::{self, Frames, PAGE_BYTES};
 use crate::holders::PinHolder;
 use crate::index::NodePool;
-use crate::mapping::ask_len;
+use crate::mapping::{Mapping, ask_len, check_len};
 use crate::options::{self, FileOptions, Options};
 use crate::pressure::Pressure;
 use crate::reclaim;
-use crate::source::{self, Access, Backing, EngineOptions, OpenError, Preference, Source};
+use crate::refresh;
+use crate::source::{
+    self, Access, Backing, EngineOptions, Identity, OpenError, Preference, Source,
+};
 use crate::stats::{BorrowStats, Fallbacks, Stats};
 use crate::swap::{Swap, SwapStats};
 
@@ -161,10 +164,32 @@ impl Cache {
     }
 
     /// Opens the file or block device at `path` for reading. A file that is opened twice (same
-    /// device and inode) is cached once; if its length has changed in between, all its handles see
-    /// the new length. The cache does not notice changes that other programs make to the bytes: see
-    /// [`File::invalidate`]. Reads use direct I/O where the file system supports it, the kernel's
-    /// page cache otherwise; [`Stats::sources`] says which.
+    /// device and inode) is cached once. Reads use direct I/O where the file system supports it, the
+    /// kernel's page cache otherwise; [`Stats::sources`] says which.
+    ///
+    /// # What others have written
+    ///
+    /// What another program had written to the file when it was opened is what reads return: the
+    /// cache compares the file's length, and the times of its last changes, with those that it had
+    /// before the cached pages were read. If they differ, these pages are dropped, and all handles
+    /// of the file see the new length. Whoever has a guard or a pin keeps the old bytes. Between
+    /// two opens nothing is compared; [`File::refresh`] does it for a file that is open.
+    ///
+    /// This is what network file systems call close-to-open consistency, and it has their gaps:
+    /// - A program that stores to a shared mapping of the file changes the times when it first
+    ///   stores to a page, and not again before the kernel has written that page to the disk.
+    /// - A write that is under way during the `open` and goes on for more than 20 ms may have
+    ///   changed the times first, and the bytes only after they were read. So may any write with
+    ///   `O_DIRECT`.
+    /// - The times of a file on another machine are of that machine's clock, and may be cached by
+    ///   this one's kernel.
+    ///
+    /// What was read of a file within 20 ms of its last change (2 s where times are whole seconds)
+    /// is dropped by the next `open`: a second change in the same tick of the clock would have had
+    /// the same time. Since Linux 6.13 this is not so for files on ext4, XFS and btrfs that are read
+    /// directly.
+    ///
+    /// # What can be opened
     ///
     /// The length is the one that the file system reports; that of a block device is the device's.
     /// Refused are files whose reported length is not that of their content, such as nearly all of
@@ -172,12 +197,13 @@ impl Cache {
     /// devices ([`OpenError::NotAFile`]). Opening a pipe fails at once: it does not wait for a
     /// writer. An empty file may be opened.
     ///
-    /// An open file has one descriptor, however many handles it has. It keeps the descriptor after
-    /// its last handle was dropped, for as long as pages of it are cached. Closed files of one
-    /// cache keep at most a quarter of the process's descriptors (`RLIMIT_NOFILE`): beyond that,
-    /// the cache drops the file that was closed first, with its pages. It also does so when the
-    /// system has no descriptor for a file that is to be opened (`EMFILE`, `ENFILE`), and tries
-    /// again.
+    /// # Cost
+    ///
+    /// An open file has one descriptor, however many handles it has; one that was closed has none,
+    /// and keeps what is cached of it. A call takes four system calls if the file is open already,
+    /// and seven or eight otherwise (`cargo run --release -p pinfold --example open` measures them). It
+    /// blocks for what the system blocks for: looking up the path on the disk. So a task of an
+    /// asynchronous runtime may call it where it might call `std::fs::File::open`.
     ///
     /// # Errors
     /// [`ErrorKind::Open`] if the file cannot be opened; [`ErrorKind::Length`] if its length cannot
@@ -196,16 +222,22 @@ impl Cache {
     pub fn open_with(&self, path: impl AsRef<Path>, options: FileOptions) -> Result<File> {
         self.core.check_owner()?;
         let path = path.as_ref();
-        // Ends: each turn but the last gives up a file that was closed.
-        let opened = loop {
-            match source::open(path, Access::Read, options.preference, &self.core.engine) {
-                Err(error) if error.is_shortage() && file::give_way(&self.core, 0) => {}
-                opened => break opened.map_err(Arc::new)?,
-            }
+        let found = source::find(path, Access::Read).map_err(Arc::new)?;
+        let (file_id, contents) = (found.identity(), found.contents());
+        let file = if let Some(mapping) = self.core.mappings.open_again(file_id) {
+            File::opened(self.core.clone(), mapping, path)
+        } else {
+            let opened = found.open(path, options.preference, &self.core.engine);
+            let backing = Backing::of_file(opened.map_err(Arc::new)?, self.core.engine.clone());
+            let len_bytes = match &contents {
+                Some(contents) => check_len(contents.len_bytes, path)?,
+                None => ask_len(&backing, path)?,
+            };
+            let identity = Identity::of_file(file_id, contents);
+            let mapping = self.mapping(path.to_owned(), Some(identity), backing, len_bytes)?;
+            File::opened(self.core.clone(), mapping, path)
         };
-        let identity = opened.identity.into();
-        let backing = Backing::of_file(opened, self.core.engine.clone());
-        let file = self.file(path.to_owned(), Some(identity), backing)?;
+        refresh::on_open(file.handle(), contents.as_ref())?;
         // It was open before, and keeps its source for as long as it has handles.
         if options.preference == Preference::Direct && file.is_buffered() {
             let why = "it is open already, buffered".to_owned();
@@ -244,16 +276,27 @@ impl Cache {
         backing.check().map_err(bad_source(&path))?;
         let len_bytes = ask_len(&backing, &path)?;
         let known = identity.is_some();
+        let file = File::new(self.core.clone(), self.mapping(path, identity, backing, len_bytes)?);
+        if known {
+            // It may have been cached before, with the length it had then.
+            refresh::length(file.handle())?;
+        }
+        Ok(file)
+    }
+
+    /// A mapping with a handle, which the caller takes over.
+    fn mapping(
+        &self,
+        path: PathBuf,
+        identity: Option<source::Identity>,
+        backing: Backing,
+        len_bytes: u64,
+    ) -> Result<Arc<Mapping>> {
         let opened = self.core.mappings.open(&self.core.nodes, identity, path, backing, len_bytes);
         let (mapping, outdated) = opened?;
         // This is the outdated mapping's only handle: dropping it drops the pages.
         drop(outdated.map(|mapping| File::new(self.core.clone(), mapping)));
-        let file = File::new(self.core.clone(), mapping);
-        if known {
-            // It may have been cached before, with the length it had then.
-            file.refresh_len()?;
-        }
-        Ok(file)
+        Ok(mapping)
     }
 
     /// What has happened to the swap so far. `None` if the cache has none, and in a forked child.

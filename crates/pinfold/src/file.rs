@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::panic::{Location, RefUnwindSafe, UnwindSafe};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
@@ -13,37 +14,40 @@ use crate::futures::{Get, GetMany, Read};
 use crate::handle::Handle;
 use crate::index::PAGES_END;
 use crate::many::{self, ReadAt};
-use crate::mapping::{Closed, Mapping, ask_len};
+use crate::mapping::{Closed, Mapping};
 use crate::pin::{self, PinnedRange, Step};
 #[cfg(feature = "testing")]
 use crate::reclaim;
-use crate::source::{self, Hint};
-use crate::wait;
+use crate::refresh::{self, Refreshed, Since};
+use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
 /// keeps its own hints. Give each sequential scan its own clone: scans that share a handle look
 /// like random reads, so little is read ahead of them. After the last handle of a file that was
-/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory or their
-/// descriptor is needed. Those of a source that was [attached](crate::Cache::attach) stay only if
-/// it has an [identity](crate::source::Source::identity).
+/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory is needed; its
+/// descriptor is closed. Those of a file that was deleted meanwhile and of a block device go. Those
+/// of a source that was [attached](crate::Cache::attach) stay only if it has an
+/// [identity](crate::source::Source::identity).
 ///
 /// # A file that others change
 ///
-/// The cache does not notice it. What is cached stays as it was read, until it is
-/// [invalidated](Self::invalidate) or evicted. The length stays what it was when the file was
-/// opened or invalidated last.
+/// The cache looks whether the file was changed when it is [opened](crate::Cache::open), by this
+/// handle or another, and when it is [refreshed](Self::refresh). In between, what is cached stays as
+/// it was read, until it is [invalidated](Self::invalidate) or evicted; what is not cached is read as
+/// it is then; and the length stays.
 ///
 /// If the file has become shorter, a read of the source that meets its new end fails with
 /// [`ErrorKind::Truncated`]. That also concerns bytes that still exist, if they are read together
 /// with bytes that do not: those of the page that has the new end, and of pages before it that are
 /// read in one piece with it. Such reads go on failing if the file grows again, unless it becomes
-/// as long as it was.
-/// The remedy is `file.invalidate(0..0)`, which asks for the length: from then on reads end where
-/// the file does.
+/// as long as it was. The remedy is [`refresh`](Self::refresh): from then on reads end where the
+/// file does.
 pub struct File {
     handle: Handle,
+    /// By which it was opened, if that is not the mapping's.
+    path: Option<Arc<Path>>,
 }
 
 // As for `Cache`.
@@ -66,7 +70,19 @@ impl File {
         let frames = core.frames.frames() as usize;
         let window_max =
             core.options.readahead_max_bytes.min(2 << 20).min(frames / 32 * PAGE_BYTES);
-        File { handle: Handle::new(core, mapping, window_max) }
+        File { handle: Handle::new(core, mapping, window_max), path: None }
+    }
+
+    /// The same of a file of the system that was opened by `path`.
+    pub(crate) fn opened(core: Arc<Core>, mapping: Arc<Mapping>, path: &Path) -> Self {
+        let mut file = Self::new(core, mapping);
+        if path.is_relative() {
+            // The working directory may change.
+            file.path = std::path::absolute(path).ok().map(Arc::from);
+        } else if path != file.handle.mapping.path {
+            file.path = Some(Arc::from(path));
+        }
+        file
     }
 
     /// Whether it is read through the kernel's page cache.
@@ -488,7 +504,7 @@ impl File {
         pin::pin(&self.handle, range, Step::Page, Location::caller())
     }
 
-    /// The length in bytes, as of the last time the file was opened or
+    /// The length in bytes, as of the last time the file was opened, [refreshed](Self::refresh) or
     /// [invalidated](Self::invalidate).
     pub fn len(&self) -> u64 {
         self.handle.mapping.len_bytes()
@@ -523,10 +539,55 @@ impl File {
         Ok(())
     }
 
+    /// Looks whether another program has changed the file, and lets go of what is cached and not
+    /// the file's any more; the length follows. From then on, reads through all handles of the file
+    /// return what it has had since this call. A program that reads a log calls this whenever it
+    /// wants to know of more. [`Changed`](crate::Changed) says what is dropped.
+    ///
+    /// A change is seen by the file's length and times ([`Cache::open`](crate::Cache::open) says
+    /// how far they can be trusted). They do not say whether a longer file was appended to. It
+    /// counts as such if the first 64 KiB of what is cached and the 64 KiB before the old end are
+    /// still the same; one that was written to elsewhere, too, needs
+    /// [`invalidate`](Self::invalidate). Of a source that the program implements, and of a block
+    /// device, only the length is known. Guards and pins keep what they have.
+    ///
+    /// Cost: while nothing has changed, one system call, which looks at the path. After a change,
+    /// two or three, and dropping; if the file is longer, up to two reads of 64 KiB. Waits for no
+    /// other reads. The system may wait for a server that has the file.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Changed, Options};
+    /// # use std::io::Write;
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("log");
+    /// let mut log = std::fs::File::create(&path).unwrap();
+    /// log.write_all(b"one ").unwrap();
+    /// let file = cache.open(&path)?;
+    /// let mut buf = [0; 16];
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 4);
+    /// log.write_all(b"two").unwrap();
+    /// let now = file.refresh()?;
+    /// assert_eq!((now.len, now.changed), (7, Changed::Grown));
+    /// assert_eq!(file.read_at(&mut buf, 0)?, 7);
+    /// assert_eq!(&buf[..7], b"one two");
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`invalidate`](Self::invalidate).
+    pub fn refresh(&self) -> Result<Refreshed> {
+        let mapping = &self.handle.mapping;
+        refresh::refresh(&self.handle, self.path.as_deref().unwrap_or(&mapping.path))
+    }
+
     /// Drops every cached folio that has a byte of `range`, including those in use: their holders
     /// keep the old bytes, and later reads get the bytes from the source again. Also asks the
-    /// source for its length: `0..0` does only that. Returns the number of bytes dropped, in whole
-    /// folios.
+    /// source for its length, and drops what a new length makes invalid: the folio with the old
+    /// end, and what is beyond the new one. `0..0` does only that. Returns the number of bytes
+    /// dropped, in whole folios.
+    ///
+    /// To find out whether the file was changed at all, use [`refresh`](Self::refresh).
     ///
     /// ```
     /// # use pinfold::{Cache, Options};
@@ -551,8 +612,12 @@ impl File {
     /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
     pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
         let pages = self.pages(&range)?;
-        self.refresh_len()?;
-        Ok(self.drop_cached(&pages))
+        let file_pages = self.len().div_ceil(PAGE_BYTES as u64);
+        if pages.start == 0 && pages.end >= file_pages && !pages.is_empty() {
+            return Ok(refresh::renew(&self.handle, Since::Invalidated)?.1);
+        }
+        let dropped = refresh::length(&self.handle)?;
+        Ok(dropped + self.drop_cached(&pages))
     }
 
     /// Drops the folios of `pages`, and waits for those who are just lending or evicting one of them:
@@ -562,23 +627,6 @@ impl File {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
         self.handle.mapping.settle_mirror(pages);
         dropped
-    }
-
-    /// Asks the source for its length, and applies a change.
-    pub(crate) fn refresh_len(&self) -> Result<()> {
-        self.handle.core.check_owner()?;
-        let mapping = &self.handle.mapping;
-        // Held across the question and the answer: the later of two answers must win.
-        let resizing = mapping.resizing.lock();
-        let len_bytes = ask_len(&mapping.backing, &mapping.path)?;
-        // Futures are woken when that mutex is released.
-        wait::together(|| {
-            let gone = freeze::resize(&self.handle.core, mapping, len_bytes);
-            drop(resizing);
-            gone.let_go(&self.handle.core);
-        });
-        mapping.settle_mirror(&(0..PAGES_END));
-        Ok(())
     }
 
     /// How much memory its mirror has: of pages that maps can show without a fault. Feature
@@ -629,45 +677,32 @@ impl Clone for File {
         if self.handle.core.owner.is_here() {
             self.handle.core.mappings.clone_handle(&self.handle.mapping);
         }
-        File::new(self.handle.core.clone(), self.handle.mapping.clone())
+        let mut clone = File::new(self.handle.core.clone(), self.handle.mapping.clone());
+        clone.path.clone_from(&self.path);
+        clone
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
-        if !self.handle.core.owner.is_here() {
-            return;
-        }
-        let core = &self.handle.core;
-        if close(core, &self.handle.mapping) {
-            let keep = source::descriptors_max() / CLOSED_SHARE;
-            // Ends: each turn gives up a file that was closed.
-            while give_way(core, keep) {}
+        if self.handle.core.owner.is_here() {
+            close(&self.handle.core, &self.handle.mapping);
         }
     }
 }
 
-/// Files without handles have at most one in this many of the process's descriptors.
-const CLOSED_SHARE: usize = 4;
-
-/// Drops one handle of the mapping; true if it was the last one.
-fn close(core: &Core, mapping: &Mapping) -> bool {
-    let Closed { last, for_good, source } = core.mappings.drop_handle(mapping);
-    if for_good {
+/// Drops one handle of the mapping.
+fn close(core: &Core, mapping: &Mapping) {
+    let Closed { for_good, source } = core.mappings.drop_handle(mapping);
+    // Nobody can say of a block device, when it is opened again, whether it has changed.
+    let is_device = mapping.is_of_system() && mapping.read_under().is_none();
+    let was_last = source.is_some();
+    if for_good || (was_last && (is_device || source.is_deleted())) {
         freeze::drop_clean(core, mapping, 0..PAGES_END);
-    } else if source.is_some() {
+    } else if was_last && !mapping.is_of_system() {
         // The source may never answer. Whoever opens the file again has a source that does.
         freeze::drop_on_their_way(core, mapping);
     }
     core.retire(mapping);
     drop(source);
-    last
-}
-
-/// If more than `keep` files of the system are cached without a handle, drops the pages of the one
-/// that was closed first, and with them its descriptor. False if there are no more.
-pub(crate) fn give_way(core: &Core, keep: usize) -> bool {
-    let Some(mapping) = core.mappings.give_way(keep) else { return false };
-    close(core, &mapping);
-    true
 }

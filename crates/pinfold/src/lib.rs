@@ -333,6 +333,8 @@ mod read;
 mod readers;
 mod recent;
 mod reclaim;
+#[cfg(not(loom))]
+mod refresh;
 mod residency;
 mod sizes;
 pub mod source;
@@ -369,6 +371,8 @@ pub use options::Reference;
 pub use options::{FileOptions, Options};
 pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
+#[cfg(not(loom))]
+pub use refresh::{Changed, Refreshed};
 pub use source::Hint;
 #[cfg(not(loom))]
 pub use space::{AnonMap, HeldRange, Map, Protection, Space, SpaceOptions};

@@ -14,7 +14,7 @@
 //! error of a fill). A thread that freezes a folio holds the mutex from before the freeze until the
 //! folio is thawed or out of the index, so under the mutex no folio of the mapping is ever frozen.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
 use crate::mirror::Mirror;
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
-use crate::source::{Backing, Identity, Key, SharedSource, Truncated, shared_bytes};
+use crate::source::{Backing, Contents, FileId, Identity, Key, LetGo, Truncated, shared_bytes};
 use crate::swap::pages::{Pages, Unused};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::uffd::Uffd;
@@ -39,15 +39,23 @@ pub(crate) const LEN_MAX_BYTES: u64 = (1 << 63) - PAGE_BYTES as u64;
 /// The source cannot report it, or it is above [`LEN_MAX_BYTES`].
 pub(crate) fn ask_len(backing: &Backing, path: &Path) -> Result<u64> {
     match backing.len_bytes() {
-        Ok(len_bytes) if len_bytes <= LEN_MAX_BYTES => Ok(len_bytes),
-        Ok(len_bytes) => {
-            Err(ErrorKind::TooLong { path: path.to_owned(), len_bytes, most_bytes: LEN_MAX_BYTES }
-                .into())
-        }
+        Ok(len_bytes) => check_len(len_bytes, path),
         Err(cause) => {
             Err(ErrorKind::Length { path: path.to_owned(), cause: Arc::new(cause) }.into())
         }
     }
+}
+
+/// The length, if a file may have it.
+///
+/// # Errors
+/// It is above [`LEN_MAX_BYTES`].
+pub(crate) fn check_len(len_bytes: u64, path: &Path) -> Result<u64> {
+    let most_bytes = LEN_MAX_BYTES;
+    if len_bytes > most_bytes {
+        return Err(ErrorKind::TooLong { path: path.to_owned(), len_bytes, most_bytes }.into());
+    }
+    Ok(len_bytes)
 }
 
 /// The memory of a mapping whose pages are the program's own: what eviction asks of it.
@@ -91,12 +99,32 @@ pub(crate) struct Mapping {
     handles: AtomicU64,
     /// Two opens with equal identities are one file. Sources of the program's own may have none.
     identity: Option<Identity>,
-    /// It cannot be opened any more, because its key names another version now, or because it gave
-    /// way to other files. Changes under the table's mutex, which orders it: hence not from
-    /// `crate::sync`.
+    /// Of a file of the system: what its cached pages were read under. Changes under `resizing`.
+    /// Taken after all other locks.
+    read_under: Mutex<Option<ReadUnder>>,
+    /// It cannot be opened any more, because its key names another version now. Changes under the
+    /// table's mutex, which orders it: hence not from `crate::sync`.
     outdated: std::sync::atomic::AtomicBool,
-    /// Its number in [`Table::closed`], if it is there; as above.
-    closing: std::sync::atomic::AtomicU64,
+}
+
+/// What the cached pages of a file were read under: each of them after a moment at which the file
+/// had these contents. So they are the file's if it still has, and the contents were settled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadUnder {
+    pub(crate) contents: Contents,
+    settled: bool,
+}
+
+impl ReadUnder {
+    /// The file has had these contents just now. `backing` is of the file.
+    pub(crate) fn now(contents: Contents, backing: &Backing) -> Self {
+        ReadUnder { contents, settled: contents.are_settled(backing.has_fine_times()) }
+    }
+
+    /// Whether pages that were read under it are those of a file with these contents.
+    pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
+        mutant::on(Mutant::OpenUncompared) || (self.settled && self.contents == *contents)
+    }
 }
 
 /// The state that the `change` mutex guards.
@@ -131,18 +159,44 @@ impl Mapping {
     /// Bytes of what is kept for it outside of the arena, the directory apart, as for
     /// [`Stats::files_bytes`](crate::Stats::files_bytes).
     pub(crate) fn heap_bytes(&self) -> u64 {
-        const TABLE: usize =
-            size_of::<Option<Arc<Mapping>>>() + size_of::<(Key, u32)>() + size_of::<(u64, u32)>();
+        const TABLE: usize = size_of::<Option<Arc<Mapping>>>() + size_of::<(Key, u32)>();
         let names = match &self.identity {
             // Its key is in the table, too.
-            Some(Identity { key: Key::Object(key), version }) => {
+            Some(Identity { key: Key::Object(key), version, .. }) => {
                 2 * key.capacity() + version.as_ref().map_or(0, String::capacity)
             }
             _ => 0,
         };
         let own = shared_bytes(size_of::<Self>()) + self.path.capacity() + names + TABLE;
-        let of_system = matches!(self.identity, Some(Identity { key: Key::File(_), .. }));
-        (own + Backing::heap_bytes(of_system)) as u64
+        (own + Backing::heap_bytes(self.is_of_system())) as u64
+    }
+
+    /// Whether its cached pages are those of a file with these contents. Of a block device nobody
+    /// knows.
+    fn has_pages_of(&self, contents: Option<&Contents>) -> bool {
+        let under = self.read_under();
+        contents.zip(under).is_some_and(|(contents, under)| under.is_settled_as(contents))
+    }
+
+    /// What its cached pages were read under, if it is a file of the system.
+    pub(crate) fn read_under(&self) -> Option<ReadUnder> {
+        *self.read_under.lock()
+    }
+
+    /// Notes that nothing is cached that was read before the file had these contents. The caller
+    /// holds `resizing`.
+    pub(crate) fn set_read_under(&self, contents: ReadUnder) {
+        *self.read_under.lock() = Some(contents);
+    }
+
+    /// Whether it is a file of the system, or a block device.
+    pub(crate) fn is_of_system(&self) -> bool {
+        matches!(self.identity, Some(Identity { key: Key::File(_), .. }))
+    }
+
+    /// Whether it is this one.
+    pub(crate) fn is_file(&self, file: FileId) -> bool {
+        self.identity.as_ref().is_some_and(|identity| identity.key == Key::File(file))
     }
 
     pub(crate) fn set_len_bytes(&self, bytes: u64) {
@@ -304,24 +358,17 @@ struct Table {
     by_key: HashMap<Key, u32>,
     /// All numbers are below it.
     ids_end: u32,
-    /// Files of the system without handles, in the order in which they were closed. Each has a
-    /// descriptor.
-    closed: BTreeMap<u64, u32>,
-    /// How often one was put there.
-    closings: u64,
 }
 
 /// What is left to do when a handle was dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Closed {
-    /// It was the last handle.
-    pub(crate) last: bool,
     /// It was the last one, and the file can never be opened again: it has no identity, or is
     /// outdated.
     pub(crate) for_good: bool,
-    /// The source, if it is of no more use. Dropping it may take long, and may close other files.
-    pub(crate) source: Option<SharedSource>,
+    /// The source, if it was the last one.
+    pub(crate) source: LetGo,
 }
 
 impl Mappings {
@@ -331,8 +378,6 @@ impl Mappings {
             free_ids: Vec::new(),
             by_key: HashMap::new(),
             ids_end: MAPPING_NONE,
-            closed: BTreeMap::new(),
-            closings: 0,
         };
         Mappings { table: Mutex::new(table) }
     }
@@ -381,17 +426,19 @@ impl Mappings {
             let mapping = mapping.expect("a file that is listed has a mapping");
             // Relaxed, here and below: ordered by the table's mutex.
             let nobodys = mapping.handles.load(Ordering::Relaxed) == 0;
-            match changed(&mapping, identity.as_ref(), &path) {
+            let changed = changed(&mapping, identity.as_ref(), &path);
+            let contents = identity.as_ref().and_then(|identity| identity.contents.as_ref());
+            let rewritten = nobodys && mapping.is_of_system() && !mapping.has_pages_of(contents);
+            match changed {
                 Some(error) if !nobodys => return Err(error),
-                Some(_) if table.is_full() => return Err(table.too_many(path)),
                 Some(_) => mapping.outdated.store(true, Ordering::Relaxed),
+                None if rewritten => mapping.outdated.store(true, Ordering::Relaxed),
                 None if nobodys => _old_source = mapping.backing.adopt(&backing),
                 None => {}
             }
             if mapping.outdated.load(Ordering::Relaxed) && table.is_full() {
                 return Err(table.too_many(path));
             }
-            table.no_longer_closed(&mapping);
             mapping.handles.fetch_add(1, Ordering::Relaxed);
             if !mapping.outdated.load(Ordering::Relaxed) {
                 return Ok((mapping, None));
@@ -399,6 +446,8 @@ impl Mappings {
             outdated = Some(mapping);
         }
         let Some(id) = table.take_id() else { return Err(table.too_many(path)) };
+        let read_under = identity.as_ref().and_then(|identity| identity.contents);
+        let read_under = read_under.map(|contents| ReadUnder::now(contents, &backing));
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
             index,
@@ -414,14 +463,27 @@ impl Mappings {
             path,
             handles: AtomicU64::new(1),
             identity: identity.clone(),
+            read_under: Mutex::new(read_under),
             outdated: false.into(),
-            closing: 0.into(),
         });
         table.by_id[id as usize] = Some(mapping.clone());
         if let Some(identity) = identity {
             table.by_key.insert(identity.key, id);
         }
         Ok((mapping, outdated))
+    }
+
+    /// The mapping of a file that has handles, with one more.
+    pub(crate) fn open_again(&self, file: FileId) -> Option<Arc<Mapping>> {
+        let table = self.table();
+        let id = *table.by_key.get(&Key::File(file))?;
+        let mapping = table.by_id[id as usize].as_ref()?;
+        // Relaxed, both: ordered by the table's mutex.
+        if mapping.handles.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        mapping.handles.fetch_add(1, Ordering::Relaxed);
+        Some(mapping.clone())
     }
 
     /// Adds a handle to `mapping`, which has one.
@@ -434,39 +496,18 @@ impl Mappings {
     /// Removes a handle.
     ///
     /// Without handles a mapping has no source: whoever opens the file brings one. So a source may
-    /// have handles of the cache that has it. A file of the system keeps its descriptor, without
-    /// which its inode number could become another file's. (Dirty folios will need the source until
-    /// they are written.)
+    /// have handles of the cache that has it, and a file that is closed has no descriptor. (Dirty
+    /// folios will need the source until they are written.)
     pub(crate) fn drop_handle(&self, mapping: &Mapping) -> Closed {
-        let mut table = self.table();
+        let _table = self.table();
         let before = mapping.handles.fetch_sub(1, Ordering::Relaxed);
         assert!(before > 0, "a handle was dropped that was not there");
-        let last = before == 1;
+        if before > 1 {
+            return Closed { for_good: false, source: LetGo::default() };
+        }
         let outdated = mapping.outdated.load(Ordering::Relaxed);
-        let for_good = last && (mapping.identity.is_none() || outdated);
-        let of_system = matches!(mapping.identity, Some(Identity { key: Key::File(_), .. }));
-        let source = if last && !of_system { mapping.backing.let_go() } else { None };
-        if last && of_system && !outdated {
-            table.closings += 1;
-            let closing = table.closings;
-            mapping.closing.store(closing, Ordering::Relaxed);
-            table.closed.insert(closing, mapping.id);
-        }
-        Closed { last, for_good, source }
-    }
-
-    /// If more than `keep` files of the system are listed without handles: the one that was closed
-    /// first, outdated from now on, with a handle that the caller drops.
-    pub(crate) fn give_way(&self, keep: usize) -> Option<Arc<Mapping>> {
-        let mut table = self.table();
-        if table.closed.len() <= keep {
-            return None;
-        }
-        let (_, id) = table.closed.pop_first()?;
-        let mapping = table.by_id[id as usize].clone().expect("a closed file is listed");
-        mapping.outdated.store(true, Ordering::Relaxed);
-        mapping.handles.fetch_add(1, Ordering::Relaxed);
-        Some(mapping)
+        let for_good = mapping.identity.is_none() || outdated;
+        Closed { for_good, source: mapping.backing.let_go() }
     }
 
     /// Removes the mapping if it has neither handles nor folios. Calls `clear` first, to empty the
@@ -497,7 +538,6 @@ impl Mappings {
         {
             table.by_key.remove(&identity.key);
         }
-        table.no_longer_closed(mapping);
         table.by_id[id] = None;
         table.free_ids.push(mapping.id);
     }
@@ -521,10 +561,6 @@ impl Table {
             self.by_id.push(None);
             self.by_id.len() as u32 - 1
         }))
-    }
-
-    fn no_longer_closed(&mut self, mapping: &Mapping) {
-        self.closed.remove(&mapping.closing.load(Ordering::Relaxed));
     }
 }
 

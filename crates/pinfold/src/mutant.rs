@@ -57,6 +57,12 @@ mutants! {
     /// An insert does not check whether there is a folio already.
     InsertBlindly,
 
+    // ---- of files that others write ----
+    /// An open does not compare the file's contents with those that cached pages were read under.
+    OpenUncompared,
+    /// A file that has grown is not compared with what is cached.
+    GrownUncompared,
+
     // ---- of mirrors ----
     /// A copy takes single pages of others out of its place.
     StraysOneByOne,

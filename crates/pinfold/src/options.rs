@@ -59,7 +59,7 @@ impl Options {
     ///   ([`Stats::files_bytes`](crate::Stats::files_bytes)), and 4 bytes for each 256 KiB of its
     ///   length, at most 256 KiB, or 512 KiB if it has grown
     ///   ([`Stats::directories_bytes`](crate::Stats::directories_bytes));
-    /// - 128 bytes for each handle;
+    /// - 192 bytes for each handle;
     /// - 8 KiB for each 64 [readers](crate::Reader);
     /// - for each cache its counters (33 KiB), its threads, and its `io_uring`;
     /// - for each thread that reads absent pages of files in batches an `io_uring` of 64 entries

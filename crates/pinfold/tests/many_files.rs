@@ -1,4 +1,4 @@
-//! Many more files than descriptors: files that were closed stay cached, and give way.
+//! Many more files than descriptors: files that were closed stay cached, without a descriptor.
 //!
 //! The limit is the whole process's, so each test is a process by itself.
 
@@ -6,14 +6,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use pinfold::{Cache, Clients, ErrorKind, File, Options, Space, SpaceOptions};
 use pinfold_testing::pattern::Pattern;
 
 /// Descriptors that the process may have.
 const LIMIT: usize = 96;
-/// Those of files that were closed.
-const CLOSED_MAX: usize = LIMIT / 4;
 const BYTES: usize = 10_000;
 
 /// Runs `body`, of the test `name`, in a process that may have `LIMIT` descriptors.
@@ -48,6 +47,15 @@ impl Files {
         self.dir.path().join(n.to_string())
     }
 
+    /// Waits until a change of the last one that was written would be seen by any file's times.
+    fn settle(&self, last: usize) {
+        let changed = std::fs::metadata(self.path(last)).unwrap().modified().unwrap();
+        // Ends: time goes on.
+        while changed.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// How many of them the process has descriptors of.
     fn descriptors(&self) -> usize {
         let here = |fd: &Path| std::fs::read_link(fd).is_ok_and(|to| to.starts_with(&self.dir));
@@ -73,69 +81,69 @@ fn cache() -> Cache {
 }
 
 #[test]
-fn files_that_are_opened_one_after_another_need_few_descriptors() {
-    with_few_descriptors("files_that_are_opened_one_after_another_need_few_descriptors", || {
+fn files_that_were_closed_stay_cached_without_descriptors() {
+    with_few_descriptors("files_that_were_closed_stay_cached_without_descriptors", || {
         let (cache, files) = (cache(), Files::new(300));
+        files.settle(299);
         for n in 0..300 {
             check(&cache.open(files.path(n)).unwrap(), n);
-            assert!(files.descriptors() <= CLOSED_MAX, "{} after {n}", files.descriptors());
+            assert_eq!(files.descriptors(), 0, "after {n}");
         }
-        assert_eq!((files.descriptors(), cache.stats().files as usize), (CLOSED_MAX, CLOSED_MAX));
-        // Those that were closed last are cached, in whatever order they are opened again.
         let misses = cache.stats().misses;
-        for n in 300 - CLOSED_MAX..300 {
+        for n in 0..300 {
             check(&cache.open(files.path(n)).unwrap(), n);
         }
-        assert_eq!(cache.stats().misses, misses);
-        // One that had to go, and has changed since.
+        let stats = cache.stats();
+        assert_eq!((stats.misses, stats.files), (misses, 300));
+        // One that has changed since.
         std::fs::write(files.path(7), pattern(8).to_vec(BYTES)).unwrap();
         check(&cache.open(files.path(7)).unwrap(), 8);
-        // What is open does not count, and is not given up.
         let open: Vec<_> = (0..40).map(|n| cache.open(files.path(n + 100)).unwrap()).collect();
         open.iter().enumerate().for_each(|(n, file)| check(file, n + 100));
-        assert!(files.descriptors() >= 40);
+        assert_eq!(files.descriptors(), 40);
         drop(open);
-        assert_eq!(files.descriptors(), CLOSED_MAX);
+        assert_eq!(files.descriptors(), 0);
     });
 }
 
 #[test]
-fn a_closed_file_gives_way_when_the_process_has_no_descriptor_left() {
-    with_few_descriptors("a_closed_file_gives_way_when_the_process_has_no_descriptor_left", || {
+fn what_is_cached_stays_when_the_process_has_no_descriptor_left() {
+    with_few_descriptors("what_is_cached_stays_when_the_process_has_no_descriptor_left", || {
         let (cache, files) = (cache(), Files::new(200));
-        (0..CLOSED_MAX).for_each(|n| check(&cache.open(files.path(n)).unwrap(), n));
+        files.settle(199);
+        (0..200).for_each(|n| check(&cache.open(files.path(n)).unwrap(), n));
+        let kept = cache.open(files.path(0)).unwrap();
+        let stats = cache.stats();
         let mut own = Vec::new();
         // Ends: at the limit.
         while let Ok(file) = std::fs::File::open("/dev/null") {
             own.push(file);
         }
-        // Each takes the descriptor of a closed one. (What looks at descriptors needs one, too.)
-        let mut open = Vec::new();
-        for n in 100..100 + CLOSED_MAX {
-            open.push(cache.open(files.path(n)).unwrap());
-            check(open.last().unwrap(), n);
-        }
         let error = cache.open(files.path(1)).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Open(_)), "{error:?}");
         assert!(error.to_string().contains("Too many open files"), "{error}");
-        open.iter().enumerate().for_each(|(n, file)| check(file, n + 100));
-        assert_eq!(cache.stats().files as usize, CLOSED_MAX);
+        check(&kept, 0);
         drop(own);
-        check(&cache.open(files.path(1)).unwrap(), 1);
+        (0..200).for_each(|n| check(&cache.open(files.path(n)).unwrap(), n));
+        let now = cache.stats();
+        assert_eq!((now.misses, now.files), (stats.misses, 200));
+        assert_eq!(now.resident_bytes, stats.resident_bytes);
     });
 }
 
 #[test]
-fn files_that_threads_open_and_close_give_way_to_each_other() {
-    with_few_descriptors("files_that_threads_open_and_close_give_way_to_each_other", || {
-        let (cache, files) = (cache(), Files::new(2 * CLOSED_MAX));
+fn threads_open_and_close_files_at_once() {
+    const FILES: usize = 48;
+    with_few_descriptors("threads_open_and_close_files_at_once", || {
+        let (cache, files) = (cache(), Files::new(FILES));
+        files.settle(FILES - 1);
         std::thread::scope(|scope| {
             for seed in 0..4 {
                 let (cache, files) = (&cache, &files);
                 scope.spawn(move || {
                     let mut rng = fastrand::Rng::with_seed(seed);
                     for _ in 0..2000 {
-                        let n = rng.usize(0..2 * CLOSED_MAX);
+                        let n = rng.usize(0..FILES);
                         let file = cache.open(files.path(n)).unwrap();
                         let kept = file.get(1).unwrap().into_owned();
                         check(&file, n);
@@ -145,10 +153,10 @@ fn files_that_threads_open_and_close_give_way_to_each_other() {
                 });
             }
         });
-        assert_eq!(files.descriptors(), CLOSED_MAX);
+        assert_eq!(files.descriptors(), 0);
         let stats = cache.stats();
-        assert_eq!(stats.files as usize, CLOSED_MAX);
-        assert_eq!(stats.resident_bytes, (CLOSED_MAX * BYTES.next_multiple_of(4096)) as u64);
+        assert_eq!(stats.files as usize, FILES);
+        assert_eq!(stats.resident_bytes, (FILES * BYTES.next_multiple_of(4096)) as u64);
     });
 }
 

@@ -59,17 +59,22 @@ pub(crate) fn discard(core: &Core, mapping: &Mapping, pages: Range<u64>) -> u64 
 /// Folios that have left their file, of which nobody has let go yet.
 #[derive(Debug, Default)]
 #[must_use = "who waits for them is not woken yet"]
-pub(crate) struct Gone(Vec<FrameNumber>);
+pub(crate) struct Gone {
+    folios: Vec<FrameNumber>,
+    /// Of these, and of those that were let go of before.
+    bytes: u64,
+}
 
 impl Gone {
     /// Step 5. This wakes futures, and wakers are the program's: no lock may be held, but within
-    /// [`together`](crate::wait::together).
-    pub(crate) fn let_go(self, core: &Core) {
-        for gone in self.0.chunks(BATCH) {
+    /// [`together`](crate::wait::together). Returns the bytes dropped.
+    pub(crate) fn let_go(self, core: &Core) -> u64 {
+        for gone in self.folios.chunks(BATCH) {
             users::let_go(core, gone);
         }
         users::collect(core);
         core.pressure.progress();
+        self.bytes
     }
 }
 
@@ -185,9 +190,9 @@ fn drop_range(
         }
         drop(changing);
         if when_empty.is_some() {
-            later.0.append(&mut gone);
+            later.folios.append(&mut gone);
             if clears_now {
-                std::mem::take(&mut later).let_go(core);
+                let _ = std::mem::take(&mut later).let_go(core);
                 mapping.settle_mirror(&pages);
                 (is_shown, clears) = (false, clears + 1);
             }
@@ -199,6 +204,7 @@ fn drop_range(
         users::collect(core);
         core.pressure.progress();
     }
+    later.bytes = dropped;
     (dropped, later)
 }
 

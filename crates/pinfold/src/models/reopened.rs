@@ -13,7 +13,7 @@ use crate::source::{Backing, Identity, Key};
 fn open(model: &Model) -> Handle {
     let core = &model.core;
     let key = Key::Object("model".to_owned());
-    let identity = Identity { key, version: None };
+    let identity = Identity { key, version: None, contents: None };
     let backing = Backing::new(model.sources[0].clone(), core.engine.clone());
     let path = PathBuf::from("again");
     let opened = core.mappings.open(&core.nodes, Some(identity), path, backing, 4 * PAGE);

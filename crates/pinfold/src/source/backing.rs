@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use crate::sync::locks::RwLock;
 
+use super::contents::Contents;
 use super::descriptor::Descriptor;
 use super::disk::{BUFFERED, Disk};
 use super::engine::Engine;
@@ -44,10 +45,38 @@ pub(crate) struct Backing {
 struct Current {
     /// `None` once it was let go of.
     source: Option<SharedSource>,
+    /// What the source reads, if it is a file of the system.
+    file: Option<OfSystem>,
     /// The descriptor of a file that threads may read by rings of their own.
     own_rings: Option<Arc<Descriptor>>,
     /// The source's own: nothing waits for requests of the source before it.
     lane: Arc<pool::Lane>,
+}
+
+/// What a source was, when it is of no more use to a cache. Dropping it may take long, and may close
+/// other files.
+#[derive(Debug, Default)]
+pub(crate) struct LetGo {
+    source: Option<SharedSource>,
+    file: Option<OfSystem>,
+}
+
+impl LetGo {
+    pub(crate) fn is_some(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Whether it is a file to which no path leads any more.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.descriptor.is_deleted())
+    }
+}
+
+/// A file of the system.
+#[derive(Clone, Debug)]
+struct OfSystem {
+    descriptor: Arc<Descriptor>,
+    fine_times: bool,
 }
 
 /// A file was truncated: it ended before the length that it had when the cache last asked.
@@ -122,21 +151,24 @@ impl OwnRing<'_> {
 
 impl Backing {
     pub(crate) fn new(source: Arc<dyn Source>, engine: Arc<Engine>) -> Self {
-        Self::with(source, None, engine)
+        Self::with(source, None, None, engine)
     }
 
     /// Of an opened file.
-    pub(crate) fn of_file(Opened { source, own_rings, .. }: Opened, engine: Arc<Engine>) -> Self {
-        Self::with(source, own_rings, engine)
+    pub(crate) fn of_file(opened: Opened, engine: Arc<Engine>) -> Self {
+        let Opened { source, file, fine_times, own_rings } = opened;
+        let file = OfSystem { descriptor: file, fine_times };
+        Self::with(source, Some(file), own_rings, engine)
     }
 
     fn with(
         source: Arc<dyn Source>,
+        file: Option<OfSystem>,
         own_rings: Option<Arc<Descriptor>>,
         engine: Arc<Engine>,
     ) -> Self {
         let lane = Arc::new(pool::Lane::new());
-        let current = Current { source: Some(source.into()), own_rings, lane };
+        let current = Current { source: Some(source.into()), file, own_rings, lane };
         Self { current: RwLock::new(current), engine, meter: Arc::default() }
     }
 
@@ -184,10 +216,10 @@ impl Backing {
     }
 
     /// Lets go of the source, for the caller to drop; until it adopts another, nothing is read.
-    pub(crate) fn let_go(&self) -> Option<SharedSource> {
+    pub(crate) fn let_go(&self) -> LetGo {
         let mut current = self.current.write();
         current.own_rings = None;
-        current.source.take()
+        LetGo { source: current.source.take(), file: current.file.take() }
     }
 
     /// Reads into `extents` and returns the number of bytes read. A short count means that the
@@ -245,6 +277,18 @@ impl Backing {
 
     pub(crate) fn len_bytes(&self) -> io::Result<u64> {
         guarded("len_bytes", || self.source().len_bytes())
+    }
+
+    /// What identifies the contents of the file now; nothing does of a block device, and of a source
+    /// that the program implements.
+    pub(crate) fn contents(&self) -> io::Result<Option<Contents>> {
+        let file = self.current.read().file.clone();
+        file.map_or(Ok(None), |file| file.descriptor.contents())
+    }
+
+    /// Whether it is a file of which [`Contents::are_settled`] at once.
+    pub(crate) fn has_fine_times(&self) -> bool {
+        self.current.read().file.as_ref().is_some_and(|file| file.fine_times)
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {

@@ -9,8 +9,9 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{Advice, SeekFrom};
+use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
 
+use super::contents::Contents;
 use super::extent::{self, Extent};
 use super::request::{Direction, Request};
 use crate::limits::check_file_end;
@@ -192,6 +193,22 @@ impl Descriptor {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file was opened for reading only"))
+    }
+
+    /// What identifies its contents now; nothing does of a block device.
+    pub(super) fn contents(&self) -> io::Result<Option<Contents>> {
+        if self.block_device {
+            return Ok(None);
+        }
+        Ok(Some(Contents::of(&rustix::fs::fstat(&self.fd)?)))
+    }
+
+    /// Whether no path leads to it any more, as far as this machine knows: a server that hangs is
+    /// not asked.
+    pub(super) fn is_deleted(&self) -> bool {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        rustix::fs::statx(&self.fd, c"", flags, StatxFlags::NLINK)
+            .is_ok_and(|stat| stat.stx_mask & StatxFlags::NLINK.bits() != 0 && stat.stx_nlink == 0)
     }
 
     pub(super) fn len_bytes(&self) -> io::Result<u64> {

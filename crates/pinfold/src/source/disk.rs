@@ -66,6 +66,10 @@ impl Disk {
         shared_bytes(size_of::<Self>()) + shared_bytes(size_of::<Descriptor>())
     }
 
+    pub(super) fn file(&self) -> &Arc<Descriptor> {
+        &self.file
+    }
+
     /// The descriptor, where many reads that a thread waits for go by a ring of the thread's own.
     pub(super) fn for_own_rings(&self) -> Option<Arc<Descriptor>> {
         matches!(self.way, Way::Direct(Ok(_))).then(|| self.file.clone())

@@ -3,6 +3,8 @@
 //! Belongs here: the key under which a file's pages are found again, and its version. Called by
 //! `Cache` and by the table of files, `mapping.rs`.
 
+use super::contents::Contents;
+
 /// The object that a source reads, and its version: [`Source::identity`](super::Source::identity).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceIdentity {
@@ -30,21 +32,24 @@ pub(crate) enum Key {
     Object(String),
 }
 
-/// The key with the version; a file has no version.
+/// The key with the version, as of the time at which it was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) key: Key,
+    /// Of an object.
     pub(crate) version: Option<String>,
+    /// Of a file; a block device has none.
+    pub(crate) contents: Option<Contents>,
 }
 
-impl From<FileId> for Identity {
-    fn from(file: FileId) -> Self {
-        Identity { key: Key::File(file), version: None }
+impl Identity {
+    pub(crate) fn of_file(file: FileId, contents: Option<Contents>) -> Self {
+        Identity { key: Key::File(file), version: None, contents }
     }
 }
 
 impl From<SourceIdentity> for Identity {
     fn from(object: SourceIdentity) -> Self {
-        Identity { key: Key::Object(object.key), version: Some(object.version) }
+        Identity { key: Key::Object(object.key), version: Some(object.version), contents: None }
     }
 }

@@ -38,6 +38,7 @@
 // | `descriptor.rs` | the system calls on an open file |
 // | `disk.rs`, `memory.rs` | the sources |
 // | `open.rs` | from a path to a source |
+// | `contents.rs` | whether a file's contents have changed |
 // | `identity.rs` | when two sources are the same object |
 // | `meter.rs` | calls, bytes, latencies |
 // | `under_way.rs` | how many requests and calls have begun and ended |
@@ -46,6 +47,7 @@
 mod aligned;
 mod backing;
 mod clock;
+mod contents;
 mod descriptor;
 mod disk;
 mod engine;
@@ -74,22 +76,23 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub(crate) use aligned::AlignedBuffer;
-pub(crate) use backing::Backing;
 pub use backing::Truncated;
+pub(crate) use backing::{Backing, LetGo};
+pub(crate) use contents::Contents;
 pub(crate) use engine::{Engine, EngineOptions};
 pub use extent::Extent;
 pub use identity::SourceIdentity;
-pub(crate) use identity::{Identity, Key};
+pub(crate) use identity::{FileId, Identity, Key};
 pub(crate) use later::read_later;
 pub use memory::Memory;
 pub use meter::{LATENCY_BUCKETS, LaneStats, SourceStats};
 pub use open::{Access, OpenError, Preference, open_file};
-pub(crate) use open::{Opened, descriptors_max, open};
+pub(crate) use open::{Opened, find, look};
 pub(crate) use own_ring::Reading;
 pub(crate) use request::is_refusal;
 use request::overlong;
 pub use request::{Canceller, Completion, Direction, Request, Stop};
-pub(crate) use shared::{SharedSource, shared_bytes};
+pub(crate) use shared::shared_bytes;
 pub(crate) use under_way::in_a_source;
 
 /// Bytes that the default vectored calls move at a time through a buffer of their own.

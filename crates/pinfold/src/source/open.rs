@@ -1,15 +1,15 @@
 //! From a path to a source: what may be opened, and whether by direct I/O or not.
 //!
 //! Belongs here: opening, refusing what is not a file, detecting direct I/O. Does not: the I/O
-//! itself. Called by `Cache::open`.
+//! itself. Called by `Cache::open`, which goes on from [`Found`] only if the file is not open yet.
 //!
 //! # How direct I/O is detected
 //! The file is opened once; everything else happens on that descriptor, so it cannot become another
 //! file in between. (1) tmpfs and ramfs keep files in memory: newer kernels accept `O_DIRECT`
 //! there, but it has no effect. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) reports the
 //! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
-//! its block size, and for a file 512 and 4096 are tried. (4) `O_DIRECT` is switched on and one
-//! block read as a probe, since some file systems accept the flag and refuse the read.
+//! its block size, and for a file 512 and 4096 are tried; `O_DIRECT` is switched on and one block
+//! read as a probe, since some file systems accept the flag and refuse the read.
 //!
 //! # How a wrong length is detected
 //! A cache believes the length that the file system reports. Some make up a file's content when it
@@ -25,9 +25,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
+use super::contents::{Contents, has_fine_times};
 use super::descriptor::Descriptor;
 use super::disk::Disk;
 use super::engine::Engine;
@@ -39,8 +40,6 @@ use super::{AlignedBuffer, Source};
 pub(super) const ALIGNMENT_MAX: usize = 4096;
 /// Alignments tried for a file when the kernel does not report one.
 const ALIGNMENTS: [usize; 2] = [512, ALIGNMENT_MAX];
-
-const DESCRIPTORS_MAX: libc::rlim_t = 1024;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
@@ -134,33 +133,30 @@ impl OpenError {
             | OpenError::NoDirect { .. } => io::ErrorKind::Unsupported,
         }
     }
-
-    /// Whether the process or the system has no descriptor left.
-    pub(crate) fn is_shortage(&self) -> bool {
-        let OpenError::System { cause, .. } = self else { return false };
-        matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
-    }
 }
 
 /// What a directory is called.
 const DIRECTORY: &str = "a directory";
 
-/// How many descriptors the process may have at once. The limit may change.
-pub(crate) fn descriptors_max() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: DESCRIPTORS_MAX, rlim_max: DESCRIPTORS_MAX };
-    // If the system does not say, the limit that most processes have.
-    // SAFETY: stores to `limit` alone.
-    let _ = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+/// A file or block device that was found at a path and opened. How it will be read is not known yet.
+#[derive(Debug)]
+pub(crate) struct Found {
+    fd: OwnedFd,
+    stat: Stat,
+    block_device: bool,
+    access: Access,
 }
 
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) source: Arc<dyn Source>,
+    /// What the source reads.
+    pub(super) file: Arc<Descriptor>,
+    /// As by [`has_fine_times`].
+    pub(super) fine_times: bool,
     /// For threads that wait for many reads at once, if they have rings of their own.
     pub(super) own_rings: Option<Arc<Descriptor>>,
-    pub(crate) identity: FileId,
 }
 
 /// Opens the file or block device at `path`, which must exist, as a source by itself: to be read or
@@ -189,76 +185,113 @@ pub fn open_file(
     preference: Preference,
 ) -> Result<Arc<dyn Source>, OpenError> {
     let without = Err("opened without a cache".to_owned());
-    Ok(open_with(path.as_ref(), access, preference, without)?.source)
+    let path = path.as_ref();
+    Ok(find(path, access)?.open_with(path, preference, without)?.source)
 }
 
-/// Opens the file or block device at `path` for a cache; it must exist.
-pub(crate) fn open(
-    path: &Path,
-    access: Access,
-    preference: Preference,
-    engine: &Engine,
-) -> Result<Opened, OpenError> {
-    open_with(path, access, preference, engine.ring())
-}
-
-fn open_with(
-    path: &Path,
-    access: Access,
-    preference: Preference,
-    ring: Result<Arc<Ring>, String>,
-) -> Result<Opened, OpenError> {
-    let system = |cause: io::Error| OpenError::System { path: path.to_owned(), cause };
+/// Opens the file or block device at `path`, which must exist.
+///
+/// Cost: three system calls.
+pub(crate) fn find(path: &Path, access: Access) -> Result<Found, OpenError> {
+    let system = |errno: Errno| OpenError::System { path: path.to_owned(), cause: errno.into() };
     // Checked before opening: opening a pipe or a device may have effects.
-    let before = rustix::fs::stat(path).map_err(|errno| system(errno.into()))?;
+    let before = rustix::fs::stat(path).map_err(system)?;
     check_type(path, FileType::from_raw_mode(before.st_mode))?;
-    let fd = open_fd(path, access).map_err(|errno| system(errno.into()))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|errno| system(errno.into()))?;
+    let fd = open_fd(path, access).map_err(system)?;
+    let stat = rustix::fs::fstat(&fd).map_err(system)?;
     let file_type = FileType::from_raw_mode(stat.st_mode);
     check_type(path, file_type)?;
-    let magic = rustix::fs::fstatfs(&fd).map(|system| system.f_type.cast_unsigned());
-    if file_type == FileType::RegularFile {
-        let told_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        if !has_length(&fd, told_bytes, magic.unwrap_or(0)) {
-            return Err(OpenError::NoLength { path: path.to_owned(), told_bytes });
-        }
-    }
-    // From here on its reads wait.
-    let flags = rustix::fs::fcntl_getfl(&fd).map_err(|errno| system(errno.into()))?;
-    let waiting = rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK);
-    waiting.map_err(|errno| system(errno.into()))?;
+    Ok(Found { fd, stat, block_device: file_type == FileType::BlockDevice, access })
+}
 
-    let block_device = file_type == FileType::BlockDevice;
-    let identity = if block_device {
+/// What the path names now: its identity, and that of its contents. Nothing is opened.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn look(path: &Path) -> Result<(FileId, Option<Contents>), Errno> {
+    let stat = rustix::fs::stat(path)?;
+    let block_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    Ok((identity(&stat, block_device), contents(&stat, block_device)))
+}
+
+fn identity(stat: &Stat, block_device: bool) -> FileId {
+    if block_device {
         FileId { device: stat.st_rdev, inode: 0 }
     } else {
         FileId { device: stat.st_dev, inode: stat.st_ino }
-    };
-    let direct = match preference {
-        Preference::Buffered => Err("not wanted".to_owned()),
-        _ => go_direct(&fd, block_device, magic).map_err(|why| why.to_string()),
-    };
-    let writable = access == Access::ReadWrite;
-    let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
-    let mut own_rings = None;
-    let source: Arc<dyn Source> = match direct {
-        Ok(alignment) => {
-            let disk = Disk::direct(descriptor(alignment), ring);
-            own_rings = disk.for_own_rings();
-            Arc::new(disk)
+    }
+}
+
+fn contents(stat: &Stat, block_device: bool) -> Option<Contents> {
+    (!block_device).then(|| Contents::of(stat))
+}
+
+impl Found {
+    pub(crate) fn identity(&self) -> FileId {
+        identity(&self.stat, self.block_device)
+    }
+
+    /// What identified its contents when it was found; nothing does of a block device.
+    pub(crate) fn contents(&self) -> Option<Contents> {
+        contents(&self.stat, self.block_device)
+    }
+
+    /// Makes it a source. `path` is for messages.
+    pub(crate) fn open(
+        self,
+        path: &Path,
+        preference: Preference,
+        engine: &Engine,
+    ) -> Result<Opened, OpenError> {
+        self.open_with(path, preference, engine.ring())
+    }
+
+    fn open_with(
+        self,
+        path: &Path,
+        preference: Preference,
+        ring: Result<Arc<Ring>, String>,
+    ) -> Result<Opened, OpenError> {
+        let Found { fd, stat, block_device, access } = self;
+        let magic = rustix::fs::fstatfs(&fd).map(|system| system.f_type.cast_unsigned());
+        if !block_device {
+            let told_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+            if !has_length(&fd, told_bytes, magic.unwrap_or(0)) {
+                return Err(OpenError::NoLength { path: path.to_owned(), told_bytes });
+            }
         }
-        Err(why) if preference == Preference::Direct => {
-            return Err(OpenError::NoDirect { path: path.to_owned(), why });
-        }
-        Err(_) => {
-            let file = descriptor(1);
-            // Advice only: if it is refused, the kernel caches a little more than needed.
-            let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
-            Arc::new(Disk::buffered(file))
-        }
-    };
-    source.len_bytes().map_err(system)?;
-    Ok(Opened { source, own_rings, identity })
+        let direct = match preference {
+            Preference::Buffered => Err("not wanted".to_owned()),
+            _ => go_direct(&fd, block_device, magic).map_err(|why| why.to_string()),
+        };
+        let writable = access == Access::ReadWrite;
+        let fine_times = direct.is_ok() && has_fine_times(magic.unwrap_or(0));
+        let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
+        let disk = match direct {
+            Ok(alignment) => Disk::direct(descriptor(alignment), ring),
+            Err(why) if preference == Preference::Direct => {
+                return Err(OpenError::NoDirect { path: path.to_owned(), why });
+            }
+            Err(_) => {
+                let file = descriptor(1);
+                set_flags(&file.fd, OFlags::empty()).map_err(|errno| OpenError::System {
+                    path: path.to_owned(),
+                    cause: errno.into(),
+                })?;
+                // Advice only: if it is refused, the kernel caches a little more than needed.
+                let _ = rustix::fs::fadvise(&file.fd, 0, None, Advice::Random);
+                Disk::buffered(file)
+            }
+        };
+        let (file, own_rings) = (disk.file().clone(), disk.for_own_rings());
+        Ok(Opened { source: Arc::new(disk), file, fine_times, own_rings })
+    }
+}
+
+/// Sets the flags of an open file that can be changed: these and no others. So its reads wait from
+/// here on, as `NONBLOCK` is none of them.
+fn set_flags(fd: &OwnedFd, flags: OFlags) -> Result<(), Errno> {
+    rustix::fs::fcntl_setfl(fd, flags)
 }
 
 /// Opens what is at `path`, so that nothing done to it waits: if the path became a pipe since the
@@ -326,7 +359,7 @@ impl fmt::Display for NoDirect {
     }
 }
 
-/// Switches direct I/O on and returns the alignment it needs; on error it is off.
+/// Switches direct I/O on and returns the alignment it needs. After an error it may be on.
 fn go_direct(
     fd: &OwnedFd,
     block_device: bool,
@@ -340,23 +373,16 @@ fn go_direct(
     if let Some(bytes) = told.filter(|bytes| *bytes > ALIGNMENT_MAX) {
         return Err(NoDirect::TooCoarse(bytes));
     }
-    let flags = rustix::fs::fcntl_getfl(fd).map_err(asking)?;
-    rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT)
-        .map_err(|errno| NoDirect::Refused("O_DIRECT", errno))?;
-    let probed = match (told, block_device) {
-        (Some(bytes), _) => probe(fd, &[bytes]),
+    set_flags(fd, OFlags::DIRECT).map_err(|errno| NoDirect::Refused("O_DIRECT", errno))?;
+    match (told, block_device) {
+        (Some(bytes), _) => Ok(bytes),
         (None, true) => match rustix::fs::ioctl_blksszget(fd) {
             Ok(bytes) if bytes as usize > ALIGNMENT_MAX => Err(NoDirect::TooCoarse(bytes as usize)),
             Ok(bytes) => probe(fd, &[bytes as usize]),
             Err(_) => probe(fd, &[ALIGNMENT_MAX]),
         },
         (None, false) => probe(fd, &ALIGNMENTS),
-    };
-    if probed.is_err() {
-        let back = rustix::fs::fcntl_setfl(fd, flags);
-        assert!(back.is_ok(), "a flag just set could not be taken back: {back:?}");
     }
-    probed
 }
 
 /// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".

@@ -25,7 +25,7 @@ use crate::frame::PAGE_BYTES;
 use crate::guarded::guarded;
 use crate::limits::check_file_end;
 use crate::source::{
-    Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, is_refusal, open,
+    Access, AlignedBuffer, Backing, Engine, Extent, Opened, Preference, Source, find, is_refusal,
     read_later,
 };
 use pages::Unused;
@@ -309,7 +309,8 @@ fn make(dir: &Path, bytes: u64, engine: &Engine) -> io::Result<Opened> {
             Err(error) => return Err(error.into()),
         }
     };
-    let opened = open(&path, Access::ReadWrite, Preference::Auto, engine);
+    let found = find(&path, Access::ReadWrite);
+    let opened = found.and_then(|found| found.open(&path, Preference::Auto, engine));
     rustix::fs::unlink(&path)?;
     check_file_end(bytes)?;
     let allocate = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes);

@@ -22,8 +22,19 @@ use std::sync::mpsc::Sender;
 
 use super::ring::Ring;
 use super::{
-    Access, Backing, Engine, EngineOptions, Extent, OpenError, Preference, Request, Source, open,
+    Access, Backing, Engine, EngineOptions, Extent, OpenError, Opened, Preference, Request, Source,
+    find,
 };
+
+/// Opens a file as the cache does.
+pub(super) fn open(
+    path: &Path,
+    access: Access,
+    preference: Preference,
+    engine: &Engine,
+) -> Result<Opened, OpenError> {
+    find(path, access)?.open(path, preference, engine)
+}
 
 pub(super) const PAGE: usize = 4096;
 

@@ -1,0 +1,331 @@
+//! Files that other programs write, replace and delete: what an `open` returns afterwards.
+
+#![cfg(not(loom))] // the model checker has no front door
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pinfold::source::Preference;
+use pinfold::{Cache, Changed, File, FileOptions, Options};
+
+const WAYS: [Preference; 2] = [Preference::Auto, Preference::Buffered];
+
+/// A cache, and a directory on the file system of the build, where files are read directly.
+struct Ground {
+    cache: Cache,
+    dir: tempfile::TempDir,
+    preference: Preference,
+}
+
+impl Ground {
+    fn new(preference: Preference) -> Self {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Ground { cache: Cache::new(Options::new(8 << 20)).unwrap(), dir, preference }
+    }
+
+    /// A file of this name with these bytes.
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn open(&self, path: &Path) -> File {
+        self.cache.open_with(path, FileOptions::default().preference(self.preference)).unwrap()
+    }
+
+    fn resident(&self) -> u64 {
+        self.cache.stats().resident_bytes
+    }
+}
+
+/// Waits until a change of the file gets another time than the last one did, on any kernel.
+fn tick(path: &Path) {
+    let last = fs::metadata(path).unwrap().modified().unwrap();
+    // Ends: time goes on.
+    while last.elapsed().is_ok_and(|since| since < Duration::from_millis(50)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// All that the file has, and no byte more.
+#[track_caller]
+fn check(file: &File, wanted: &[u8]) {
+    assert_eq!(file.len(), wanted.len() as u64);
+    let mut buf = vec![0xee; wanted.len() + 5000];
+    assert_eq!(file.read_at(&mut buf, 0).unwrap(), wanted.len());
+    let wrong = (0..wanted.len()).find(|&at| buf[at] != wanted[at]);
+    assert_eq!(wrong, None, "a wrong byte, of {}", wanted.len());
+}
+
+/// What another program may do to a file that has `OLD`, and what the file has then.
+type Change = (&'static str, fn(&Path) -> Vec<u8>);
+
+const OLD: &[u8] = &[b'a'; 20_000];
+
+const CHANGES: [Change; 8] = [
+    ("written anew, longer", |path| {
+        fs::write(path, vec![b'b'; 40_000]).unwrap();
+        vec![b'b'; 40_000]
+    }),
+    ("written anew, as long as before", |path| {
+        fs::write(path, vec![b'b'; OLD.len()]).unwrap();
+        vec![b'b'; OLD.len()]
+    }),
+    ("written anew, shorter", |path| {
+        fs::write(path, vec![b'b'; 5000]).unwrap();
+        vec![b'b'; 5000]
+    }),
+    ("appended to", |path| {
+        fs::OpenOptions::new().append(true).open(path).unwrap().write_all(&[b'c'; 9000]).unwrap();
+        [OLD, &[b'c'; 9000]].concat()
+    }),
+    ("written to in place, one byte", |path| {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(b"d", 12_345).unwrap();
+        let mut bytes = OLD.to_vec();
+        bytes[12_345] = b'd';
+        bytes
+    }),
+    ("written to in place, with its old time set again", |path| {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.write_all_at(b"e", 777).unwrap();
+        file.set_modified(modified).unwrap();
+        let mut bytes = OLD.to_vec();
+        bytes[777] = b'e';
+        bytes
+    }),
+    ("replaced by another", |path| {
+        let other = path.with_extension("new");
+        fs::write(&other, vec![b'f'; OLD.len()]).unwrap();
+        fs::rename(&other, path).unwrap();
+        vec![b'f'; OLD.len()]
+    }),
+    ("deleted and made again", |path| {
+        // The inode's number may be the same.
+        fs::remove_file(path).unwrap();
+        fs::write(path, vec![b'g'; OLD.len()]).unwrap();
+        vec![b'g'; OLD.len()]
+    }),
+];
+
+#[test]
+fn a_file_that_was_closed_is_opened_as_it_is() {
+    for (n, (what, change)) in CHANGES.iter().enumerate() {
+        for preference in WAYS {
+            println!("{what}, {preference:?}");
+            let ground = Ground::new(preference);
+            let path = ground.file(&n.to_string(), OLD);
+            check(&ground.open(&path), OLD);
+            let now = change(&path);
+            check(&ground.open(&path), &now);
+        }
+    }
+}
+
+#[test]
+fn an_open_shows_what_has_changed_to_all_handles() {
+    for (n, (what, change)) in CHANGES[..6].iter().enumerate() {
+        for preference in WAYS {
+            println!("{what}, {preference:?}");
+            let ground = Ground::new(preference);
+            let path = ground.file(&n.to_string(), OLD);
+            let file = ground.open(&path);
+            check(&file, OLD);
+            let guard = file.get(3).unwrap();
+            let now = change(&path);
+            let again = ground.open(&path);
+            check(&again, &now);
+            check(&file, &now);
+            assert_eq!(guard[..], OLD[3 * 4096..4 * 4096], "a guard keeps what it has");
+        }
+    }
+}
+
+#[test]
+fn a_refresh_tells_what_has_changed_and_shows_it() {
+    for (n, (what, change)) in CHANGES.iter().enumerate() {
+        for preference in WAYS {
+            println!("{what}, {preference:?}");
+            let ground = Ground::new(preference);
+            let path = ground.file(&n.to_string(), OLD);
+            let file = ground.open(&path);
+            let clone = file.clone();
+            check(&file, OLD);
+            assert_eq!(file.refresh().unwrap().changed, Changed::No);
+            let misses = ground.cache.stats().misses;
+            check(&file, OLD);
+            assert_eq!(ground.cache.stats().misses, misses, "nothing was dropped");
+            tick(&path);
+            let now = change(&path);
+            let told = file.refresh().unwrap();
+            let wanted = match *what {
+                "appended to" => Changed::Grown,
+                "replaced by another" | "deleted and made again" => Changed::Replaced,
+                _ => Changed::Rewritten,
+            };
+            assert_eq!(told.changed, wanted);
+            if wanted == Changed::Replaced {
+                // These handles have the old file.
+                check(&file, OLD);
+                check(&ground.open(&path), &now);
+                assert_eq!(clone.refresh().unwrap().changed, Changed::Replaced);
+            } else {
+                assert_eq!(told.len, now.len() as u64);
+                check(&file, &now);
+                check(&clone, &now);
+                assert_eq!(clone.refresh().unwrap().changed, Changed::No, "it was told once");
+            }
+        }
+    }
+}
+
+/// A log is read by what is appended alone.
+#[test]
+fn a_refresh_of_a_file_that_was_appended_to_keeps_the_rest() {
+    let ground = Ground::new(Preference::Auto);
+    let old = vec![b'a'; 1_000_000];
+    let path = ground.file("log", &old);
+    let file = ground.open(&path);
+    check(&file, &old);
+    let cached = ground.resident();
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+    assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+    let dropped = cached - ground.resident();
+    assert!(dropped > 0 && dropped <= cached / 4, "{dropped} of {cached}");
+    let mut end = [0; 8];
+    assert_eq!(file.read_at(&mut end, 999_996).unwrap(), 8);
+    assert_eq!(&end, b"aaaamore");
+}
+
+/// Cut, and longer than before when somebody looks: no attribute tells it from an append.
+#[test]
+fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
+    type Regrow = fn(usize) -> Vec<u8>;
+    let regrown: [(&str, Regrow); 3] = [
+        ("all other bytes", |bytes| vec![b'b'; bytes]),
+        ("another first byte", |bytes| [vec![b'b'], vec![b'a'; bytes - 1]].concat()),
+        ("other bytes before the old end", |bytes| {
+            let mut all = vec![b'a'; bytes];
+            all[999_000] = b'b';
+            all
+        }),
+    ];
+    for (what, regrow) in regrown {
+        println!("{what}");
+        let ground = Ground::new(Preference::Auto);
+        let old = vec![b'a'; 1_000_000];
+        let path = ground.file("file", &old);
+        let file = ground.open(&path);
+        check(&file, &old);
+        let now = regrow(1_200_000);
+        fs::write(&path, &now).unwrap();
+        assert_eq!(file.refresh().unwrap().changed, Changed::Rewritten);
+        check(&file, &now);
+    }
+}
+
+#[test]
+fn a_refresh_goes_by_the_path_of_its_handle() {
+    let ground = Ground::new(Preference::Auto);
+    let (path, hard, link) =
+        (ground.file("one", OLD), ground.dir.path().join("hard"), ground.dir.path().join("link"));
+    fs::hard_link(&path, &hard).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let [by_path, by_hard, by_link] = [&path, &hard, &link].map(|path| ground.open(path));
+    check(&by_path, OLD);
+    // A link that shows another file changes nothing of this one.
+    let other = ground.file("other", b"other");
+    fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&other, &link).unwrap();
+    let changed = |file: &File| file.refresh().unwrap().changed;
+    assert_eq!(
+        [&by_path, &by_hard, &by_link].map(changed),
+        [Changed::No, Changed::No, Changed::Replaced]
+    );
+    fs::remove_file(&path).unwrap();
+    assert_eq!(changed(&by_path), Changed::Replaced);
+    assert_eq!(changed(&by_hard.clone()), Changed::No, "what the other handle has seen");
+    check(&by_hard, OLD);
+}
+
+#[test]
+fn an_invalidation_counts_what_a_new_length_drops() {
+    let ground = Ground::new(Preference::Auto);
+    let path = ground.file("file", OLD);
+    let file = ground.open(&path);
+    check(&file, OLD);
+    assert_eq!(file.invalidate(0..0).unwrap(), 0);
+    let before = ground.resident();
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+    let dropped = file.invalidate(0..0).unwrap();
+    assert_eq!(dropped, before - ground.resident());
+    assert!(dropped > 0);
+    // What was invalidated as a whole is not told again.
+    tick(&path);
+    fs::write(&path, OLD).unwrap();
+    file.invalidate(0..i64::MAX as u64).unwrap();
+    assert_eq!(file.refresh().unwrap().changed, Changed::No);
+    check(&file, OLD);
+}
+
+/// How many descriptors the process has of files in the directory of `ground`, deleted or not.
+fn descriptors(ground: &Ground) -> usize {
+    let here = |fd: &fs::DirEntry| {
+        fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(ground.dir.path()))
+    };
+    fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok).filter(here).count()
+}
+
+#[test]
+fn a_deleted_file_goes_with_its_last_handle() {
+    for preference in WAYS {
+        let ground = Ground::new(preference);
+        let path = ground.file("file", OLD);
+        let (file, other) = (ground.open(&path), ground.open(&path));
+        check(&file, OLD);
+        fs::remove_file(&path).unwrap();
+        drop(file);
+        check(&other, OLD);
+        drop(other);
+        assert_eq!(
+            (ground.resident(), ground.cache.stats().files, descriptors(&ground)),
+            (0, 0, 0)
+        );
+        // One that is deleted later keeps nothing but memory that nobody else has wanted so far.
+        let path = ground.file("later", OLD);
+        check(&ground.open(&path), OLD);
+        assert!(ground.resident() > 0);
+        assert_eq!(descriptors(&ground), 0);
+        // One with another path left is none.
+        let hard = ground.dir.path().join("hard");
+        fs::hard_link(&path, &hard).unwrap();
+        let file = ground.open(&path);
+        check(&file, OLD);
+        fs::remove_file(&path).unwrap();
+        drop(file);
+        assert!(ground.resident() > 0);
+    }
+}
+
+/// Tests that fail with a mutant of `mutant.rs` on.
+#[cfg(feature = "mutants")]
+const MUTANTS: &[(&str, &str)] = &[
+    ("a_file_that_was_closed_is_opened_as_it_is", "OpenUncompared"),
+    ("an_open_shows_what_has_changed_to_all_handles", "OpenUncompared"),
+    ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
+];
+
+#[cfg(feature = "mutants")]
+#[test]
+fn each_fails_with_its_mutant() {
+    for (name, mutant) in MUTANTS {
+        let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", name]).env("PINFOLD_MUTANT", mutant).env("RUST_BACKTRACE", "0");
+        assert!(!test.output().unwrap().status.success(), "{name} does not fail with {mutant}");
+    }
+}

@@ -13,7 +13,7 @@ use crate::fork::Owner;
 use crate::frame::{Frame, FrameNumber, Frames, MAPPING_NONE, PAGE_BYTES, PAGE_SHIFT};
 use crate::grants::Grants;
 use crate::holders::Holders;
-use crate::index::{NodePool, TrimWhere};
+use crate::index::NodePool;
 use crate::mapping::{Mapping, Mappings};
 use crate::mirror::Leftovers;
 use crate::mutant::{self, Mutant};
@@ -170,13 +170,7 @@ impl Core {
 
     /// Removes the mapping from the table if it has neither handles nor pages.
     pub(crate) fn retire(&self, mapping: &Mapping) {
-        self.mappings.retire(mapping, |changing| {
-            let mut writer = changing.writer(&self.nodes);
-            // Ends: each call continues where the last one stopped, and nothing adds shadows.
-            while writer.shadow_slots() > 0 {
-                writer.drop_shadows(u64::MAX, TrimWhere::Anywhere);
-            }
-        });
+        self.mappings.retire(mapping);
     }
 
     /// Gives back one reference, and frees the folio if it was the last one.

@@ -80,6 +80,8 @@ pub(crate) struct Mapping {
     pub(crate) index: Index,
     /// The number by which its folios name it.
     pub(crate) id: u32,
+    /// The number by which ghosts name it: the same when it is opened again.
+    pub(crate) ghosts_of: u64,
     len_bytes: AtomicU64,
     /// Held while the source is asked for its length and the answer is applied.
     pub(crate) resizing: Mutex<()>,
@@ -450,6 +452,7 @@ impl Mappings {
         let read_under = read_under.map(|contents| ReadUnder::now(contents, &backing));
         let (index, owner) = nodes.new_index(len_bytes.div_ceil(PAGE_BYTES as u64));
         let mapping = Arc::new(Mapping {
+            ghosts_of: identity.as_ref().map_or_else(|| index.id(), Identity::number),
             index,
             id,
             len_bytes: AtomicU64::new(len_bytes),
@@ -510,9 +513,8 @@ impl Mappings {
         Closed { for_good, source: mapping.backing.let_go() }
     }
 
-    /// Removes the mapping if it has neither handles nor folios. Calls `clear` first, to empty the
-    /// rest of its index.
-    pub(crate) fn retire(&self, mapping: &Mapping, clear: impl FnOnce(&mut Changing<'_>)) {
+    /// Removes the mapping if it has neither handles nor folios.
+    pub(crate) fn retire(&self, mapping: &Mapping) {
         // A hint: usually there are handles.
         if mapping.handles.load(Ordering::Relaxed) > 0 {
             return;
@@ -526,12 +528,9 @@ impl Mappings {
         if !listed || opened {
             return;
         }
-        let mut changing = mapping.change();
-        if changing.folios() > 0 {
+        if mapping.change().folios() > 0 {
             return;
         }
-        clear(&mut changing);
-        drop(changing);
         // The key of an outdated mapping belongs to a newer one.
         if let Some(identity) = &mapping.identity
             && table.by_key.get(&identity.key) == Some(&mapping.id)

@@ -1,10 +1,10 @@
 //! Residency: which folios are cached, in the order in which the policy would evict them.
 //!
-//! The policy behind its lock, and the frame table as the policy sees it. `pinfold-policy` decides
+//! The policy behind its lock, the ghosts, and the frame table as the policy sees it. `pinfold-policy` decides
 //! which folio is evicted, `reclaim/evict.rs` evicts it. Called by the modules that add, drop, move
 //! or split folios: `fill`, `freeze`, `reclaim`.
 
-use pinfold_policy::{Answer, Id, NONE, Place, Policy, Residents, S3Fifo, Shadow, Sweep};
+use pinfold_policy::{Answer, Id, NONE, Place, Policy, Residents, S3Fifo, Sweep};
 
 use crate::frame::{Frame, FrameNumber, Frames};
 use crate::sync::Mutex;
@@ -28,9 +28,13 @@ impl Residency {
         Residency(Mutex::new(Box::new(S3Fifo::new(pages.into()))))
     }
 
-    /// The folio at `head` is up to date from now on. Call it under its mapping's `change` mutex.
-    pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, shadow: Option<Shadow>) {
-        self.0.lock().insert(&mut Entries(frames), head.0, shadow);
+    /// The folio at `head`, of a file that ghosts know as `file`, is up to date from now on. Call it
+    /// under its mapping's `change` mutex. Returns whether it came back soon after it was evicted.
+    pub(crate) fn insert(&self, frames: &Frames, head: FrameNumber, file: u64) -> bool {
+        let mut policy = self.0.lock();
+        let shadow = frames.ghosts().get(file, frames.frame(head).identity().index);
+        policy.insert(&mut Entries(frames), head.0, shadow);
+        shadow.is_some_and(|shadow| policy.is_recent(shadow))
     }
 
     /// The folio at `head` has left its file, but not by eviction.
@@ -84,18 +88,32 @@ impl Residency {
         victims
     }
 
-    /// Tells the policy what happened to a victim. For an eviction, under the `change` mutex,
-    /// returns the shadow to leave in its place.
-    pub(crate) fn answer(
+    /// The folio at `victim`, of a file that ghosts know as `file`, is frozen and will be evicted.
+    /// Call it under its mapping's `change` mutex.
+    pub(crate) fn evicted(
         &self,
         frames: &Frames,
         sweep: &mut Sweep,
         victim: FrameNumber,
-        answer: Answer,
-    ) -> Option<u32> {
+        file: u64,
+    ) {
         let mut policy = self.0.lock();
-        let shadow = policy.answer(&mut Entries(frames), sweep, victim.0, answer);
-        shadow.map(Shadow::payload)
+        let mut entries = Entries(frames);
+        if let Some(shadow) = policy.answer(&mut entries, sweep, victim.0, Answer::Evicted) {
+            frames.ghosts().put(file, frames.frame(victim).identity().pages(), shadow);
+        }
+    }
+
+    /// Tells the policy why a victim stays.
+    pub(crate) fn stays(
+        &self,
+        frames: &Frames,
+        sweep: &mut Sweep,
+        victim: FrameNumber,
+        why: Answer,
+    ) {
+        let none = self.0.lock().answer(&mut Entries(frames), sweep, victim.0, why);
+        debug_assert_eq!(none, None, "what stays leaves no shadow");
     }
 }
 

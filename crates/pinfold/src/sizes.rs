@@ -25,7 +25,7 @@ macro_rules! sizes {
 }
 
 sizes! {
-    /// Frames of the smallest arena. Shipped: one frame of table, and the 63 others it describes; a
+    /// Frames of the smallest arena. Shipped: two frames of table, and the 62 others it describes; a
     /// cache needs more (nodes, folios in flight) and checks that itself. A model has a frame of
     /// table and one other.
     FRAMES_MIN: u32 = 64, loom 2, shuttle 2;

@@ -25,7 +25,7 @@
 //! let shadow = policy.answer(&mut table, &mut sweep, victim, Answer::Evicted);
 //! assert_eq!(victim, 7);
 //!
-//! // The folio comes back soon: its shadow entry sends it straight to the main queue.
+//! // The folio comes back soon: its shadow, kept in [`Ghosts`], sends it straight to the main queue.
 //! policy.insert(&mut table, 7, shadow);
 //! assert_eq!(policy.usage().main.folios, 1);
 //! ```
@@ -48,6 +48,7 @@
 //! `VecDeque`s.
 
 mod clock;
+mod ghosts;
 mod policy;
 mod queues;
 mod residents;
@@ -56,6 +57,7 @@ mod shadow;
 mod sweep;
 
 pub use clock::Clock;
+pub use ghosts::{GhostLine, Ghosts};
 pub use policy::{Policy, PolicyState};
 pub use queues::{Usage, Weight};
 pub use residents::{Id, NONE, PAGES_MAX, Place, Queue, Residents, Table, USES_MAX};

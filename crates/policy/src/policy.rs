@@ -13,7 +13,7 @@ pub trait PolicyState: Send {
     /// A short name, for reports.
     fn name(&self) -> &'static str;
 
-    /// Whether a shadow entry is still recent; if not, its slot may be reclaimed.
+    /// Whether a folio with this shadow was evicted recently.
     fn is_recent(&self, shadow: Shadow) -> bool;
 
     /// The folios that the policy holds.
@@ -26,8 +26,8 @@ pub trait PolicyState: Send {
 /// `next_victim` looks at no more folios than the sweep's effort allows.
 pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// Inserts a folio, and sets its use count to 0: the first read of a folio that a reader waited
-    /// for is not a use, and the caller does not raise the count for it. `shadow` is the entry
-    /// found where the folio is inserted, if any.
+    /// for is not a use, and the caller does not raise the count for it. `shadow` is what
+    /// was left of it, if it was evicted before.
     ///
     /// # Panics
     /// In debug builds if the folio's place is not `Out`.
@@ -40,7 +40,7 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// If this sweep can offer no more: the reason, with counts.
     fn next_victim(&mut self, residents: &mut R, sweep: &mut Sweep) -> Result<Id, GaveUp>;
 
-    /// Reports the outcome for an offered folio. If it was evicted, returns the shadow entry to
+    /// Reports the outcome for an offered folio. If it was evicted, returns the shadow to
     /// leave behind, if any.
     ///
     /// `Evicted` is right for any folio that the caller holds frozen, offered or not. `Busy` and
@@ -89,7 +89,7 @@ pub(crate) trait Rules: PolicyState {
     /// The most folios spared in one call.
     fn reprieves_max(&self) -> u32;
 
-    /// The shadow entry to leave for a folio that was evicted from this queue.
+    /// The shadow to leave for a folio that was evicted from this queue.
     fn ghost(&mut self, from: Queue, pages: u32) -> Option<Shadow>;
 }
 

@@ -13,7 +13,7 @@
 //! ghost 0.90, threshold 2.)
 //!
 //! **Other than there.** Folios weigh 1 to 512 pages, and the queues' shares are in pages. The
-//! ghosts are the caller's shadow entries (`shadow.rs`). One call spares no more than
+//! ghosts are fingerprints with the time of eviction (`ghosts.rs`, `shadow.rs`). One call spares no more than
 //! `reprieves_max` folios, then offers the next whatever its count, so that a caller's stall is
 //! bounded however hot the cache is. What main evicts leaves a ghost too. While main lacks pages (a
 //! new cache, a budget raised, a large file dropped) newcomers that do not fit in small go to main;

@@ -1,28 +1,28 @@
-//! Shadow entries: the 30 bits that the policy leaves for an evicted folio, stored by the caller.
+//! Shadows: when a folio was evicted, in 16 bits that the policy leaves for each.
 //!
-//! Here: the payload of a shadow entry and the clock that measures its age. Not here: where the
-//! entry is stored (the cache's index slots) or what follows from its age (`s3fifo.rs`).
+//! Here: the payload of a shadow and the clock that measures its age. Not here: where it is stored
+//! (`ghosts.rs`) or what follows from its age (`s3fifo.rs`).
 //!
 //! S3-FIFO keeps a ghost queue of as many names as the main queue has folios, and asks whether a
 //! name is still in it. A FIFO queue needs no memory to answer that: a name is in it as long as no
 //! more than the queue's length was put in since. So the clock counts the pages put in, the payload
-//! is the clock's reading, and the entry is recent while the clock is at most `reach` pages
+//! is the clock's reading, and the folio is recent while the clock is at most `reach` pages
 //! further.
 //!
-//! **Wrap.** The payload is the reading modulo 2^30 units. A ghost that was left for 2^30 units
+//! **Wrap.** The payload is the reading modulo 2^16 units. A ghost that was left for 2^16 units
 //! looks new again for `reach` pages of every round; then one folio enters the main queue instead
 //! of the small one, and takes up its pages there for one passage. Nothing else follows. A unit is
-//! one page up to a capacity of 2^24 pages (64 GiB) and doubles from there, so that a round is
-//! never shorter than 64 capacities: of ghosts of any age at most one in 64 is misjudged.
+//! one page up to a capacity of 2^10 pages (4 MiB) and doubles from there, so that a round is
+//! never shorter than 64 capacities: of ghosts of any age at most one in 64 is misjudged, and most
+//! have fallen out of the table long before. A unit is never more than a 512th of the capacity.
 
-/// The bits of a shadow entry's payload.
-pub const SHADOW_BITS: u32 = 30;
+/// The bits of a shadow's payload.
+pub const SHADOW_BITS: u32 = 16;
 const MASK: u32 = (1 << SHADOW_BITS) - 1;
 /// A round of the payload is at least this many capacities.
 const ROUND_CAPACITIES: u64 = 64;
 
-/// The payload of a shadow entry: stored when a folio is evicted, and passed back when its pages
-/// return.
+/// When a folio was evicted: stored then, and passed back when its pages return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shadow(u32);
 
@@ -32,7 +32,7 @@ impl Shadow {
     /// # Panics
     /// If the payload has more than [`SHADOW_BITS`] bits.
     pub const fn from_payload(payload: u32) -> Self {
-        assert!(payload <= MASK, "a shadow's payload has 30 bits");
+        assert!(payload <= MASK, "a shadow's payload has 16 bits");
         Self(payload)
     }
 
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(shadow.payload(), MASK);
         clock.stamp(50);
         assert!(clock.is_recent(shadow), "the wrap made a young ghost old");
-        clock.now_pages += 1 << 29;
+        clock.now_pages += 1 << (SHADOW_BITS - 1);
         assert!(!clock.is_recent(shadow));
         clock.now_pages = u64::from(MASK) + (1 << SHADOW_BITS);
         assert!(clock.is_recent(shadow), "documented: after a whole round a ghost looks new");
@@ -115,12 +115,12 @@ mod tests {
 
     #[test]
     fn a_round_is_at_least_64_capacities() {
-        for capacity_pages in [1, 1000, 1 << 24, (1 << 24) + 1, 1 << 27, 1 << 30] {
+        for capacity_pages in [1, 1000, 1 << 10, (1 << 10) + 1, 1 << 24, 1 << 30] {
             let clock = GhostClock::new(capacity_pages, capacity_pages);
             let round_pages = 1_u64 << (SHADOW_BITS + clock.unit_shift);
             assert!(round_pages >= 64 * capacity_pages, "{capacity_pages} pages");
         }
-        assert_eq!(GhostClock::new(1 << 24, 1).unit_shift, 0);
-        assert_eq!(GhostClock::new(1 << 30, 1).unit_shift, 6);
+        assert_eq!(GhostClock::new(1 << 10, 1).unit_shift, 0);
+        assert_eq!(GhostClock::new(1 << 30, 1).unit_shift, 20);
     }
 }

@@ -15,7 +15,7 @@ use crate::residents::Queue;
 /// The outcome for a folio that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Frozen and taken out of its file: the policy forgets it and returns the shadow entry to
+    /// Frozen and taken out of its file: the policy forgets it and returns the shadow to
     /// leave. Answered before the frame is freed, since the policy still reads the folio's weight.
     Evicted,
     /// It is held for a moment, or being written: back to the newest end of its queue.

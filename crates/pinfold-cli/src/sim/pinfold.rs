@@ -1,19 +1,21 @@
 //! The cache's own policies, driven as the cache drives them: the code is `pinfold-policy`'s.
 
-use pinfold_policy::{Answer, Place, Policy, Residents, Shadow, Sweep, Table};
+use pinfold_policy::{Answer, GhostLine, Ghosts, Place, Policy, Residents, Sweep, Table};
 
 use super::engine::Engine;
 
 /// As much effort as the cache spends to find one victim; nothing is pinned here, so it is enough.
 const EFFORT_MAX: u32 = 1 << 20;
 
-/// A cache of one-page folios around a policy. Shadow entries are kept beside the pages, as the
-/// cache keeps them in its index.
+/// All pages of a trace are one file's.
+const FILE: u64 = 0;
+
+/// A cache of one-page folios around a policy, with a table of ghosts as the cache has it.
 #[derive(Debug)]
 pub(super) struct Driver<P> {
     policy: P,
     table: Table,
-    shadows: Vec<Option<Shadow>>,
+    ghosts: Box<[GhostLine]>,
     free_pages: u32,
 }
 
@@ -23,7 +25,7 @@ impl<P: Policy<Table>> Driver<P> {
         Self {
             policy,
             table: Table::new(distinct as usize),
-            shadows: vec![None; distinct as usize],
+            ghosts: (0..Ghosts::lines_for(capacity)).map(|_| GhostLine::default()).collect(),
             free_pages: capacity,
         }
     }
@@ -38,7 +40,10 @@ impl<P: Policy<Table>> Driver<P> {
         let victim = self.policy.next_victim(&mut self.table, &mut sweep);
         let victim = victim.expect("a full cache without pins has a victim");
         let shadow = self.policy.answer(&mut self.table, &mut sweep, victim, Answer::Evicted);
-        self.shadows[victim as usize] = shadow;
+        if let Some(shadow) = shadow {
+            let page = u64::from(victim);
+            Ghosts::new(&self.ghosts).put(FILE, page..page + 1, shadow);
+        }
         self.free_pages += 1;
     }
 }
@@ -53,7 +58,7 @@ impl<P: Policy<Table>> Engine for Driver<P> {
             self.evict();
         }
         self.free_pages -= 1;
-        let shadow = self.shadows[page as usize].take();
+        let shadow = Ghosts::new(&self.ghosts).get(FILE, page.into());
         self.policy.insert(&mut self.table, page, shadow);
         false
     }

@@ -9,8 +9,6 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pinfold_policy::Shadow;
-
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::{Error, ErrorKind, Result};
@@ -42,7 +40,6 @@ pub(crate) struct Filling {
     pub(super) head: FrameNumber,
     pub(super) page: u64,
     pub(super) order: Order,
-    pub(super) shadow: Option<Shadow>,
 }
 
 impl Filling {
@@ -260,10 +257,9 @@ fn land(
                 }
                 frame.change_end();
             }
-            if filling.shadow.is_some() {
+            if core.residency.insert(&core.frames, filling.head, mapping.ghosts_of) {
                 core.counters.count(Event::Refault);
             }
-            core.residency.insert(&core.frames, filling.head, filling.shadow);
         }
         Err(error) if wanted => {
             match wanted_by {

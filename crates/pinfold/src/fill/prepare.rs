@@ -3,8 +3,6 @@
 //!
 //! Called by the files of this folder, and by `many`.
 
-use pinfold_policy::Shadow;
-
 use super::batch::{Batch, Filling, For};
 use crate::core::Core;
 use crate::counters::Event;
@@ -167,13 +165,10 @@ fn insert_under_change(
     head: FrameNumber,
 ) -> std::result::Result<Filling, InsertError> {
     let core = &reader.core;
-    let inserted = {
-        let mut writer = changing.writer(&core.nodes);
-        writer.insert(page, u32::from(order.get()), head, page)?
-    };
+    changing.writer(&core.nodes).insert(page, u32::from(order.get()), head)?;
     changing.folios_added(1);
     core.frames.frame(head).count.get(1);
-    Ok(Filling { head, page, order, shadow: inserted.refault.map(Shadow::from_payload) })
+    Ok(Filling { head, page, order })
 }
 
 /// It is there.

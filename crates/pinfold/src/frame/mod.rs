@@ -107,9 +107,14 @@ impl Frames {
         })
     }
 
-    /// Bytes of the frames that the table takes up.
+    /// Bytes of the frames that the table takes up, with its ghosts.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.buddy.table_frames()) << PAGE_SHIFT
+    }
+
+    /// Which pages were evicted lately. To be used under the policy's lock.
+    pub(crate) fn ghosts(&self) -> pinfold_policy::Ghosts<'_> {
+        self.table.ghosts()
     }
 
     /// Frames in the arena, the table's own included.

@@ -1,14 +1,18 @@
-//! The frame table: one entry for each frame of the arena, in the arena's own first frames.
+//! The frame table: one entry for each frame of the arena, in the arena's own first frames, and
+//! the ghosts behind it.
 //!
 //! What belongs here: putting the entries there, and finding the one of a frame. What does not:
 //! what an entry says (`entry`). Called by `frame::Frames` and `buddy`.
 //!
-//! The entries take 64 bytes of each 4096, 1.57 % of the budget, and their frames have entries
-//! too, which say frozen and odd for ever. They lie in the frames' order, with gaps: see
+//! The entries take 64 bytes of each 4096, 1.57 % of the budget, and the lines of ghosts
+//! (`pinfold_policy::Ghosts`) 8, 0.2 %. Their frames have entries too, which say frozen and odd for
+//! ever. They lie in the frames' order, with gaps: see
 //! [`entry_at`].
 
 #[cfg(not(loom))]
 use std::ptr::NonNull;
+
+use pinfold_policy::{GhostLine, Ghosts};
 
 use super::entry::Frame;
 use super::units::{FRAMES_MAX, FrameNumber, Order, PAGE_BYTES};
@@ -17,7 +21,8 @@ use super::units::{FRAMES_MAX, FrameNumber, Order, PAGE_BYTES};
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Points to [`entries_for`] `frames` entries, initialised and living as long as the table.
+    /// Points to [`entries_for`] `frames` entries, initialised and living as long as the table, and
+    /// the ghosts behind them.
     entries: NonNull<Frame>,
     frames: u32,
 }
@@ -66,6 +71,17 @@ impl Table {
         Some(unsafe { entry.as_ref() })
     }
 
+    /// Which pages were evicted lately. To be used under the policy's lock.
+    pub(super) fn ghosts(&self) -> Ghosts<'_> {
+        // SAFETY: the lines follow the entries, in the memory of `place`'s contract.
+        let lines = unsafe { self.entries.add(entries_for(self.frames)) }.cast::<GhostLine>();
+        // SAFETY: so many lines lie there. They are as long and as aligned as entries; the memory
+        // was fresh, so zero, which is a line, and changes through the lines' atomics only.
+        let lines =
+            unsafe { std::slice::from_raw_parts(lines.as_ptr(), Ghosts::lines_for(self.frames)) };
+        Ghosts::new(lines)
+    }
+
     /// Which entry of the table it is, counted from the first.
     fn index_of(&self, entry: &Frame) -> usize {
         let bytes = std::ptr::from_ref(entry).addr().wrapping_sub(self.entries.addr().get());
@@ -78,6 +94,7 @@ impl Table {
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Box<[Frame]>,
+    ghosts: Box<[GhostLine]>,
     frames: u32,
 }
 
@@ -86,7 +103,8 @@ impl Table {
     #[allow(clippy::missing_safety_doc, reason = "as the real one")]
     pub(super) unsafe fn place(_base: std::ptr::NonNull<u8>, frames: u32) -> Self {
         let entries = (0..entries_for(frames)).map(|_| Frame::new()).collect();
-        Table { entries, frames }
+        let ghosts = (0..Ghosts::lines_for(frames)).map(|_| GhostLine::default()).collect();
+        Table { entries, ghosts, frames }
     }
 
     /// How many frames the table describes.
@@ -96,6 +114,10 @@ impl Table {
 
     pub(super) fn try_frame(&self, frame: FrameNumber) -> Option<&Frame> {
         (frame.0 < self.frames).then(|| &self.entries[entry_at(frame.0)])
+    }
+
+    pub(super) fn ghosts(&self) -> Ghosts<'_> {
+        Ghosts::new(&self.ghosts)
     }
 
     fn index_of(&self, entry: &Frame) -> usize {
@@ -111,6 +133,8 @@ const PAGE_ENTRIES: usize = PAGE_BYTES / 64;
 const GAP_SHIFT: u32 = Order::MAX.get() as u32;
 
 const _: () = assert!(FRAMES_MAX.leading_zeros() > 0, "`entry_at` would overflow");
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<GhostLine>() == 64 && align_of::<GhostLine>() == 64);
 
 /// Which entry of the table is that of `frame`, which is below [`FRAMES_MAX`].
 ///
@@ -135,9 +159,9 @@ const fn entries_for(frames: u32) -> usize {
 }
 
 impl Table {
-    /// Frames that the table of `frames` frames takes up, at the start of the arena.
+    /// Frames that the table of `frames` frames takes up, with its ghosts, at the start of the arena.
     pub(super) fn frames_taken(frames: u32) -> u32 {
-        entries_for(frames).div_ceil(PAGE_ENTRIES) as u32
+        (entries_for(frames) + Ghosts::lines_for(frames)).div_ceil(PAGE_ENTRIES) as u32
     }
 
     #[inline]
@@ -164,9 +188,9 @@ mod tests {
     #[test]
     fn the_table_takes_little_more_than_a_64th() {
         assert_eq!(Table::frames_taken(0), 0);
-        assert_eq!(Table::frames_taken(64), 1);
-        assert_eq!(Table::frames_taken(65), 2);
-        assert_eq!(Table::frames_taken(1 << 30), (1 << 24) + (1 << 15));
+        assert_eq!(Table::frames_taken(56), 1);
+        assert_eq!(Table::frames_taken(57), 2);
+        assert_eq!(Table::frames_taken(1 << 30), (1 << 24) + (1 << 21) + (1 << 15));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! the directory any page of the first 16 GiB is found by one load, or two where its block is made
 //! of small folios: that of the leaf's number, and that of its slot.
 //!
-//! A word of the directory is that of the tree's slot for the block: empty, a shadow, a folio of 64
+//! A word of the directory is that of the tree's slot for the block: empty, a folio of 64
 //! pages or more (or the one that sits in the root), or the leaf. It is stored after the tree was
 //! changed, so it may be old by one change; and as nodes and frames are type-stable, following an
 //! old word leads to a wrong head at worst. Every reader checks the head's identity, so a word

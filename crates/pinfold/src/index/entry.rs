@@ -8,23 +8,20 @@
 //! |---|---|---|
 //! | `00` | empty (the whole word is 0) | 0 |
 //! | `01` | folio | frame number of the folio's head |
-//! | `10` | shadow of an evicted folio | payload, the policy's own |
 //! | `11` | node | minus its distance from the anchor, see `memory.rs` |
 //!
 //! The tag is at the top, not at the bottom, so that *one* unsigned comparison, `word >= first`,
 //! says both "this is a node" and "it lies inside the arena"; and so that the sign-extended word
 //! is already the node's offset.
 //!
-//! | from \ to | empty | folio | shadow | node |
-//! |---|---|---|---|---|
-//! | empty | | insert | never | path grows |
-//! | folio | remove | replace, split | `store_shadow` | split, root grows |
-//! | shadow | `drop_shadows` | insert | never | path grows (the node starts full of this shadow) |
-//! | node | its last entry left | insert over shadows only; root shrinks | root shrinks | root grows or shrinks |
+//! | from \ to | empty | folio | node |
+//! |---|---|---|---|
+//! | empty | | insert | path grows |
+//! | folio | remove | replace, split | split, root grows |
+//! | node | its last entry left | root shrinks | root grows or shrinks |
 
 const TAG_SHIFT: u32 = 30;
 const FOLIO_TAG: u32 = 0b01 << TAG_SHIFT;
-const SHADOW_TAG: u32 = 0b10 << TAG_SHIFT;
 const NODE_TAG: u32 = 0b11 << TAG_SHIFT;
 const PAYLOAD_END: u32 = 1 << TAG_SHIFT;
 
@@ -40,7 +37,6 @@ pub(super) struct Entry(pub(super) u32);
 pub(super) enum Kind {
     Empty,
     Folio(FrameNumber),
-    Shadow(u32),
     Node,
 }
 
@@ -52,13 +48,6 @@ impl Entry {
     pub(super) fn folio(frame: FrameNumber) -> Entry {
         assert!(frame.0 < PAYLOAD_END, "frame number {} needs more than 30 bits", frame.0);
         Entry(FOLIO_TAG | frame.0)
-    }
-
-    /// # Panics
-    /// If the payload does not fit in 30 bits.
-    pub(super) fn shadow(payload: u32) -> Entry {
-        assert!(payload < PAYLOAD_END, "shadow payload {payload} needs more than 30 bits");
-        Entry(SHADOW_TAG | payload)
     }
 
     #[inline]
@@ -73,12 +62,6 @@ impl Entry {
         FrameNumber(self.0.wrapping_sub(FOLIO_TAG))
     }
 
-    #[inline]
-    pub(super) fn payload(self) -> Option<u32> {
-        let payload = self.0.wrapping_sub(SHADOW_TAG);
-        if payload < PAYLOAD_END { Some(payload) } else { None }
-    }
-
     pub(super) fn kind(self) -> Kind {
         match self.0 >> TAG_SHIFT {
             0b00 => {
@@ -86,7 +69,6 @@ impl Entry {
                 Kind::Empty
             }
             0b01 => Kind::Folio(FrameNumber(self.0 - FOLIO_TAG)),
-            0b10 => Kind::Shadow(self.0 - SHADOW_TAG),
             _ => {
                 debug_assert!(self.0 >= NODE_TAG);
                 Kind::Node
@@ -99,7 +81,7 @@ impl Entry {
 /// the one without the other.
 ///
 /// `bits` is the log2 of the pages covered. Under a node it is (level + 1) times the bits of a
-/// level; a folio or shadow may sit in the root itself (then `bits` is its order), so a file of
+/// level; a folio may sit in the root itself (then `bits` is its order), so a file of
 /// one folio needs no node and its look-up is one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root {

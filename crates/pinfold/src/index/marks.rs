@@ -52,7 +52,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         if entry.frame().is_some() {
             return self.seat_marked(Seat::Root, mark);
         }
-        entry != Entry::EMPTY && entry.payload().is_none() && self.node(entry).marks(mark) != 0
+        entry != Entry::EMPTY && self.node(entry).marks(mark) != 0
     }
 
     /// Whether the source has all bytes of the folio that holds `page`, durably. Costs four loads

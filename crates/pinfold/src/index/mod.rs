@@ -3,8 +3,8 @@
 //!
 //! Here: the tree and the pool its nodes come from. Not here: what a frame is and whether it is
 //! still the right one (`frame/`), which thread may change a file (its mutex), which page to evict
-//! (policy). Called by: the ways in, which look up; fill inserts; reclaim stores shadows; writeback
-//! follows marks.
+//! (policy). Called by: the ways in, which look up; fill inserts; reclaim removes; writeback follows
+//! marks.
 //!
 //! | file | subject |
 //! |---|---|
@@ -14,12 +14,11 @@
 //! | `node.rs` | a node's slots and header; the orderings of a writer |
 //! | `pool.rs` | free nodes, shared by all files of a cache |
 //! | `directory.rs` | a flat copy of the tree's upper levels, for hits |
-//! | `writer.rs` | insert, remove, replace, `store_shadow` |
+//! | `writer.rs` | insert, remove, replace |
 //! | `shape.rs` | growing, shrinking, pruning the tree |
 //! | `split.rs` | one large entry becomes many small ones |
 //! | `marks.rs` | dirty, writeback, towrite |
 //! | `walk.rs` | the next folio, marked folio or hole in a range |
-//! | `trim.rs` | giving up shadows, and the nodes that hold nothing else |
 //!
 //! # What a racing look-up may return
 //!
@@ -30,13 +29,13 @@
 //!
 //! | writer | order of its stores | a racing look-up of p may return |
 //! |---|---|---|
-//! | insert | slots in rising order, each by one release store | nothing (or the shadow), or the new head. Of a large folio some pages may be found before others |
+//! | insert | slots in rising order, each by one release store | nothing, or the new head. Of a large folio some pages may be found before others |
 //! | tree grows | new node filled, then root or slot, release | what was there before: growth hides no page |
 //! | replace | slots in rising order | the old head or the new one, never nothing; different pages may disagree until it is done |
 //! | split | new nodes filled, then the slots of the old entry in rising order | the old head or the piece's, never nothing |
-//! | remove, `store_shadow` | slots in rising order | the old head, or nothing (or the shadow) |
+//! | remove | slots in rising order | the old head, or nothing |
 //! | tree shrinks, node pruned | root or parent's slot, then the node goes to the stash and the pool | as if nothing had happened, until the node is used again: |
-//! | node used again, perhaps by another file | filled by relaxed stores, then linked | a reader still inside gets *any* folio of any file of this cache, any shadow, or nothing |
+//! | node used again, perhaps by another file | filled by relaxed stores, then linked | a reader still inside gets *any* folio of any file of this cache, or nothing |
 //!
 //! So a caller must know two things:
 //! 1. **A head is a hint.** Check the identity in the frame's entry (mapping, index, order) under
@@ -73,17 +72,12 @@ mod pool;
 mod shape;
 mod split;
 mod tree;
-mod trim;
 mod types;
 mod walk;
 mod writer;
 
 #[cfg(test)]
-pub(crate) use self::{
-    entry::FrameNumber,
-    split::SplitError,
-    types::{ORDER_MAX, Slot},
-};
+pub(crate) use self::{entry::FrameNumber, split::SplitError, types::ORDER_MAX};
 #[cfg(test)]
 mod tests;
 
@@ -92,7 +86,6 @@ pub(crate) use self::{
     lookup::Lookup,
     pool::NodePool,
     tree::{Index, IndexOwner},
-    trim::TrimWhere,
     types::{FolioAt, Mark, PAGES_END},
     writer::{IndexWriter, InsertError},
 };

@@ -14,7 +14,6 @@
 //! | 32..38 | slot in the parent | 0..64 |
 //! | 38..44 | level | 0 is a leaf, level l has 64^l pages a slot |
 //! | 44..51 | present | slots that hold a folio or a node, 0..=64 |
-//! | 51..58 | shadows | slots that hold a shadow; present + shadows <= 64 |
 //!
 //! In a free node the links word holds the next free node. The header needs no ordering of its own:
 //! the file's mutex and the pool's order all accesses. It is atomic only because the memory is
@@ -35,18 +34,16 @@ pub(super) struct Links {
     pub(super) slot: u32,
     pub(super) level: u32,
     pub(super) present: u32,
-    pub(super) shadows: u32,
 }
 
 impl Links {
     fn pack(self) -> u64 {
         debug_assert!(self.slot < 64 && self.level < 64);
-        debug_assert!(self.present + self.shadows <= 64);
+        debug_assert!(self.present <= 64);
         u64::from(self.parent)
             | u64::from(self.slot) << 32
             | u64::from(self.level) << 38
             | u64::from(self.present) << 44
-            | u64::from(self.shadows) << 51
     }
 
     fn unpack(word: u64) -> Links {
@@ -56,12 +53,11 @@ impl Links {
             slot: field(32, 6),
             level: field(38, 6),
             present: field(44, 7),
-            shadows: field(51, 7),
         }
     }
 
     pub(super) fn is_empty(self) -> bool {
-        self.present == 0 && self.shadows == 0
+        self.present == 0
     }
 }
 
@@ -122,10 +118,10 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
     }
 
     /// Makes the node ready for use: every slot, every mark, the links.
-    pub(super) fn fill(self, links: Links, entry: Entry) {
+    pub(super) fn clear(self, links: Links) {
         if !mutant::on(Mutant::KeepOldSlots) {
             for i in 0..Self::FANOUT {
-                self.prepare(i, entry);
+                self.prepare(i, Entry::EMPTY);
             }
         }
         for mark in Mark::ALL {
@@ -152,6 +148,14 @@ impl<'m, const BITS: u32> Node<'m, BITS> {
     pub(super) fn set_links(self, links: Links) {
         // Relaxed: header, see the head of the file.
         self.header(LINKS).store(links.pack(), Ordering::Relaxed);
+    }
+
+    /// Adds to the count of slots that hold something.
+    pub(super) fn count(self, by: i32) {
+        let links = self.links();
+        let present = links.present.checked_add_signed(by).expect("a node's count below 0");
+        assert!(present <= Self::FANOUT, "a node counts too much");
+        self.set_links(Links { present, ..links });
     }
 
     pub(super) fn next_free(self) -> u32 {

@@ -13,7 +13,7 @@
 //! Slabs are never given back, see `memory.rs` for why.
 
 use super::entry::Entry;
-use super::memory::{NodeMemory, node_bytes};
+use super::memory::NodeMemory;
 use super::node::Node;
 use super::tree::{Index, IndexOwner};
 use crate::mutant::{self, Mutant};
@@ -78,8 +78,6 @@ pub(super) struct Stash {
     first: u32,
     len: u32,
 }
-
-impl Stash {}
 
 impl<const BITS: u32> NodePool<BITS> {
     /// A pool without nodes, in the arena `base..base + bytes`, that will take slabs of
@@ -212,11 +210,6 @@ impl<const BITS: u32> NodePool<BITS> {
             nodes: state.nodes,
             nodes_in_use: state.nodes - state.available(),
         }
-    }
-
-    /// Bytes of one node, header included.
-    pub(crate) const fn node_bytes() -> usize {
-        node_bytes(BITS)
     }
 
     /// Fills `stash` up to `wanted` nodes, all or nothing.

@@ -1,10 +1,10 @@
 //! The shape of the tree: how it grows towards a page, and shrinks when pages leave.
 //!
 //! Here: which nodes there are. Not here: what the slots of a folio hold (`writer.rs`). Called by
-//! the changes in `writer.rs`, `split.rs`, `trim.rs`, between their checks and their end.
+//! the changes in `writer.rs`, `split.rs`, between their checks and their end.
 //!
 //! The tree is kept small: no node is empty, and the root is a node only if it must be. One folio
-//! at page 0, or one shadow slot there, sits in the root itself; a node whose only entry is a node
+//! at page 0 sits in the root itself; a node whose only entry is a node
 //! in slot 0 gives the root to that one.
 //!
 //! A node that leaves the tree is first unlinked, then stashed; readers may still be in it.
@@ -21,20 +21,14 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         (u64::BITS - last.leading_zeros()).saturating_sub(1) / BITS
     }
 
-    /// Whether the entry can sit in the root itself: the only one, at page 0.
-    pub(super) fn fits_root(&self, page: u64, order: u32) -> bool {
-        let root = self.root();
-        page == 0
-            && match root.entry.kind() {
-                Kind::Empty => true,
-                Kind::Shadow(_) => root.bits <= order,
-                Kind::Folio(_) | Kind::Node => false,
-            }
+    /// Whether a folio can sit in the root itself: the only one, at page 0.
+    pub(super) fn fits_root(&self, page: u64) -> bool {
+        page == 0 && self.root().entry == Entry::EMPTY
     }
 
     /// Nodes that an insert can need: exact while the tree need not grow, else an upper bound.
     pub(super) fn nodes_for_insert(&self, page: u64, order: u32) -> u32 {
-        if self.fits_root(page, order) {
+        if self.fits_root(page) {
             return 0;
         }
         let target = order / BITS;
@@ -42,7 +36,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         let root = self.root();
         match root.entry.kind() {
             Kind::Empty => top - target + 1,
-            Kind::Folio(_) | Kind::Shadow(_) => {
+            Kind::Folio(_) => {
                 let pushed = root.bits / BITS;
                 let top = top.max(pushed);
                 1 + (top - pushed) + (top - target)
@@ -68,11 +62,11 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         0
     }
 
-    /// A node from the stash, each slot holding `fill`.
-    pub(super) fn new_node(&mut self, links: Links, fill: Entry) -> Node<'a, BITS> {
+    /// A node from the stash, all slots empty.
+    pub(super) fn new_node(&mut self, links: Links) -> Node<'a, BITS> {
         let word = self.pool.unstash(&mut self.stash);
         let node = self.node(Entry(word));
-        node.fill(links, fill);
+        node.clear(links);
         self.owner.nodes += 1;
         node
     }
@@ -87,8 +81,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     pub(super) fn grow(&mut self, last: u64, target: u32) {
         let top = target.max(Self::level_for(last));
         if self.root().entry == Entry::EMPTY {
-            let links = Links { parent: 0, slot: 0, level: top, present: 0, shadows: 0 };
-            let node = self.new_node(links, Entry::EMPTY);
+            let links = Links { parent: 0, slot: 0, level: top, present: 0 };
+            let node = self.new_node(links);
             self.set_root(Root { entry: node.entry(), bits: (top + 1) * BITS });
             return;
         }
@@ -102,8 +96,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     /// Puts a node of `level` above the root's node.
     fn add_level(&mut self, level: u32) {
         let old = self.node(self.root().entry);
-        let links = Links { parent: 0, slot: 0, level, present: 1, shadows: 0 };
-        let node = self.new_node(links, Entry::EMPTY);
+        let links = Links { parent: 0, slot: 0, level, present: 1 };
+        let node = self.new_node(links);
         let root = Root { entry: node.entry(), bits: (level + 1) * BITS };
         if mutant::on(Mutant::PublishBeforeFill) {
             self.set_root(root);
@@ -116,19 +110,16 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.set_root(root);
     }
 
-    /// If a folio or shadow sits in the root itself, puts a node under it.
+    /// If a folio sits in the root itself, puts a node under it.
     pub(super) fn push_root_down(&mut self) {
         let root = self.root();
-        let folio = match root.entry.kind() {
-            Kind::Empty | Kind::Node => return,
-            Kind::Folio(_) => true,
-            Kind::Shadow(_) => false,
-        };
+        if root.entry.frame().is_none() {
+            return;
+        }
         let level = root.bits / BITS;
         let count = 1 << (root.bits % BITS);
-        let (present, shadows) = if folio { (count, 0) } else { (0, count) };
-        let links = Links { parent: 0, slot: 0, level, present, shadows };
-        let node = self.new_node(links, Entry::EMPTY);
+        let links = Links { parent: 0, slot: 0, level, present: count };
+        let node = self.new_node(links);
         let new_root = Root { entry: node.entry(), bits: (level + 1) * BITS };
         if mutant::on(Mutant::PublishBeforeFill) {
             self.set_root(new_root);
@@ -142,14 +133,10 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             }
         }
         self.owner.root_marks = 0;
-        if !folio {
-            self.owner.shadow_slots += u64::from(count) - 1;
-        }
         self.set_root(new_root);
     }
 
-    /// The node of level `target` on the way to `page`, made if missing. A shadow in the way is
-    /// spelled out: the new node starts with it in every slot, so no page forgets its eviction.
+    /// The node of level `target` on the way to `page`, made if missing.
     pub(super) fn descend(&mut self, page: u64, target: u32) -> Node<'a, BITS> {
         let mut node = self.node(self.root().entry);
         // Ends: one level lower each time.
@@ -158,42 +145,20 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             let entry = node.load(slot);
             node = match entry.kind() {
                 Kind::Node => self.node(entry),
-                Kind::Empty | Kind::Shadow(_) => self.add_child(node, slot, entry),
+                Kind::Empty => self.add_child(node, slot),
                 Kind::Folio(_) => unreachable!("the range was checked"),
             };
         }
         node
     }
 
-    /// A node in place of what slot `slot` of `parent` holds, which fills it.
-    fn add_child(&mut self, parent: Node<'a, BITS>, slot: u32, old: Entry) -> Node<'a, BITS> {
-        let was_shadow = old != Entry::EMPTY;
-        let shadows = if was_shadow { Node::<BITS>::FANOUT } else { 0 };
+    /// A node in slot `slot` of `parent`, which is empty.
+    fn add_child(&mut self, parent: Node<'a, BITS>, slot: u32) -> Node<'a, BITS> {
         let level = parent.links().level - 1;
-        let links = Links { parent: parent.entry().0, slot, level, present: 0, shadows };
-        let child = self.new_node(links, old);
-        self.owner.shadow_slots += u64::from(shadows);
+        let child = self.new_node(Links { parent: parent.entry().0, slot, level, present: 0 });
         parent.publish(slot, child.entry());
-        self.count(parent, 1, -i32::from(was_shadow));
+        parent.count(1);
         child
-    }
-
-    /// Frees a tree that was just unlinked and holds no folio.
-    pub(super) fn free_shadow_tree(&mut self, top: Entry) {
-        let node = self.node(top);
-        let links = node.links();
-        if links.present > 0 {
-            // Ends: children are of a lower level.
-            for i in 0..Node::<BITS>::FANOUT {
-                match node.load(i).kind() {
-                    Kind::Node => self.free_shadow_tree(node.load(i)),
-                    Kind::Folio(_) => unreachable!("the range was checked"),
-                    Kind::Empty | Kind::Shadow(_) => {}
-                }
-            }
-        }
-        self.owner.shadow_slots -= u64::from(links.shadows);
-        self.free_node(node);
     }
 
     /// Unlinks and frees `node` if it is empty, then its parent if that is, and so on.
@@ -210,7 +175,7 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
             let parent = self.node(Entry(links.parent));
             parent.publish(links.slot, Entry::EMPTY);
             self.free_node(node);
-            self.count(parent, -1, 0);
+            parent.count(-1);
             node = parent;
         }
     }
@@ -221,10 +186,9 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         while self.root().entry.kind() == Kind::Node {
             let node = self.node(self.root().entry);
             let links = node.links();
-            let only = links.present + links.shadows == 1;
             let entry = node.load(0);
             let order = match entry.kind() {
-                Kind::Node if only => {
+                Kind::Node if links.present == 1 => {
                     let child = self.node(entry);
                     child.set_links(Links { parent: 0, slot: 0, ..child.links() });
                     self.set_root(Root { entry, bits: links.level * BITS });
@@ -233,12 +197,11 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
                 }
                 Kind::Folio(_) => {
                     let (_, log2) = node.run(0);
-                    if links.present != 1 << log2 || links.shadows != 0 {
+                    if links.present != 1 << log2 {
                         return;
                     }
                     links.level * BITS + log2
                 }
-                Kind::Shadow(_) if only => links.level * BITS,
                 _ => return,
             };
             self.owner.root_marks = 0;

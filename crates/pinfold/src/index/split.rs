@@ -139,8 +139,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
     ) -> Entry {
         let all = Node::<BITS>::FANOUT;
         let level = parent.links().level - 1;
-        let links = Links { parent: parent.entry().0, slot, level, present: all, shadows: 0 };
-        let node = self.new_node(links, Entry::EMPTY);
+        let links = Links { parent: parent.entry().0, slot, level, present: all };
+        let node = self.new_node(links);
         if mutant::on(Mutant::PublishBeforeFill) {
             parent.publish(slot, node.entry());
         }

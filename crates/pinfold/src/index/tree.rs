@@ -6,7 +6,7 @@
 use super::directory::Directory;
 use super::entry::{Entry, FrameNumber, Root};
 use super::memory::NodeMemory;
-use super::types::{PAGES_END, Slot};
+use super::types::PAGES_END;
 use crate::sync::{AtomicU64, Ordering};
 
 /// One file's index, for readers. 72 bytes; look-ups load from it and never store.
@@ -30,18 +30,19 @@ pub(crate) struct IndexOwner {
     pub(super) root_marks: u8,
     /// Nodes in the tree.
     pub(super) nodes: u64,
-    /// Slots that hold a shadow, the root's included.
-    pub(super) shadow_slots: u64,
-    /// Where `drop_shadows` goes on.
-    pub(super) trim_hand: u64,
 }
 
 impl<const BITS: u32> Index<BITS> {
     pub(super) fn new(memory: NodeMemory<BITS>, id: u64, pages: u64) -> (Self, IndexOwner) {
         const { assert!(BITS >= 1 && BITS <= 6, "a mark has 64 bits") };
-        let owner = IndexOwner { id, root_marks: 0, nodes: 0, shadow_slots: 0, trim_hand: 0 };
+        let owner = IndexOwner { id, root_marks: 0, nodes: 0 };
         let directory = Directory::new::<BITS>(pages);
         (Index { root: AtomicU64::new(Root::EMPTY.pack()), memory, directory, id }, owner)
+    }
+
+    /// Its number: no other index of the pool has or had it.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Bytes that it takes outside of the arena, beside itself.
@@ -82,17 +83,6 @@ impl<const BITS: u32> Index<BITS> {
     #[inline(never)]
     fn lookup_far(&self, page: u64) -> FrameNumber {
         self.walk(page).frame_or_none_such()
-    }
-
-    /// Like `lookup`, and tells a shadow from a hole.
-    #[inline]
-    pub(crate) fn lookup_raw(&self, page: u64) -> Slot {
-        let entry = self.walk(page);
-        match (entry.frame(), entry.payload()) {
-            (Some(frame), _) => Slot::Folio(frame),
-            (None, Some(payload)) => Slot::Shadow(payload),
-            (None, None) => Slot::Empty,
-        }
     }
 
     /// The next page behind `page`, which has no folio, that may have one: behind the tree's empty slot

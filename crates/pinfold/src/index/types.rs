@@ -1,4 +1,4 @@
-//! What all files of the index share: its limits, marks, and what a page's slot says.
+//! What all files of the index share: its limits, marks, and where a folio is.
 
 use super::entry::FrameNumber;
 
@@ -42,15 +42,4 @@ impl FolioAt {
     pub(crate) fn end(self) -> u64 {
         self.page + (1 << self.order)
     }
-}
-
-/// What a page's slot says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
-    /// Nothing was ever here, or it was dropped.
-    Empty,
-    /// The head of a folio; a hint, see the head of the file.
-    Folio(FrameNumber),
-    /// A folio was here and was evicted; the policy's payload.
-    Shadow(u32),
 }

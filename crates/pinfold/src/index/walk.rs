@@ -27,7 +27,7 @@ impl Seek {
         match entry.kind() {
             Kind::Node => true,
             Kind::Folio(_) => matches!(self, Seek::Folio | Seek::Marked(_)),
-            Kind::Empty | Kind::Shadow(_) => matches!(self, Seek::Hole),
+            Kind::Empty => matches!(self, Seek::Hole),
         }
     }
 }
@@ -45,7 +45,7 @@ impl<const BITS: u32> IndexWriter<'_, BITS> {
         Some(self.folio(page).expect("only folios are marked"))
     }
 
-    /// The first page in `range` that is in no folio (it may have a shadow).
+    /// The first page in `range` that is in no folio.
     pub(crate) fn next_absent(&self, range: Range<u64>) -> Option<u64> {
         self.seek(range, Seek::Hole)
     }

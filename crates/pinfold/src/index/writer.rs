@@ -1,8 +1,8 @@
-//! Changing what a page's slots hold: insert, remove, replace, and the shadow an eviction leaves.
+//! Changing what a page's slots hold: insert, remove, replace.
 //!
 //! Here: the changes, in terms of slots. Not here: how the tree gets its shape (`shape.rs`). Called
-//! by fill (insert), reclaim (`store_shadow`), migration (replace) and truncate (remove), all with
-//! the file's mutex held, which contains the `IndexOwner`.
+//! by fill (insert), reclaim and truncate (remove) and migration (replace), all with the file's
+//! mutex held, which contains the `IndexOwner`.
 //!
 //! Each change finds all its reasons to fail before its first store.
 
@@ -10,7 +10,7 @@ use super::entry::{Entry, FrameNumber, Kind, Root};
 use super::node::{Node, slot_mask};
 use super::pool::{NoNodes, NodePool, Stash};
 use super::tree::{Index, IndexOwner};
-use super::types::{FolioAt, Mark, ORDER_MAX, PAGES_END, Slot};
+use super::types::{FolioAt, Mark, ORDER_MAX, PAGES_END};
 use crate::mutant::{self, Mutant};
 use crate::sync::Ordering;
 
@@ -21,16 +21,6 @@ pub(crate) struct IndexWriter<'a, const BITS: u32 = { super::types::BITS }> {
     pub(super) owner: &'a mut IndexOwner,
     pub(super) pool: &'a NodePool<BITS>,
     pub(super) stash: Stash,
-}
-
-/// What an insert found in its way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Inserted {
-    /// The shadow of the wanted page, if it had one: this is a refault.
-    pub(crate) refault: Option<u32>,
-    /// How many shadow slots the index has now fewer (negative: more, because a shadow of many
-    /// pages had to be spelled out around the new folio).
-    pub(crate) shadow_slots_gone: i64,
 }
 
 /// Why an insert changed nothing.
@@ -100,17 +90,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.owner.nodes
     }
 
-    /// Slots that hold a shadow. A shadow of order 0 to 5 has a slot for each page, a larger one a
-    /// slot for each 64 pages.
-    pub(crate) fn shadow_slots(&self) -> u64 {
-        self.owner.shadow_slots
-    }
-
-    /// What the slot of `page` holds; under the mutex this is exact, not a hint.
-    pub(crate) fn get(&self, page: u64) -> Slot {
-        self.index.lookup_raw(page)
-    }
-
     /// The folio that holds `page`.
     pub(crate) fn folio(&self, page: u64) -> Option<FolioAt> {
         self.find(page).map(|(folio, _)| folio)
@@ -155,49 +134,35 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         self.pool.take(&mut self.stash, wanted)
     }
 
-    /// Puts the folio `frame` at `page..page + 2^order`. Overwrites the shadows there and returns
-    /// that of `wanted`, the page that was asked for: it says how long ago it was evicted.
+    /// Puts the folio `frame` at `page..page + 2^order`.
     ///
     /// # Errors
     /// `Occupied` if a folio is in the way, `NoNodes` if the pool is short; nothing was changed.
     ///
     /// # Panics
-    /// If `page` is not aligned to `order`, out of range, or `wanted` is not in the folio.
+    /// If `page` is not aligned to `order`, or out of range.
     pub(crate) fn insert(
         &mut self,
         page: u64,
         order: u32,
         frame: FrameNumber,
-        wanted: u64,
-    ) -> Result<Inserted, InsertError> {
+    ) -> Result<(), InsertError> {
         check_folio(page, order);
-        assert!(wanted >> order == page >> order, "page {wanted} is not in the folio at {page}");
-        let end = page + (1 << order);
-        if let Some(folio) = self.next_present(page..end)
+        if let Some(folio) = self.next_present(page..page + (1 << order))
             && !mutant::on(Mutant::InsertBlindly)
         {
             return Err(InsertError::Occupied(folio));
         }
         self.reserve(page, order)?;
-        let refault = match self.get(wanted) {
-            Slot::Shadow(payload) => Some(payload),
-            _ => None,
-        };
-        let shadows_before = self.owner.shadow_slots;
         self.store_new(page, order, Entry::folio(frame));
         self.enter_in_directory(page, order);
         debug_assert_eq!(self.folio(page), Some(FolioAt { page, order, frame }));
-        let shadow_slots_gone =
-            shadows_before.cast_signed() - self.owner.shadow_slots.cast_signed();
-        Ok(Inserted { refault, shadow_slots_gone })
+        Ok(())
     }
 
     /// Stores a folio where no folio is, with the nodes reserved.
     fn store_new(&mut self, page: u64, order: u32, entry: Entry) {
-        if self.fits_root(page, order) {
-            if self.root().entry.payload().is_some() {
-                self.owner.shadow_slots -= 1;
-            }
+        if self.fits_root(page) {
             self.owner.root_marks = 0;
             self.set_root(Root { entry, bits: order });
             return;
@@ -207,34 +172,18 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         let node = self.descend(page, level);
         let count = 1 << (order % BITS);
         let first = slot_of::<BITS>(page, level * BITS);
-        let (mut shadows, mut nodes) = (0, 0);
-        for i in first..first + count {
-            let old = node.load(i);
-            node.publish(i, entry);
-            match old.kind() {
-                Kind::Empty => {}
-                Kind::Shadow(_) => shadows += 1,
-                Kind::Node => {
-                    nodes += 1;
-                    self.free_shadow_tree(old);
-                }
-                Kind::Folio(_) => unreachable!("the range was checked"),
-            }
-        }
         debug_assert!(Mark::ALL.iter().all(|&m| node.marks(m) & slot_mask(first, count) == 0));
-        self.count(node, count.cast_signed() - nodes, -shadows);
-        if shadows + nodes > 0 {
-            self.shrink();
-        }
+        self.store(Seat::Slots { node, first, count }, entry);
+        node.count(count.cast_signed());
     }
 
-    /// Removes the folio that holds `page`, with its marks, and leaves no shadow.
+    /// Removes the folio that holds `page`, with its marks.
     pub(crate) fn remove(&mut self, page: u64) -> Option<FolioAt> {
         let (folio, seat) = self.find(page)?;
         self.drop_marks(seat);
         self.store(seat, Entry::EMPTY);
         if let Seat::Slots { node, count, .. } = seat {
-            self.count(node, -count.cast_signed(), 0);
+            node.count(-count.cast_signed());
             self.prune(node);
             self.shrink();
         }
@@ -260,35 +209,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         Some(folio)
     }
 
-    /// Puts a shadow in place of the folio that holds `page` (eviction). Its marks are dropped.
-    ///
-    /// *Every* slot of the folio gets the payload, so that a refault of any of its pages finds it:
-    /// one shadow per page for orders 0 to 5, one per 64 pages above. They cost no memory beyond
-    /// the node, which is there anyway. No node is freed: see `drop_shadows`.
-    ///
-    /// Returns the folio, `None` if there is none.
-    ///
-    /// # Panics
-    /// If `payload` is 2^30 or above.
-    pub(crate) fn store_shadow(&mut self, page: u64, payload: u32) -> Option<FolioAt> {
-        let entry = Entry::shadow(payload);
-        let (folio, seat) = self.find(page)?;
-        self.drop_marks(seat);
-        match seat {
-            Seat::Root => {
-                self.set_root(Root { entry, bits: folio.order });
-                self.owner.shadow_slots += 1;
-            }
-            Seat::Slots { node, count, .. } => {
-                self.store(seat, entry);
-                self.count(node, -count.cast_signed(), count.cast_signed());
-                self.shrink();
-            }
-        }
-        self.enter_in_directory(folio.page, folio.order);
-        Some(folio)
-    }
-
     /// Stores one entry over all slots of a seat, in rising order.
     pub(super) fn store(&mut self, seat: Seat<'a, BITS>, entry: Entry) {
         match seat {
@@ -302,21 +222,6 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
                 }
             }
         }
-    }
-
-    /// Adds to a node's counts, and to the file's count of shadows.
-    pub(super) fn count(&mut self, node: Node<'a, BITS>, present: i32, shadows: i32) {
-        let mut links = node.links();
-        let add = |old: u32, by: i32| old.checked_add_signed(by).expect("a node's count below 0");
-        links.present = add(links.present, present);
-        links.shadows = add(links.shadows, shadows);
-        assert!(links.present + links.shadows <= Node::<BITS>::FANOUT, "a node counts too much");
-        node.set_links(links);
-        self.owner.shadow_slots = self
-            .owner
-            .shadow_slots
-            .checked_add_signed(shadows.into())
-            .expect("the file's count of shadows below 0");
     }
 }
 

@@ -39,7 +39,7 @@ impl<const BITS: u32> File<BITS> {
     fn insert(&self, page: u64, order: u32, number: u32) {
         let mut owner = self.owner.lock();
         let mut writer = self.index.writer(&mut owner, &self.pool);
-        writer.insert(page, order, FrameNumber(number), page).unwrap();
+        writer.insert(page, order, FrameNumber(number)).unwrap();
     }
 
     fn remove(&self, page: u64) {

@@ -5,13 +5,12 @@
 //! 2. freeze them together (`freeze/batch.rs`): from here on there are no new references, no
 //!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
 //!    ones: here their write-out will be started;
-//! 3. tell the policy of each, which returns the shadow entry;
-//! 4. store the shadow to the folio's index slots: no look-up finds it any more; forget the
-//!    identity;
+//! 3. tell the policy of each, which leaves ghosts of its pages;
+//! 4. remove it from the index: no look-up finds it any more; forget the identity;
 //! 5. keep the places of what is mirrored, so that nothing else gets there;
 //! 6. without the mutexes, take it out of the mirror, and so out of all mappings; then free the
 //!    frames. They stay frozen and odd until they are handed out;
-//! 7. limit the index's shadows, and remove files that have no pages left;
+//! 7. remove files that have no pages left;
 //! 8. tell the policy which folios stayed.
 
 use std::ops::Range;
@@ -22,18 +21,13 @@ use super::compact;
 use super::mapped::Turns;
 use crate::core::Core;
 use crate::counters::Event;
-use crate::frame::PAGE_BYTES;
 use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse, To};
-use crate::index::{NodePool, TrimWhere};
-use crate::mapping::{Changing, Mapping};
+use crate::mapping::Changing;
 use crate::mirror::{Leaving, join};
 use crate::mutant::{self, Mutant};
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
-
-/// If index nodes take more than this many thousandths of the frames, shadows are dropped.
-const NODES_PER_MILLE: u64 = 9;
 
 /// The most folios evicted under one hold of their files' mutexes, for which the fills of these
 /// files wait. A membarrier for so many is a small part of what they cost.
@@ -43,9 +37,6 @@ const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
 /// many folios of the arena.
 const GAP_PAGES_MAX: u64 = 256;
 const GAP_FOLIOS_MAX: u32 = 8;
-
-/// The most shadows dropped under one hold of a file's mutex.
-const SHADOWS_AT_ONCE: u64 = 64;
 
 /// The most threads that evict at once. A batch takes the mutexes of all files of its folios, so
 /// that more threads would mostly wait for each other, and threads with pages of these files to
@@ -173,13 +164,8 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
         core.frames.free(folio.head, folio.identity.order);
     }
     for mapping in batch.mappings() {
-        let of_it = |folio: &&Candidate| folio.identity.mapping == mapping.id;
-        match evicted.iter().filter(of_it).count() {
-            0 => {}
-            folios => {
-                bound_shadows(core, mapping, folios);
-                core.retire(mapping);
-            }
+        if evicted.iter().any(|folio| folio.identity.mapping == mapping.id) {
+            core.retire(mapping);
         }
     }
     if if_dirty != IfDirty::Stay {
@@ -193,7 +179,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
             InUse::Busy | InUse::Borrowed | InUse::Dirty => Answer::Busy,
             InUse::Pinned => Answer::Pinned,
         };
-        core.residency.answer(&core.frames, sweep, folio.head, answer);
+        core.residency.stays(&core.frames, sweep, folio.head, answer);
     }
 }
 
@@ -222,14 +208,9 @@ fn write_out(batch: &Batch, stayed: &mut Vec<(Candidate, InUse)>, now: bool) -> 
 fn take_out(core: &Core, frozen: Frozen<'_, '_>, sweep: &mut Sweep) {
     let Frozen { folio, changing, .. } = frozen;
     let page = folio.identity.index;
-    let shadow = core.residency.answer(&core.frames, sweep, folio.head, Answer::Evicted);
-    let mut writer = changing.writer(&core.nodes);
-    let removed = match shadow {
-        Some(payload) => writer.store_shadow(page, payload),
-        None => writer.remove(page),
-    };
+    core.residency.evicted(&core.frames, sweep, folio.head, changing.mapping().ghosts_of);
+    let removed = changing.writer(&core.nodes).remove(page);
     assert_eq!(removed.map(|gone| gone.frame), Some(folio.head), "evicted another folio");
-    drop(writer);
     changing.folio_removed();
     core.frames.frame(folio.head).forget_identity();
 }
@@ -281,25 +262,4 @@ fn has_no_mirrored(core: &Core, changing: &mut Changing<'_>, gap: &Range<u64>) -
         }
     }
     false
-}
-
-/// After so many folios of a file were evicted: limits shadows to the cache's number of pages;
-/// where the index takes too much of the budget, drops nodes that hold nothing but shadows.
-fn bound_shadows(core: &Core, mapping: &Mapping, folios: usize) {
-    let frames = u64::from(core.frames.frames());
-    // Each turn may drop as many as there are new ones, and lets other threads have the mutex.
-    for _ in 0..folios.div_ceil(SHADOWS_AT_ONCE as usize) {
-        let nodes = core.nodes.stats();
-        let too_many_nodes = nodes.nodes_in_use * <NodePool>::node_bytes() as u64
-            > frames * PAGE_BYTES as u64 * NODES_PER_MILLE / 1000;
-        let mut changing = mapping.change();
-        let mut writer = changing.writer(&core.nodes);
-        if writer.shadow_slots() > frames {
-            writer.drop_shadows(SHADOWS_AT_ONCE, TrimWhere::Anywhere);
-        } else if too_many_nodes && writer.shadow_slots() > 0 {
-            writer.drop_shadows(SHADOWS_AT_ONCE, TrimWhere::ShadowOnlyNodes);
-        } else {
-            break;
-        }
-    }
 }

@@ -77,7 +77,7 @@ impl Turns {
         }
         // It was not used enough to stay, says the policy.
         core.frames.frame(head).set_uses(0);
-        core.residency.answer(&core.frames, sweep, head, Answer::Busy);
+        core.residency.stays(&core.frames, sweep, head, Answer::Busy);
         self.offers += 1;
         if self.now.is_none() {
             self.now = match core.pieces.next(enough) {

@@ -3,6 +3,8 @@
 //! Belongs here: the key under which a file's pages are found again, and its version. Called by
 //! `Cache` and by the table of files, `mapping.rs`.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::contents::Contents;
 
 /// The object that a source reads, and its version: [`Source::identity`](super::Source::identity).
@@ -43,6 +45,13 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// A number that stands for what it names, whatever a file's contents are.
+    pub(crate) fn number(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.key, &self.version).hash(&mut hasher);
+        hasher.finish()
+    }
+
     pub(crate) fn of_file(file: FileId, contents: Option<Contents>) -> Self {
         Identity { key: Key::File(file), version: None, contents }
     }

@@ -8,34 +8,23 @@ use crate::index::{Mark, ORDER_MAX};
 /// As far as the directory is compared with the tree.
 const BLOCKS_MAX: u64 = 128;
 
-#[derive(Default)]
-struct Counted {
-    nodes: u64,
-    shadow_slots: u64,
-}
-
 /// # Panics
 /// If an invariant of the index is broken.
 pub(super) fn audit<const BITS: u32>(writer: &IndexWriter<'_, BITS>) {
     let root = writer.root();
-    let mut counted = Counted::default();
+    let mut nodes = 0;
     match root.entry.kind() {
         Kind::Empty => assert_eq!(root.bits, 0),
         Kind::Folio(_) => assert!(root.bits <= ORDER_MAX),
-        Kind::Shadow(_) => {
-            assert!(root.bits <= ORDER_MAX);
-            counted.shadow_slots = 1;
-        }
         Kind::Node => {
             let node = writer.node(root.entry);
             assert_eq!(root.bits, (node.links().level + 1) * BITS, "the root's bits");
             assert_eq!(node.links().parent, 0, "the root's node has a parent");
             assert!(!could_shrink(node), "the root's node is not needed");
-            audit_node(writer, node, &mut counted);
+            audit_node(writer, node, &mut nodes);
         }
     }
-    assert_eq!(counted.nodes, writer.nodes(), "nodes");
-    assert_eq!(counted.shadow_slots, writer.shadow_slots(), "shadow slots");
+    assert_eq!(nodes, writer.nodes(), "nodes");
     for block in 0..BLOCKS_MAX {
         if let Some(word) = writer.index.directory.get(block) {
             assert_eq!(word, writer.block(block), "the directory's word of block {block}");
@@ -47,27 +36,23 @@ fn could_shrink<const BITS: u32>(node: Node<'_, BITS>) -> bool {
     let links = node.links();
     match node.load(0).kind() {
         Kind::Empty => false,
-        Kind::Folio(_) => links.shadows == 0 && links.present == 1 << node.run(0).1,
-        Kind::Shadow(_) | Kind::Node => links.present + links.shadows == 1,
+        Kind::Folio(_) => links.present == 1 << node.run(0).1,
+        Kind::Node => links.present == 1,
     }
 }
 
 fn audit_node<const BITS: u32>(
     writer: &IndexWriter<'_, BITS>,
     node: Node<'_, BITS>,
-    counted: &mut Counted,
+    nodes: &mut u64,
 ) {
     let links = node.links();
-    let (mut present, mut shadows) = (0, 0);
+    let mut present = 0;
     for i in 0..Node::<BITS>::FANOUT {
         let entry = node.load(i);
         let marks = Mark::ALL.map(|mark| node.marks(mark) >> i & 1 != 0);
         match entry.kind() {
             Kind::Empty => assert_eq!(marks, [false; 3], "an empty slot is marked"),
-            Kind::Shadow(_) => {
-                shadows += 1;
-                assert_eq!(marks, [false; 3], "a shadow is marked");
-            }
             Kind::Folio(_) => {
                 present += 1;
                 audit_run(node, i, entry);
@@ -80,14 +65,13 @@ fn audit_node<const BITS: u32>(
                 assert_eq!(up.level + 1, links.level, "levels");
                 let below = Mark::ALL.map(|mark| child.marks(mark) != 0);
                 assert_eq!(marks, below, "a parent's marks");
-                audit_node(writer, child, counted);
+                audit_node(writer, child, nodes);
             }
         }
     }
-    assert_eq!((present, shadows), (links.present, links.shadows), "a node's counts");
-    assert!(present + shadows > 0, "an empty node is linked");
-    counted.nodes += 1;
-    counted.shadow_slots += u64::from(shadows);
+    assert_eq!(present, links.present, "a node's count");
+    assert!(present > 0, "an empty node is linked");
+    *nodes += 1;
 }
 
 fn audit_run<const BITS: u32>(node: Node<'_, BITS>, i: u32, entry: Entry) {

@@ -3,8 +3,7 @@
 use super::arena::Arena;
 use super::audit::audit;
 use crate::index::{
-    FolioAt, FrameNumber, Index, InsertError, NoNodes, NodePool, PAGES_END, Slot, SplitError,
-    TrimWhere,
+    FolioAt, FrameNumber, Index, InsertError, NoNodes, NodePool, PAGES_END, SplitError,
 };
 
 const MIB: usize = 1 << 20;
@@ -17,7 +16,7 @@ fn arena() -> Arena<6> {
 
 #[test]
 fn sizes_are_as_documented() {
-    assert_eq!(NodePool::<6>::node_bytes(), 288);
+    assert_eq!(crate::index::memory::node_bytes(6), 288);
     assert_eq!(size_of::<Index<6>>(), 72);
 }
 
@@ -26,7 +25,7 @@ fn a_file_of_one_folio_needs_no_node() {
     let arena = arena();
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
-    writer.insert(0, 9, FrameNumber(512), 77).unwrap();
+    writer.insert(0, 9, FrameNumber(512)).unwrap();
     assert_eq!((writer.nodes(), index.lookup(511)), (0, Some(FrameNumber(512))));
     assert_eq!(index.lookup(512), None);
     assert_eq!(index.lookup(u64::MAX), None);
@@ -37,8 +36,8 @@ fn the_last_page_of_the_largest_file_is_found() {
     let arena = arena();
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
-    writer.insert(PAGES_END - 1, 0, FrameNumber(7), PAGES_END - 1).unwrap();
-    writer.insert(0, 0, FrameNumber(8), 0).unwrap();
+    writer.insert(PAGES_END - 1, 0, FrameNumber(7)).unwrap();
+    writer.insert(0, 0, FrameNumber(8)).unwrap();
     assert_eq!(index.lookup(PAGES_END - 1), Some(FrameNumber(7)));
     assert_eq!(index.lookup(0), Some(FrameNumber(8)));
     assert_eq!(index.lookup(PAGES_END), None);
@@ -52,9 +51,9 @@ fn a_change_that_lacks_nodes_changes_nothing() {
     let arena = Arena::<6>::new(8192, 4096);
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
-    writer.insert(0, 9, FrameNumber(512), 0).unwrap();
+    writer.insert(0, 9, FrameNumber(512)).unwrap();
     let none = NoNodes { wanted: 4, free: 0 };
-    assert_eq!(writer.insert(1 << 12, 0, FrameNumber(1), 1 << 12), Err(none.into()));
+    assert_eq!(writer.insert(1 << 12, 0, FrameNumber(1)), Err(none.into()));
     assert_eq!(none.to_string(), "the index needs 4 more nodes and the pool has 0");
     let none = NoNodes { wanted: 9, free: 0 };
     assert_eq!(writer.split(3, 9, 0, FrameNumber), Err(SplitError::NoNodes(none)));
@@ -78,8 +77,8 @@ fn a_reserved_insert_does_not_fail() {
     let mut first = one.writer(&mut one_owner, &arena.pool);
     first.reserve(PAGES_END - 1, 0).unwrap();
     let mut second = two.writer(&mut two_owner, &arena.pool);
-    assert!(second.insert(PAGES_END - 1, 0, FrameNumber(1), PAGES_END - 1).is_err());
-    first.insert(PAGES_END - 1, 0, FrameNumber(2), PAGES_END - 1).unwrap();
+    assert!(second.insert(PAGES_END - 1, 0, FrameNumber(1)).is_err());
+    first.insert(PAGES_END - 1, 0, FrameNumber(2)).unwrap();
     assert_eq!(one.lookup(PAGES_END - 1), Some(FrameNumber(2)));
 }
 
@@ -88,46 +87,26 @@ fn what_is_in_the_way_is_named() {
     let arena = arena();
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
-    writer.insert(64, 3, FrameNumber(9), 64).unwrap();
+    writer.insert(64, 3, FrameNumber(9)).unwrap();
     let there = FolioAt { page: 64, order: 3, frame: FrameNumber(9) };
-    let error = writer.insert(0, 7, FrameNumber(10), 0).unwrap_err();
+    let error = writer.insert(0, 7, FrameNumber(10)).unwrap_err();
     assert_eq!(error, InsertError::Occupied(there));
     assert_eq!(error.to_string(), "page 64 is in the index already (frame 9, order 3)");
 }
 
 #[test]
-fn a_refault_in_the_middle_of_a_large_folio_is_seen() {
-    let arena = arena();
-    let (index, mut owner) = arena.pool.new_index(1 << 14);
-    let mut writer = index.writer(&mut owner, &arena.pool);
-    writer.insert(512, 9, FrameNumber(1024), 512).unwrap();
-    writer.store_shadow(700, 42).unwrap();
-    assert_eq!(writer.shadow_slots(), 8);
-    let inserted = writer.insert(700, 0, FrameNumber(3), 700).unwrap();
-    assert_eq!(inserted.refault, Some(42));
-    // The 64 pages around page 700 have a slot each now.
-    assert_eq!(inserted.shadow_slots_gone, 8 - (7 + 63));
-    assert_eq!(index.lookup_raw(701), Slot::Shadow(42));
-    audit(&writer);
-}
-
-#[test]
-fn nodes_that_hold_only_shadows_are_freed() {
+fn nodes_that_hold_nothing_are_freed() {
     let arena = arena();
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     for page in 0..640 {
-        writer.insert(page, 0, FrameNumber(page as u32 + 1), page).unwrap();
+        writer.insert(page, 0, FrameNumber(page as u32 + 1)).unwrap();
     }
+    assert_eq!(writer.nodes(), 11);
     for page in (0..640).filter(|page| page / 64 != 3) {
-        writer.store_shadow(page, 5).unwrap();
+        writer.remove(page).unwrap();
     }
-    writer.store_shadow(200, 5).unwrap();
-    let done = writer.drop_shadows(u64::MAX, TrimWhere::ShadowOnlyNodes);
-    assert_eq!((done.slots, done.nodes, done.wrapped), (576, 9, true));
-    assert_eq!((writer.nodes(), writer.shadow_slots()), (2, 1));
-    let done = writer.drop_shadows(1, TrimWhere::Anywhere);
-    assert_eq!((done.slots, writer.shadow_slots()), (1, 0));
+    assert_eq!(writer.nodes(), 2);
     audit(&writer);
 }
 
@@ -165,5 +144,5 @@ fn a_slab_off_its_place_is_refused() {
 fn a_folio_off_its_place_is_refused() {
     let arena = arena();
     let (index, mut owner) = arena.pool.new_index(1 << 14);
-    let _ = index.writer(&mut owner, &arena.pool).insert(3, 1, FrameNumber(1), 3);
+    let _ = index.writer(&mut owner, &arena.pool).insert(3, 1, FrameNumber(1));
 }

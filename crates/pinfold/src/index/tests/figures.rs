@@ -3,7 +3,7 @@
 //! `cargo test --release -p pinfold index::tests::figures -- --ignored --nocapture`
 
 use super::arena::Arena;
-use crate::index::{FrameNumber, Index, IndexOwner, TrimWhere};
+use crate::index::{FrameNumber, Index, IndexOwner};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn dense(arena: &Arena<6>, pages: u64) -> (Index<6>, IndexOwner) {
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut writer = index.writer(&mut owner, &arena.pool);
     for page in 0..pages {
-        writer.insert(page, 0, FrameNumber(page as u32 + 1), page).unwrap();
+        writer.insert(page, 0, FrameNumber(page as u32 + 1)).unwrap();
     }
     drop(writer);
     (index, owner)
@@ -105,32 +105,19 @@ fn writes() {
         let ns = |start: Instant| start.elapsed().as_secs_f64() * 1e9 / f64::from(pages);
         let start = Instant::now();
         for page in 0..u64::from(pages) {
-            writer.insert(page, 0, FrameNumber(page as u32), page).unwrap();
+            writer.insert(page, 0, FrameNumber(page as u32)).unwrap();
         }
         let insert = ns(start);
         let start = Instant::now();
         for page in 0..u64::from(pages) {
-            writer.store_shadow(page, 1).unwrap();
-        }
-        let shadow = ns(start);
-        let start = Instant::now();
-        for page in 0..u64::from(pages) {
-            writer.insert(page, 0, FrameNumber(page as u32), page).unwrap();
-        }
-        let again = ns(start);
-        let start = Instant::now();
-        for page in 0..u64::from(pages) {
             writer.remove(page).unwrap();
         }
-        println!(
-            "order 0, in order: insert {insert:.0} ns, shadow {shadow:.0}, insert over shadow {again:.0}, remove {:.0}",
-            ns(start)
-        );
+        println!("order 0, in order: insert {insert:.0} ns, remove {:.0}", ns(start));
     }
 }
 
 /// Random evictions and refaults until the residency is that of a uniform random load.
-fn churn(times: u64, resident: u64, keep_shadows: bool) {
+fn churn(times: u64, resident: u64) {
     let arena = arena();
     let (index, mut owner) = arena.pool.new_index(1 << 14);
     let mut random = Random(11);
@@ -141,36 +128,25 @@ fn churn(times: u64, resident: u64, keep_shadows: bool) {
         let page = if times == 1 { n } else { random.below(resident * times) };
         if held.len() as u64 == resident {
             let out = held.swap_remove(random.below(resident) as usize);
-            if keep_shadows {
-                writer.store_shadow(out, 1).unwrap();
-            } else {
-                writer.remove(out).unwrap();
-            }
+            writer.remove(out).unwrap();
         }
-        if writer.insert(page, 0, FrameNumber(1 + n as u32), page).is_ok() {
+        if writer.insert(page, 0, FrameNumber(1 + n as u32)).is_ok() {
             held.push(page);
-        }
-        // The policy keeps as many ghosts as residents.
-        if writer.shadow_slots() > resident {
-            writer.drop_shadows(64, TrimWhere::Anywhere);
         }
     }
     let held = held.len() as f64;
     let bytes = writer.nodes() as f64 * 288.0 / held;
     println!(
-        "file {times:3} x resident, shadows {keep_shadows:5}: {:6} nodes, {:6} shadows, {bytes:6.1} bytes/page = {:.3} % (+ 1.57 % table = {:.3} %)",
+        "file {times:7} x resident: {:6} nodes, {bytes:6.1} bytes/page = {:.3} %",
         writer.nodes(),
-        writer.shadow_slots(),
         bytes / 40.96,
-        bytes / 40.96 + 1.57,
     );
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn bytes_per_page() {
-    for times in [1, 8, 100] {
-        churn(times, 1 << 16, false);
-        churn(times, 1 << 16, true);
+    for times in [1, 8, 100, 1 << 16, 1 << 20] {
+        churn(times, 1 << 16);
     }
 }

@@ -3,8 +3,7 @@
 use super::arena::Arena;
 use super::audit::audit;
 use crate::index::{
-    FolioAt, FrameNumber, InsertError, Lookup, Mark, ORDER_MAX, PAGES_END, Slot, SplitError,
-    TrimWhere,
+    FolioAt, FrameNumber, InsertError, Lookup, Mark, ORDER_MAX, PAGES_END, SplitError,
 };
 use crate::mutant::{self, Mutant};
 use proptest::prelude::*;
@@ -13,21 +12,18 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Insert { page: u64, order: u32, wanted: u64 },
+    Insert { page: u64, order: u32 },
     Remove { page: u64 },
     Replace { page: u64 },
-    Shadow { page: u64, payload: u32 },
     Split { page: u64, down: u32 },
     Mark { page: u64, mark: Mark, set: bool },
-    Trim { limit: u64, place: TrimWhere },
     Walk { from: u64, len: u64 },
 }
 
-/// What the index should hold. Shadows are kept by page.
+/// What the index should hold.
 #[derive(Default)]
 struct Model {
     folios: BTreeMap<u64, (FolioAt, [bool; 3])>,
-    shadows: BTreeMap<u64, u32>,
     next_frame: u32,
 }
 
@@ -35,15 +31,6 @@ impl Model {
     fn folio(&self, page: u64) -> Option<FolioAt> {
         let (_, (folio, _)) = self.folios.range(..=page).next_back()?;
         (page < folio.end()).then_some(*folio)
-    }
-
-    fn slot(&self, page: u64) -> Slot {
-        match (self.folio(page), self.shadows.get(&page)) {
-            (Some(folio), None) => Slot::Folio(folio.frame),
-            (None, Some(&payload)) => Slot::Shadow(payload),
-            (None, None) => Slot::Empty,
-            (Some(_), Some(_)) => panic!("the model has a folio over a shadow"),
-        }
     }
 
     fn fresh(&mut self) -> FrameNumber {
@@ -75,19 +62,14 @@ fn mark() -> impl Strategy<Value = Mark> {
 
 fn op(tiny: bool) -> impl Strategy<Value = Op> {
     let page = || page(tiny);
-    let place = prop_oneof![Just(TrimWhere::Anywhere), Just(TrimWhere::ShadowOnlyNodes)];
     prop_oneof![
-        8 => (page(), 0..=if tiny { 2 } else { ORDER_MAX }, any::<u64>()).prop_map(|(page, order, any)| {
-            let page = page >> order << order;
-            Op::Insert { page, order, wanted: page + any % (1 << order) }
-        }),
-        3 => page().prop_map(|page| Op::Remove { page }),
+        8 => (page(), 0..=if tiny { 2 } else { ORDER_MAX })
+            .prop_map(|(page, order)| Op::Insert { page: page >> order << order, order }),
+        6 => page().prop_map(|page| Op::Remove { page }),
         2 => page().prop_map(|page| Op::Replace { page }),
-        4 => (page(), 0..1_u32 << 30).prop_map(|(page, payload)| Op::Shadow { page, payload }),
         4 => (page(), 1..=ORDER_MAX).prop_map(|(page, down)| Op::Split { page, down }),
         6 => (page(), mark(), prop::bool::weighted(0.7))
             .prop_map(|(page, mark, set)| Op::Mark { page, mark, set }),
-        1 => (1..300_u64, place).prop_map(|(limit, place)| Op::Trim { limit, place }),
         3 => (page(), 0..2000_u64).prop_map(|(from, len)| Op::Walk { from, len }),
     ]
 }
@@ -142,7 +124,7 @@ type Writer<'a, const BITS: u32> = crate::index::IndexWriter<'a, BITS>;
 
 fn step<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, op: &Op) {
     match *op {
-        Op::Insert { page, order, wanted } => insert(writer, model, page, order, wanted),
+        Op::Insert { page, order } => insert(writer, model, page, order),
         Op::Remove { page } => {
             let page = aim(model, page);
             let expected = model.folio(page);
@@ -160,15 +142,6 @@ fn step<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, op: &
                 model.folios.get_mut(&folio.page).unwrap().0.frame = new;
             }
         }
-        Op::Shadow { page, payload } => {
-            let page = aim(model, page);
-            let expected = model.folio(page);
-            assert_eq!(writer.store_shadow(page, payload), expected);
-            if let Some(folio) = expected {
-                model.folios.remove(&folio.page);
-                model.shadows.extend((folio.page..folio.end()).map(|page| (page, payload)));
-            }
-        }
         Op::Split { page, down } => split(writer, model, aim(model, page), down),
         Op::Mark { page, mark, set } => {
             let page = aim(model, page);
@@ -181,7 +154,6 @@ fn step<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, op: &
             assert_eq!(changed, expected);
             assert_eq!(writer.is_marked(page, mark), expected.is_some() && set);
         }
-        Op::Trim { limit, place } => trim(writer, model, limit, place),
         Op::Walk { from, len } => walk(writer, model, from, from.saturating_add(len)),
     }
 }
@@ -191,21 +163,15 @@ fn insert<const BITS: u32>(
     model: &mut Model,
     page: u64,
     order: u32,
-    wanted: u64,
 ) {
     let frame = model.fresh();
     let end = page + (1 << order);
-    let result = writer.insert(page, order, frame, wanted);
+    let result = writer.insert(page, order, frame);
     if let Some(folio) = model.overlaps(page, end) {
         assert_eq!(result, Err(InsertError::Occupied(folio)));
         return;
     }
-    let refault = model.shadows.get(&wanted).copied();
-    assert_eq!(result.unwrap().refault, refault);
-    let gone: Vec<_> = model.shadows.range(page..end).map(|(&page, _)| page).collect();
-    for page in gone {
-        model.shadows.remove(&page);
-    }
+    result.unwrap();
     model.folios.insert(page, (FolioAt { page, order, frame }, [false; 3]));
 }
 
@@ -233,32 +199,6 @@ fn split<const BITS: u32>(writer: &mut Writer<'_, BITS>, model: &mut Model, page
     }
 }
 
-fn trim<const BITS: u32>(
-    writer: &mut Writer<'_, BITS>,
-    model: &mut Model,
-    limit: u64,
-    place: TrimWhere,
-) {
-    let slots_before = writer.shadow_slots();
-    let nodes_before = writer.nodes();
-    let done = writer.drop_shadows(limit, place);
-    assert_eq!(done.slots, slots_before - writer.shadow_slots());
-    assert_eq!(done.nodes, nodes_before - writer.nodes());
-    assert!(done.slots < limit + 64);
-    model.shadows.retain(|&page, &mut payload| match writer.get(page) {
-        Slot::Empty => false,
-        slot => {
-            assert_eq!(slot, Slot::Shadow(payload));
-            true
-        }
-    });
-    if writer.shadow_slots() == 0 {
-        assert!(model.shadows.is_empty());
-    } else {
-        assert!(!model.shadows.is_empty());
-    }
-}
-
 fn walk<const BITS: u32>(writer: &Writer<'_, BITS>, model: &Model, from: u64, to: u64) {
     let to = to.min(PAGES_END);
     assert_eq!(writer.next_present(from..to), model.overlaps(from, to).filter(|_| from < to));
@@ -273,26 +213,24 @@ fn walk<const BITS: u32>(writer: &Writer<'_, BITS>, model: &Model, from: u64, to
     }
 }
 
-/// Compares pages around the operation, and of all folios and shadows nearby.
+/// Compares pages around the operation, and of all folios nearby.
 fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, early: &Lookup<BITS>, model: &Model, op: &Op) {
     let around = match *op {
         Op::Insert { page, .. }
         | Op::Remove { page }
         | Op::Replace { page }
-        | Op::Shadow { page, .. }
         | Op::Split { page, .. }
         | Op::Mark { page, .. } => aim(model, page),
         Op::Walk { from, .. } => from,
-        Op::Trim { .. } => 0,
     };
     for page in around.saturating_sub(70)..(around + 600).min(PAGES_END) {
-        let slot = model.slot(page);
-        assert_eq!(writer.get(page), slot, "page {page}");
+        let there = model.folio(page).map(|folio| folio.frame);
+        assert_eq!(writer.index.lookup(page), there, "page {page}");
         let next = writer.index.next_hint(page);
         let skipped = model.folios.range(page + 1..next.max(page + 1)).next();
-        let is_exact = matches!(slot, Slot::Folio(_)) || (next > page && skipped.is_none());
+        let is_exact = there.is_some() || (next > page && skipped.is_none());
         assert!(is_exact, "from {page} to {next}, past {skipped:?}");
-        if let Slot::Folio(frame) = slot {
+        if let Some(frame) = there {
             // Nothing changes meanwhile, so the hint is exact.
             assert_eq!(writer.index.lookup_hint(page), frame, "hint for page {page}");
             let early = early.hint(page, 0).unwrap_or(frame);
@@ -303,9 +241,6 @@ fn probe<const BITS: u32>(writer: &Writer<'_, BITS>, early: &Lookup<BITS>, model
     for (&page, (folio, marks)) in model.folios.range(around.saturating_sub(5000)..).take(20) {
         assert_eq!(writer.folio(page), Some(*folio));
         assert_eq!(Mark::ALL.map(|mark| writer.is_marked(page, mark)), *marks, "marks of {page}");
-    }
-    for (&page, &payload) in model.shadows.range(around..).take(20) {
-        assert_eq!(writer.get(page), Slot::Shadow(payload));
     }
 }
 

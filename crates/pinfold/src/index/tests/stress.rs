@@ -130,16 +130,13 @@ fn change(world: &World, file: usize, random: &mut Random, stable: &mut [u32]) {
             let order = random.below(10) as u32;
             let page = changing(random) >> order << order;
             let frame = FrameNumber(frame);
-            if writer.insert(page, order, frame, page).is_ok() {
+            if writer.insert(page, order, frame).is_ok() {
                 world.name(file, FolioAt { page, order, frame });
             } else {
                 world.free.lock().unwrap().push(frame.0);
             }
         }
-        3..5 => evict(world, &mut writer, random),
-        5 => {
-            writer.drop_shadows(64, crate::index::TrimWhere::ShadowOnlyNodes);
-        }
+        3..6 => evict(world, &mut writer, random),
         6 => split_in_steps(world, file, &mut writer, random),
         _ => migrate(world, file, &mut writer, random.below(STABLE), stable),
     }
@@ -152,11 +149,7 @@ fn evict(world: &World, writer: &mut IndexWriter<'_, 6>, random: &mut Random) {
         return;
     }
     world.unname(folio.frame);
-    if random.below(2) == 0 {
-        writer.store_shadow(folio.page, 7).unwrap();
-    } else {
-        writer.remove(folio.page).unwrap();
-    }
+    writer.remove(folio.page).unwrap();
     // A run's frames above the head are only ever used by the stable part.
     world.free.lock().unwrap().push(folio.frame.0);
 }
@@ -169,7 +162,7 @@ fn split_in_steps(
 ) {
     let base = (file as u32 * 4 + 8) * 512 + 1; // frames that no other file uses
     let whole = FolioAt { page: SPLIT, order: 9, frame: FrameNumber(base) };
-    if writer.insert(SPLIT, 9, whole.frame, SPLIT).is_err() {
+    if writer.insert(SPLIT, 9, whole.frame).is_err() {
         return; // no nodes left
     }
     world.name(file, whole);
@@ -224,10 +217,10 @@ fn set_up(world: &World, file: usize) -> Vec<u32> {
     let mut writer = index.writer(&mut owner, &world.arena.pool);
     for page in (0..STABLE).step_by(32) {
         let frame = FrameNumber(stable[page as usize]);
-        writer.insert(page, 5, frame, page).unwrap();
+        writer.insert(page, 5, frame).unwrap();
         world.name(file, FolioAt { page, order: 5, frame });
     }
-    writer.insert(FAR, 0, FrameNumber(FRAMES - 1), FAR).unwrap();
+    writer.insert(FAR, 0, FrameNumber(FRAMES - 1)).unwrap();
     stable
 }
 

@@ -23,8 +23,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pinfold_policy::Shadow;
-
 use super::protect::Protection;
 use super::{Area, Order, Origin, STREAMS, calls};
 use crate::core::{Core, Held};
@@ -86,7 +84,6 @@ impl Run {
 struct Coming {
     page: u64,
     head: FrameNumber,
-    shadow: Option<Shadow>,
 }
 
 impl Area {
@@ -424,14 +421,12 @@ impl Area {
             let frame = core.frames.frame(head);
             let order = frame::Order::MIN;
             frame.set_identity(Identity { mapping: mapping.id, index: page, order });
-            let inserted =
-                changing.writer(&core.nodes).insert(page, u32::from(order.get()), head, page);
+            let inserted = changing.writer(&core.nodes).insert(page, u32::from(order.get()), head);
             match inserted {
-                Ok(inserted) => {
+                Ok(()) => {
                     changing.folios_added(1);
                     frame.count.get(1);
-                    let shadow = inserted.refault.map(Shadow::from_payload);
-                    coming.push(Coming { page, head, shadow });
+                    coming.push(Coming { page, head });
                 }
                 Err(short) => {
                     frame.forget_identity();
@@ -554,10 +549,9 @@ impl Area {
                 }
                 let frame = core.frames.frame(coming[it].head);
                 frame.change_end();
-                if coming[it].shadow.is_some() {
+                if core.residency.insert(&core.frames, coming[it].head, mapping.ghosts_of) {
                     core.counters.count(Event::Refault);
                 }
-                core.residency.insert(&core.frames, coming[it].head, coming[it].shadow);
             }
             n = end;
         }

@@ -143,6 +143,18 @@ pub enum ErrorKind {
         /// The first byte after it, were it one.
         end: u64,
     },
+    /// A range of bytes ends beyond the end of the file.
+    #[error("cannot read bytes {start}..{end} of {}: it has {len_bytes} bytes", path.display())]
+    RangeBeyondEnd {
+        /// The file.
+        path: PathBuf,
+        /// Where the range begins.
+        start: u64,
+        /// The first byte after it.
+        end: u64,
+        /// The file's length.
+        len_bytes: u64,
+    },
     /// The page begins at or beyond the end of the file.
     #[error("no page {page} in {}: it has {len_bytes} bytes", path.display())]
     BeyondEnd {

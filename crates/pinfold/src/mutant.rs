@@ -113,6 +113,12 @@ mutants! {
     /// Futures are woken by a lender that still claims places.
     LendWakesEarly,
 
+    // ---- of owned bytes ----
+    /// A copy is not counted among those that programs keep.
+    CopyUncounted,
+    /// Bytes are kept in place though that keeps more than twice as much as is wanted.
+    KeepBlindly,
+
     // ---- of futures ----
     /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.
     LeaveUnlocked,

@@ -63,6 +63,14 @@ pub(crate) fn admit<'a>(
     admitted
 }
 
+/// Whether a guard that shows `pages` pages of the folio of `held` may keep all of it: at most twice
+/// as much, or one that is granted. Splits nothing.
+pub(crate) fn may_keep(core: &Core, held: &Held<'_>, pages: u64) -> bool {
+    2 * pages >= u64::from(held.frame().order().frames())
+        || is_admitted(core, held)
+        || mutant::on(Mutant::KeepBlindly)
+}
+
 /// Notes that the folio at `head` has a counted guard that was not admitted.
 pub(super) fn upgraded(core: &Core, head: FrameNumber) {
     if !is_small_or_granted(core, head) && core.owner.is_here() {

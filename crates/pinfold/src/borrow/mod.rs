@@ -18,6 +18,8 @@ mod reader;
 mod slot;
 mod view;
 
+#[cfg(not(loom))]
+pub(crate) use admit::may_keep;
 pub(crate) use admit::{Wait, admit};
 pub use counted::FolioRef;
 pub use optimistic::Optimistic;

@@ -39,6 +39,7 @@ impl Error {
             ErrorKind::TooManyFiles { .. } => "too-many-files",
             ErrorKind::Range { .. } => "range",
             ErrorKind::RangeReversed { .. } => "range-reversed",
+            ErrorKind::RangeBeyondEnd { .. } => "range-beyond-end",
             ErrorKind::BeyondEnd { .. } => "beyond-end",
             ErrorKind::TooManyReferences { .. } => "too-many-references",
             ErrorKind::TooManyReaders { .. } => "too-many-readers",
@@ -82,7 +83,7 @@ impl Error {
     /// | kind | errors |
     /// |---|---|
     /// | `IsADirectory` | a directory was to be opened |
-    /// | `UnexpectedEof` | [`BeyondEnd`](ErrorKind::BeyondEnd), [`Truncated`](ErrorKind::Truncated), and a range to be pinned or mapped that ends beyond the file |
+    /// | `UnexpectedEof` | [`BeyondEnd`](ErrorKind::BeyondEnd), `RangeBeyondEnd`, [`Truncated`](ErrorKind::Truncated), and a range to be pinned or mapped that ends beyond the file |
     /// | `OutOfMemory` | [`NoMemory`](ErrorKind::NoMemory), [`OwnMemory`](ErrorKind::OwnMemory) |
     /// | `QuotaExceeded` | as many of something as there can be: `TooMany...`, `PinTooLarge`, `HoldTooLarge` |
     /// | `ResourceBusy` | others use it: `PinHeld`, `StillPinned`, `MappedOrServed`, `SourceChanged` |
@@ -101,6 +102,7 @@ impl Error {
         match self.kind() {
             ErrorKind::Open(why) => why.io_kind(),
             ErrorKind::BeyondEnd { .. }
+            | ErrorKind::RangeBeyondEnd { .. }
             | ErrorKind::Truncated { .. }
             | ErrorKind::PinRange { cause: PinRangeCause::BeyondEnd { .. }, .. }
             | ErrorKind::MapRange { cause: MapRangeCause::BeyondEnd { .. }, .. } => {

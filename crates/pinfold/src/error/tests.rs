@@ -67,6 +67,9 @@ errors! {
     ErrorKind::RangeReversed { .. } =
         ErrorKind::RangeReversed { path: path(), start: PLACE, end: 1 }
         => "range-reversed", Place;
+    ErrorKind::RangeBeyondEnd { .. } =
+        ErrorKind::RangeBeyondEnd { path: path(), start: PLACE, end: 2, len_bytes: 1 }
+        => "range-beyond-end", Place;
     ErrorKind::BeyondEnd { .. } =
         ErrorKind::BeyondEnd { path: path(), page: PLACE, len_bytes: 2 } => "beyond-end", Place;
     ErrorKind::TooManyReferences { .. } =

@@ -157,19 +157,22 @@ impl Arena {
         }
     }
 
-    /// Gives the memory of a run of 2 MiB back to the system, until it is touched again.
+    /// Gives the memory of a folio back to the system, until it is touched again. Of a part of a
+    /// huge page, the system may keep it until memory is short.
     ///
     /// # Errors
     /// The system keeps it.
     ///
     /// # Safety
-    /// All frames of the run are the caller's alone, and their bytes are of no use.
-    pub(super) unsafe fn give_back(&self, run: FrameNumber) -> Result<(), Errno> {
-        let (word, bit) = self.touched.word_and_bit(run);
-        // SAFETY: the run is inside the arena; by the caller's promise nobody needs its bytes.
-        unsafe { give_back(self.address(run), Order::MAX.bytes()) }?;
-        // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
-        word.fetch_and(!bit, Ordering::Relaxed);
+    /// All frames of the folio are the caller's alone, and their bytes are of no use.
+    pub(super) unsafe fn give_back(&self, head: FrameNumber, order: Order) -> Result<(), Errno> {
+        let (word, bit) = self.touched.word_and_bit(head);
+        // SAFETY: the folio is inside the arena; by the caller's promise nobody needs its bytes.
+        unsafe { give_back(self.address(head), order.bytes()) }?;
+        if order == Order::MAX {
+            // Relaxed: who allocates a frame of it next comes after, by the allocator's mutex.
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -326,7 +329,7 @@ mod tests {
         unsafe { std::ptr::write_bytes(arena.address(run), 7, 512 * PAGE_BYTES) };
         assert_eq!(resident(), 512);
         // SAFETY: as above.
-        unsafe { arena.give_back(run) }.unwrap();
+        unsafe { arena.give_back(run, Order::MAX) }.unwrap();
         assert_eq!(resident(), 0);
         // SAFETY: as above.
         assert_eq!(unsafe { arena.address(run).read() }, 0, "what a late reader reads");

@@ -220,6 +220,24 @@ impl Frames {
         Some((head, order))
     }
 
+    /// Takes the largest folio available, of `wish` or smaller, and gives its memory back to the
+    /// system: the caller has other memory in its place until it frees the folio. Otherwise as
+    /// `alloc_at_most`.
+    ///
+    /// Cost: two mutexes and a madvise(2).
+    #[must_use = "the folio would be lost to the budget"]
+    pub(crate) fn alloc_empty(&self, wish: Order) -> Option<(FrameNumber, Order)> {
+        let (head, order) = self.buddy.take_at_most(&self.table, wish)?;
+        // SAFETY: the folio is on no list, so it is this thread's; a reader that has found an
+        // earlier one there loads by racing loads, and notices by the version.
+        if unsafe { self.arena.give_back(head, order) }.is_err() {
+            self.buddy.give(&self.table, head, order);
+            return None;
+        }
+        self.frame(head).hand_out(order); // and nothing of it is touched
+        Some((head, order))
+    }
+
     /// Lends a free run of 2 MiB: gives its memory back to the system. False if there is none.
     ///
     /// Cost: two mutexes and a madvise(2).
@@ -227,7 +245,7 @@ impl Frames {
         let Some(run) = self.buddy.take_run(&self.table) else { return false };
         // SAFETY: all of the run is free and on no list, so it is this thread's; a reader that has
         // found an earlier folio of it loads by racing loads, and notices by the version.
-        let given = unsafe { self.arena.give_back(run) };
+        let given = unsafe { self.arena.give_back(run, Order::MAX) };
         if given.is_ok() {
             self.buddy.lend(&self.table, run);
         } else {
@@ -256,6 +274,33 @@ impl Frames {
         self.arena.first_touch(head);
         self.frame(head).hand_out(order);
         head
+    }
+
+    /// Cuts the folio at `head`, which only the caller has, so that `pages` pages are left, as one or
+    /// more folios; gives back the frames behind them. `None`: a reader that was late has taken a
+    /// reference for a moment, and frees all of it when it notices.
+    #[must_use = "the folios would be lost to the budget"]
+    pub(crate) fn cut(&self, head: FrameNumber, pages: u32) -> Option<Vec<FrameNumber>> {
+        let end = head.after(self.frame(head).order().frames());
+        if !self.frame(head).count.put(1) {
+            return None;
+        }
+        let mut kept = Vec::new();
+        let mut at = head;
+        // Ends: each turn advances by a folio, up to the end.
+        while at < end {
+            let keep = at.0 - head.0 < pages;
+            let until = if keep { head.after(pages) } else { end };
+            let order = Order::of_block_at(at.0.into(), until.0.into());
+            if keep {
+                self.frame(at).hand_out(order);
+                kept.push(at);
+            } else {
+                self.free(at, order);
+            }
+            at = at.after(order.frames());
+        }
+        Some(kept)
     }
 
     /// Makes one more run unmovable: the movable one with the largest free block, if that is at

@@ -51,6 +51,7 @@
 // | `mod.rs` | the futures of a page and of a read, which bring one page at a time |
 // | `bring.rs` | bringing one page: the states of a future |
 // | `batch.rs` | the future of many pages: a claim to all, and a future for each |
+// | `room.rs` | waiting for memory for a copy |
 // | `set.rs` | futures that one thread waits for by one eventfd |
 //
 // Each poll goes on until it has the page, an error, or has left its waker. Dropping a future in
@@ -61,6 +62,8 @@
 
 mod batch;
 mod bring;
+#[cfg(not(loom))]
+mod room;
 mod set;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
@@ -78,6 +81,8 @@ use crate::handle::Handle;
 use crate::stream::Plan;
 pub use batch::GetMany;
 use bring::{Bring, Brought, Wait};
+#[cfg(not(loom))]
+pub(crate) use room::copy_memory;
 pub(crate) use set::{Ready, Set};
 
 /// The future of [`File::get_async`](crate::File::get_async). Polled after it has returned, it
@@ -169,6 +174,13 @@ pub(crate) async fn hold(handle: &Handle, page: u64, alone: bool) -> Result<Held
     if alone {
         bring.reads(Plan::of(page + 1));
     }
+    std::future::poll_fn(|context| bring.poll(context.waker())).await
+}
+
+/// The folio of `page`, of which `bytes` bytes are wanted from its start on; the same.
+#[cfg(not(loom))]
+pub(crate) async fn bring(handle: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
+    let mut bring = Bring::new(handle, page, bytes);
     std::future::poll_fn(|context| bring.poll(context.waker())).await
 }
 

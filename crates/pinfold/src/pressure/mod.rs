@@ -67,6 +67,10 @@ impl HeldPages {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(drop)
     }
 
+    pub(crate) fn pages(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_back(&self, pages: u32) {
         self.0.fetch_sub(pages, Ordering::Relaxed);
     }
@@ -122,6 +126,8 @@ pub(crate) struct Pressure {
     pub(crate) evictors: Evictors,
     /// Of own memory, by the program.
     pub(crate) held: HeldPages,
+    /// Copies that the program keeps.
+    pub(crate) copied: HeldPages,
     /// By threads that wait for lent memory.
     waiting_with: HeldPages,
     load: Load,
@@ -177,6 +183,7 @@ impl Pressure {
             block_hand: AtomicU32::new(0),
             evictors: Evictors::default(),
             held: HeldPages::default(),
+            copied: HeldPages::default(),
             waiting_with: HeldPages::default(),
             load: Load::new(frames),
             lent: std::sync::atomic::AtomicU64::new(0),

@@ -12,6 +12,7 @@
 //! | `daemon.rs` | the thread that evicts ahead of need |
 //! | `unmovable.rs` | memory for what stays where it is |
 //! | `lent.rs` | memory for folios whose bytes are in mirrors |
+//! | `copies.rs` | memory for contiguous copies that programs keep |
 //! | `compact.rs` | making a run of 2 MiB free by moving what is in it |
 //! | `by_range.rs` | splitting and moving what tests ask for (feature `testing`) |
 //! | `census.rs` | what the memory is full of, for errors |
@@ -23,6 +24,8 @@
 mod by_range;
 mod census;
 mod compact;
+#[cfg(not(loom))]
+mod copies;
 pub(crate) mod daemon;
 mod evict;
 mod lent;
@@ -51,6 +54,8 @@ pub(crate) use by_range::{migrate_range, split_range};
 pub(crate) use compact::compact;
 #[cfg(all(test, shuttle))]
 pub(crate) use compact::{make_block, take_back};
+#[cfg(not(loom))]
+pub(crate) use copies::{Copied, allocate_copy};
 pub(crate) use evict::evict;
 #[cfg(not(loom))]
 pub(crate) use evict::evict_these;
@@ -251,6 +256,8 @@ pub(crate) fn shortage(core: &Core, wanted_bytes: u64) -> Shortage {
     let page = PAGE_BYTES as u64;
     // A folio that left its file while it was borrowed: the census counts files' folios alone.
     census.held_bytes += core.deferred.outstanding(&core.frames).1 * page;
+    // Copies are no folios of files either.
+    census.held_bytes += u64::from(core.pressure.copied.pages()) * page;
     Shortage {
         wanted_bytes,
         budget_bytes: u64::from(core.frames.frames()) * page,

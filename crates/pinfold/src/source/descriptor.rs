@@ -29,6 +29,9 @@ pub(super) struct Descriptor {
     pub(super) block_device: bool,
     pub(super) writable: bool,
     pub(super) alignment: usize,
+    /// The kernel begins a read of it without waiting for the device, or for anything else that may
+    /// last.
+    pub(super) begins_at_once: bool,
 }
 
 /// The array of a `preadv` or a ring's `Readv`.
@@ -70,6 +73,12 @@ impl Iovecs {
 }
 
 impl Descriptor {
+    /// One of which nothing is known: to be read only, and its reads may wait as they begin.
+    pub(super) fn of(fd: OwnedFd, alignment: usize) -> Self {
+        let (block_device, writable, begins_at_once) = (false, false, false);
+        Descriptor { fd, block_device, writable, alignment, begins_at_once }
+    }
+
     /// `Source::read_extents_at`: all of it, or up to the end of the file, or an error.
     pub(super) fn read(&self, offset: u64, extents: &[Extent<'_>]) -> io::Result<usize> {
         self.check(offset, extents)?;
@@ -250,7 +259,7 @@ mod tests {
     #[test]
     fn a_direct_read_that_stops_inside_a_block_is_at_the_end() {
         let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let mut file = Descriptor { fd, block_device: false, writable: false, alignment: 512 };
+        let mut file = Descriptor::of(fd, 512);
         assert!(!file.ended(1024, 512));
         assert!(file.ended(1024, 0));
         assert!(file.ended(1000, 488));

@@ -3,7 +3,7 @@
 //!
 //! # Direct
 //! A read that a caller waits for is a plain `preadv`; reads ahead go through the cache's ring
-//! (`ring/`), or the worker threads where there is none. Measured on two cores, random 4 KiB: a
+//! (`ring/`), or the worker threads where there is none, or the file's system is a program (FUSE). Measured on two cores, random 4 KiB: a
 //! waited read through the ring reaches 0.58 (32 threads) to 0.80 of `preadv`'s rate, for its two
 //! wake-ups; `preadv` from here, 0.98 to 1.07, which is noise (`tests/measure.rs`). Many reads that
 //! one caller waits for go by a ring of its thread's own (`own_ring.rs`).

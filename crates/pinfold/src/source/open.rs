@@ -48,6 +48,13 @@ const SYSFS_MAGIC: u64 = 0x6265_6572;
 const DEBUGFS_MAGIC: u64 = 0x6462_6720;
 const TRACEFS_MAGIC: u64 = 0x7472_6163;
 
+/// File systems whose reads begin without waiting, as the kernel's ring asks of them: ext2 to ext4,
+/// XFS, Btrfs and F2FS. Others say that they do, and wait for an answer all the same.
+const BEGIN_AT_ONCE: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+/// File systems that are programs. Of their errors, the kernel's ring takes some for a reason to try
+/// again, without end.
+const FUSE_MAGIC: u64 = 0x6573_5546;
+
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -266,7 +273,16 @@ impl Found {
         };
         let writable = access == Access::ReadWrite;
         let fine_times = direct.is_ok() && has_fine_times(magic.unwrap_or(0));
-        let descriptor = |alignment| Descriptor { fd, block_device, writable, alignment };
+        let is_of = |systems: &[u64]| !block_device && magic.is_ok_and(|it| systems.contains(&it));
+        let begins_at_once = block_device || is_of(&BEGIN_AT_ONCE);
+        let by_a_program = || Err("its file system is a program".to_owned());
+        let ring = if is_of(&[FUSE_MAGIC]) { by_a_program() } else { ring };
+        let descriptor = |alignment| Descriptor {
+            block_device,
+            writable,
+            begins_at_once,
+            ..Descriptor::of(fd, alignment)
+        };
         let disk = match direct {
             Ok(alignment) => Disk::direct(descriptor(alignment), ring),
             Err(why) if preference == Preference::Direct => {

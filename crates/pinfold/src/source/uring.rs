@@ -64,6 +64,19 @@ pub(super) fn set_up(entries: usize) -> io::Result<(IoUring, PipeReader)> {
     Ok((ring, gone))
 }
 
+/// Lets the kernel have a thread for each of so many requests that wait as they begin. Otherwise it
+/// has a few, and if these wait for one file, requests of all others wait with them.
+///
+/// # Errors
+/// The kernel is older than Linux 5.15.
+pub(super) fn no_request_waits_for_another(ring: &IoUring, requests: usize) -> io::Result<()> {
+    let mut threads = [u32::try_from(requests).map_err(io::Error::other)?, 0];
+    ring.submitter().register_iowq_max_workers(&mut threads).map_err(|cause| {
+        let text = format!("its ring cannot have a thread for each request: {cause}");
+        io::Error::new(cause.kind(), text)
+    })
+}
+
 /// Submits what was pushed, and waits for so many completions. It may return with fewer.
 ///
 /// # Errors
@@ -91,12 +104,14 @@ pub(super) fn transfer(
     let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
     // A longer one comes back short and is continued.
     let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
-    match (direction, count) {
+    let entry = match (direction, count) {
         (Direction::Read, 1) => opcode::Read::new(fd, one.0, one.1).offset(offset).build(),
         (Direction::Read, _) => opcode::Readv::new(fd, array, count).offset(offset).build(),
         (Direction::Write, 1) => opcode::Write::new(fd, one.0, one.1).offset(offset).build(),
         (Direction::Write, _) => opcode::Writev::new(fd, array, count).offset(offset).build(),
-    }
+    };
+    // Else by a thread of the kernel's, so that whoever submits it waits for nothing.
+    if file.begins_at_once { entry } else { entry.flags(squeue::Flags::ASYNC) }
 }
 
 /// Whether a completion's result says that the kernel gave the request back undone.

@@ -66,7 +66,12 @@ impl Ring {
         let absorbed_max = if endless { usize::MAX } else { ABSORBED_MAX };
         // The submission queue's entries; see "Bounds" in `queue.rs`.
         let entries = 2 * depth + 1;
-        let driver = start("pinfold-ring", move || match uring::set_up(entries) {
+        let set_up = move || -> io::Result<_> {
+            let kernel = uring::set_up(entries)?;
+            uring::no_request_waits_for_another(&kernel.0, depth)?;
+            Ok(kernel)
+        };
+        let driver = start("pinfold-ring", move || match set_up() {
             Ok(kernel) => {
                 tell.send(Ok(())).expect("`open` waits for this");
                 Driver::new(of_driver, kernel, absorbed_max).run();

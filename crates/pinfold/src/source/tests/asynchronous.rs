@@ -462,7 +462,7 @@ fn a_read_ahead_is_not_overtaken_for_ever() {
 /// Reads of a device that hangs: of the two ends of a pipe, the test has the other.
 fn hanging() -> (Arc<Descriptor>, io::PipeWriter) {
     let (empty, writer) = io::pipe().unwrap();
-    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    let file = Descriptor::of(empty.into(), 1);
     (Arc::new(file), writer)
 }
 

@@ -163,8 +163,7 @@ impl Carrier for Device {
 /// Whether each of many reads by such a device gets its own bytes and its own error.
 fn is_each_itself(seed: u64) -> Result<(), String> {
     let file = tempfile::tempfile().unwrap();
-    let file =
-        Descriptor { fd: file.into(), block_device: false, writable: false, alignment: BLOCK };
+    let file = Descriptor::of(file.into(), BLOCK);
     let mut numbers = Numbers(seed);
     let offset = |_| numbers.below(1010) * BLOCK as u64;
     let offsets: Vec<_> = (0..DEVICE_READS).map(offset).collect();
@@ -240,8 +239,7 @@ impl Carrier for Submissions {
 fn submissions(reads: usize, early: bool) -> (Vec<usize>, usize) {
     let of_each_call = Rc::new(RefCell::new(Vec::new()));
     let file = tempfile::tempfile().unwrap();
-    let file =
-        Descriptor { fd: file.into(), block_device: false, writable: false, alignment: BLOCK };
+    let file = Descriptor::of(file.into(), BLOCK);
     let memory: Vec<_> = (0..reads).map(|_| Lent::filled(BLOCK, 0)).collect();
     let mut readings = memory.iter().map(|lent| (0, vec![lent.extent()]));
     let first = readings.next();

@@ -108,7 +108,7 @@ fn thread_named(name: &str) -> PathBuf {
 /// A request that the kernel keeps until the ring is released: a read of a pipe without writes.
 fn endless(ring: &Ring, to: &Sender<Ended>) -> std::io::PipeWriter {
     let (empty, writer) = std::io::pipe().unwrap();
-    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    let file = Descriptor::of(empty.into(), 1);
     let mut batch = vec![request(1 << 40, PAGE, 1, to)];
     assert_eq!(ring.start(&Arc::new(file), &mut batch), Start::Started);
     writer

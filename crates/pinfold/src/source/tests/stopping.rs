@@ -35,7 +35,7 @@ fn what_the_kernel_waits_for_is_cancelled() {
     let engine = ring_engine();
     let Ok(ring) = engine.ring() else { return };
     let (empty, writer) = io::pipe().unwrap();
-    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    let file = Descriptor::of(empty.into(), 1);
     let file = Arc::new(file);
     let (tell, told) = channel();
     let mut cancelled = request(1, PAGE, 1, &tell);
@@ -266,7 +266,7 @@ fn all_who_ask_are_told_in_their_order() {
     let engine = ring_engine();
     let Ok(ring) = engine.ring() else { return };
     let (empty, _writer) = io::pipe().unwrap();
-    let file = Descriptor { fd: empty.into(), block_device: false, writable: false, alignment: 1 };
+    let file = Descriptor::of(empty.into(), 1);
     let (tell, told) = channel();
     let (say, said) = channel();
     let mut passed_on = request(1, PAGE, 1, &tell);

@@ -22,7 +22,7 @@ fn most_unwoken() -> Option<usize> {
     let directory = tempfile::tempdir().unwrap();
     // In the kernel's cache: what is read ends as it is submitted.
     let file = std::fs::File::open(file_of(directory.path(), LEN)).unwrap();
-    let file = Descriptor { fd: file.into(), block_device: false, writable: false, alignment: 1 };
+    let file = Descriptor { begins_at_once: true, ..Descriptor::of(file.into(), 1) };
     let options = EngineOptions { ring_depth: 4, ..EngineOptions::default() };
     let engine = Arc::new(Engine::new(options));
     let Ok(ring) = engine.ring() else { return None };

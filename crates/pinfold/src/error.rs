@@ -85,13 +85,19 @@ pub enum ErrorKind {
         /// The system's error.
         cause: Arc<io::Error>,
     },
-    /// The system refused memory for the mapped pages of a file; or, if the cause's kind is
-    /// [`TimedOut`](io::ErrorKind::TimedOut), somebody uses an older version of the page for longer
-    /// than threads wait.
-    #[error("no memory for mapped pages of {}: {cause}", path.display())]
+    /// The system refused what the mapped pages of a file need: a memory file, addresses, memory.
+    /// Or, if the cause's kind is [`TimedOut`](io::ErrorKind::TimedOut), somebody uses an older
+    /// version of the page for longer than threads wait.
+    #[error(
+        "mapped pages of {}: cannot {what}: {cause}{}",
+        path.display(),
+        if *what == "reserve addresses" { vmas(cause) } else { "" }
+    )]
     Mirror {
         /// The file.
         path: PathBuf,
+        /// What was tried.
+        what: &'static str,
         /// The system's error.
         cause: Arc<io::Error>,
     },

@@ -26,7 +26,7 @@ use crate::freeze::{self, InUse};
 use crate::futures;
 use crate::handle::Handle;
 use crate::index::FolioAt;
-use crate::mirror::{Claim, Mirror, Shown};
+use crate::mirror::{Claim, Mirror, Refused, Shown};
 use crate::mutant::{self, Mutant};
 use crate::pressure::{Bringing, LOOK_AGAIN};
 use crate::reclaim::{self, Patience, Shortage};
@@ -46,6 +46,9 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// The same for a task, which has a thread wait so long once.
 const COPY_NAP: Duration = Duration::from_micros(100);
+
+/// What is [`Refused`] where the bytes of a folio do not get into the mirror.
+const PUT: &str = "put pages there";
 
 /// The smallest budget with maps. Mirrors take memory from the arena by whole runs: with this, the
 /// arena has some left when three are lent.
@@ -118,22 +121,22 @@ pub(crate) fn reaching(handle: &Handle, end: u64) -> Result<&Mirror> {
     if mutant::on(Mutant::MapBeyondMirror) { of(handle) } else { grown(handle, || end) }
 }
 
-/// The mirror, with room for this folio. That the file has become too long for it does not concern
-/// the pages that it has room for.
+/// The mirror, with room for this folio. That the file has become too long for it (`ulimit -f`) does
+/// not concern the pages that it has room for.
 ///
 /// # Errors
 /// As [`of`].
 fn with_room_for<'a>(handle: &'a Handle, held: &Held<'_>) -> Result<&'a Mirror> {
-    if mutant::on(Mutant::MirrorAsLongAsFile) {
-        return of(handle);
-    }
-    grown(handle, || held.offset() + held.frame().file_bytes() as u64)
+    let mirror = grown(handle, || held.offset() + held.frame().file_bytes() as u64)?;
+    let page = held.frame().identity().index;
+    mirror.reach(page).map_err(|why| handle.mapping.mirror_error(why))?;
+    Ok(mirror)
 }
 
 /// The mirror, at least so many bytes long.
 fn grown(handle: &Handle, bytes: impl FnOnce() -> u64) -> Result<&Mirror> {
     let mirror = handle.mapping.mirror(|| handle.core.uffd())?;
-    mirror.grow(bytes).map_err(|cause| handle.mapping.mirror_error(cause))?;
+    mirror.grow(bytes).map_err(|why| handle.mapping.mirror_error(why))?;
     Ok(mirror)
 }
 
@@ -413,7 +416,7 @@ async fn ready<'a>(
         if since.elapsed() > core.options.patience {
             let why = "an older version of the page is still in use there";
             let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
-            return Err(mapping.mirror_error(late));
+            return Err(mapping.mirror_error(Refused::to(PUT)(late)));
         }
         match waiter {
             Waiter::Thread => mirror.wait_for_place(&place, NAP),
@@ -558,7 +561,7 @@ unsafe fn lend_together<'a>(
     }
     freeze::let_go(core, &gone);
     match failed {
-        Some(cause) if copied == 0 => Err(mapping.mirror_error(cause)),
+        Some(cause) if copied == 0 => Err(mapping.mirror_error(Refused::to(PUT)(cause))),
         _ => Ok(Lent::Done),
     }
 }

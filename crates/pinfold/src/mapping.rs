@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{FrameNumber, MAPPING_NONE, PAGE_BYTES};
 use crate::index::{Index, IndexOwner, IndexWriter, NodePool};
-use crate::mirror::Mirror;
+use crate::mirror::{Mirror, Refused};
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
 use crate::source::{Backing, Contents, FileId, Identity, Key, LetGo, Truncated, shared_bytes};
@@ -222,7 +222,7 @@ impl Mapping {
         let _resizing = self.resizing.lock();
         if self.mirror.get().is_none() {
             let made = Mirror::new(self.len_bytes(), uffd()?);
-            let _ = self.mirror.set(Arc::new(made.map_err(|cause| self.mirror_error(cause))?));
+            let _ = self.mirror.set(Arc::new(made.map_err(|why| self.mirror_error(why))?));
         }
         Ok(self.mirror_of_folios())
     }
@@ -234,8 +234,9 @@ impl Mapping {
     }
 
     /// The error that the system has refused something of its mirror.
-    pub(crate) fn mirror_error(&self, cause: std::io::Error) -> Error {
-        ErrorKind::Mirror { path: self.path.clone(), cause: Arc::new(cause) }.into()
+    pub(crate) fn mirror_error(&self, why: Refused) -> Error {
+        let Refused { what, cause } = why;
+        ErrorKind::Mirror { path: self.path.clone(), what, cause: Arc::new(cause) }.into()
     }
 
     /// Waits for threads that are putting bytes of `pages` into its mirror, or taking them out.

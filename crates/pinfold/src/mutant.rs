@@ -102,8 +102,6 @@ mutants! {
     PoisonUnlocked,
     /// Some accesses fail though their pages are there.
     ServedFails,
-    /// A page is mapped only if the mirror has room for the whole file.
-    MirrorAsLongAsFile,
     /// A map says that its addresses go once they have gone.
     UnmapsUnsaid,
     /// A run that is taken back from the mirrors is not asked whether it is lent.

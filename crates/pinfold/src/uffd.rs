@@ -215,7 +215,7 @@ fn handshake(fd: &OwnedFd, ask: Ask) -> Result<()> {
                 .into()
         })
     })?;
-    let what = missing(ask, known);
+    let what = if wanted & !known == 0 { "agree on a version".into() } else { missing(ask, known) };
     Err(ErrorKind::Userfaultfd { what, cause: Arc::new(cause) }.into())
 }
 

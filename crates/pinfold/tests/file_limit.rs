@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use pinfold::source::Memory;
+use pinfold::source::{Memory, Source};
 use pinfold::{Cache, ErrorKind, Options, Space, SpaceOptions};
 
 #[path = "support/child.rs"]
@@ -63,7 +63,28 @@ fn memory_and_swaps_beyond_the_limit_for_files_are_refused_without_a_signal() {
         let space = Space::new(&cache, SpaceOptions::new()).unwrap();
         let error = space.map_file(&file, 0..MIB as u64).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Mirror { .. }), "{error}");
-        assert!(error.to_string().contains("File too large"), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("cannot make the memory file as long as the file: File too"),
+            "{text}"
+        );
+    });
+    // A file that grows beyond the limit keeps its maps.
+    in_a_child(|| {
+        set_limit();
+        let cache = Cache::new(Options::new(8 << 20)).unwrap();
+        let source = Arc::new(Memory::new(vec![1; MIB / 2]));
+        let file = cache.attach("file", source.clone()).unwrap();
+        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+        let map = space.map_file(&file, 0..MIB as u64 / 2).unwrap();
+        source.set_len(2 * MIB as u64).unwrap();
+        file.invalidate(0..0).unwrap();
+        assert_eq!(file.len(), 2 * MIB as u64);
+        map.advise(0..map.len(), pinfold::Hint::WillNeed).unwrap();
+        // SAFETY: a byte of the map.
+        assert_eq!(unsafe { map.as_ptr().wrapping_add(MIB / 2 - 1).read_volatile() }, 1);
+        let error = space.map_file(&file, 0..2 * MIB as u64).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Mirror { .. }), "{error}");
     });
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

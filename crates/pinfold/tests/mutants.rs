@@ -80,7 +80,6 @@ const UNSEEN: &[(&str, &str)] = &[
     ("map-beyond-mirror", "a file is seldom cut just then; the tests of `space` see it"),
     ("poison-unlocked", "no map goes while a page fails here; the tests of `space` see it"),
     ("length-before-maps", "zeros are taken for a file's end here; the tests of `space` see it"),
-    ("mirror-as-long-as-file", "no file grows so much here; the tests of `space` see it"),
     ("unmaps-unsaid", "it was not tried; the tests of `reclaim` see it"),
     ("take-back-any-run", "an assertion meets it, seldom; the tests of `reclaim` see it"),
     ("bring-large-again", "lent memory is seldom in pieces; the tests of `lend` see it"),

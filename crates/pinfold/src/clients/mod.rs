@@ -75,6 +75,7 @@ use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::lend::{self, Mapper};
 use crate::many;
+use crate::mirror::Refused;
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
 use ahead::{Ahead, Plan};
@@ -266,7 +267,7 @@ impl Clients {
         let handle = self.snapshot.file.handle();
         let path = format!("/proc/self/fd/{}", lend::of(handle)?.fd().as_raw_fd());
         let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        opened.map_err(|cause| handle.mapping.mirror_error(cause.into()))
+        opened.map_err(|why| handle.mapping.mirror_error(Refused::to("open the memory file")(why)))
     }
 
     /// The length of [`memory`](Self::memory): whole pages.

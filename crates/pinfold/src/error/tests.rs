@@ -52,7 +52,7 @@ errors! {
     ErrorKind::ForkHandler { .. } =
         ErrorKind::ForkHandler { cause: cause() } => "fork-handler", Cache;
     ErrorKind::Mirror { .. } =
-        ErrorKind::Mirror { path: path(), cause: cause() } => "mirror", File;
+        ErrorKind::Mirror { path: path(), what: "put pages there", cause: cause() } => "mirror", File;
     ErrorKind::Eventfd { .. } =
         ErrorKind::Eventfd { cause: cause() } => "eventfd", Cache;
     ErrorKind::Thread { .. } =

@@ -289,7 +289,8 @@ fn a_place_that_is_kept_for_too_long_is_an_error_that_says_so() {
     assert_eq!(cause.kind(), std::io::ErrorKind::TimedOut);
     assert_eq!(
         error.to_string(),
-        "no memory for mapped pages of file: an older version of the page is still in use there"
+        "mapped pages of file: cannot put pages there: an older version of the page is still in use \
+         there"
     );
     drop(claim);
     assert_eq!(access(&file, 5), 7);

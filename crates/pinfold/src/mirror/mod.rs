@@ -44,53 +44,39 @@
 //! missing pages, as all maps are: a read of another page would be a SIGBUS, and make none.
 
 mod shown;
+mod view;
 
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, fallocate, fchmod, ftruncate, memfd_create};
-use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
-};
 
-use crate::frame::{FrameNumber, Order, PAGE_BYTES, PAGE_SHIFT};
+use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::limits::check_file_end;
 use crate::mutant::{self, Mutant};
 use crate::sync::{Condvar, Mutex, between_steps};
 use crate::uffd::Uffd;
 pub(crate) use shown::{Showings, Shown};
-
-/// What the view is aligned to: the largest folio, so that a folio's first byte follows from the
-/// address of any of its bytes.
-const ALIGN_BYTES: usize = Order::MAX.bytes();
+use view::View;
+pub(crate) use view::prepare;
 
 /// How often a copy takes pages that are not its own out of its place before it gives up.
 const STRAYS_MAX: u32 = 16;
-
-/// How much further than the file the view reaches, at least: for files that grow.
-const ROOM_BYTES: u64 = 1 << 30;
 
 /// On how many condition variables threads sleep that wait for places.
 const BEDS: usize = if cfg!(any(loom, shuttle)) { 2 } else { 32 };
 
 /// The mirror of one file.
-///
-/// # Invariants
-///
-/// `view .. view + view_bytes` is a mapping of the memfd, registered with `uffd`, and this struct's
-/// alone to unmap.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     fd: OwnedFd,
     uffd: Arc<Uffd>,
-    view: NonNull<u8>,
-    view_bytes: usize,
+    view: View,
     /// The memfd's length.
     bytes: Mutex<u64>,
     /// Places that are not the index's.
@@ -112,6 +98,16 @@ struct SeenBy(AtomicU32);
 
 /// Other processes.
 const CLIENTS: u32 = u32::MAX;
+
+/// What the system did not do, and its error.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) what: &'static str,
+    pub(crate) cause: io::Error,
+}
+
+/// What is [`Refused`] where there are no addresses.
+const RESERVE: &str = "reserve addresses";
 
 /// The right to map a mirror in this process.
 #[derive(Debug)]
@@ -140,12 +136,6 @@ enum By {
     Folio,
 }
 
-// SAFETY: the view is an address that does not change; it is read only, and unmapped only by the
-// drop.
-unsafe impl Send for Mirror {}
-// SAFETY: as above; the rest is behind mutexes.
-unsafe impl Sync for Mirror {}
-
 /// The right to put bytes to a place. Dropped once the place has its owner in the index, or is
 /// free.
 #[derive(Debug)]
@@ -160,24 +150,20 @@ impl Mirror {
     ///
     /// # Errors
     /// The system gives no memfd of that length, or no address space.
-    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> io::Result<Self> {
+    pub(crate) fn new(len_bytes: u64, uffd: &Arc<Uffd>) -> Result<Self, Refused> {
         let bytes = len_bytes.next_multiple_of(PAGE_BYTES as u64);
-        let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)?;
-        // Who is given a descriptor for reading could open it anew for writing.
-        fchmod(&fd, Mode::RUSR)?;
+        let fd = memfd_create(c"pinfold", MemfdFlags::CLOEXEC)
+            // Who is given a descriptor for reading could open it anew for writing.
+            .and_then(|fd| fchmod(&fd, Mode::RUSR).map(|()| fd))
+            .map_err(Refused::to("make a memory file"))?;
         set_len(fd.as_fd(), bytes)?;
-        let view_bytes = (bytes + bytes.max(ROOM_BYTES)).next_multiple_of(ALIGN_BYTES as u64);
-        let view_bytes = usize::try_from(view_bytes)
-            .ok()
-            .and_then(|view| view.checked_add(ALIGN_BYTES).map(|_| view))
-            .ok_or(rustix::io::Errno::NOMEM)?;
-        let view = map_view(fd.as_fd(), view_bytes, uffd)?;
+        let view = View::new(fd.as_fd(), bytes, uffd).map_err(Refused::to(RESERVE))?;
         let owned = Mutex::new(Places::default());
         let freed = std::array::from_fn(|_| Condvar::new());
         let (bytes, uffd) = (Mutex::new(bytes), uffd.clone());
         let (punching, shown) = (Mutex::new(()), Showings::new());
         let seen_by = Arc::default();
-        Ok(Mirror { fd, uffd, view, view_bytes, bytes, owned, freed, punching, shown, seen_by })
+        Ok(Mirror { fd, uffd, view, bytes, owned, freed, punching, shown, seen_by })
     }
 
     /// The right to map it, for a map of the program. `None`: other processes may have it.
@@ -200,25 +186,30 @@ impl Mirror {
     /// growing.
     ///
     /// # Errors
-    /// The system refuses it, or the view has not so many.
-    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> io::Result<()> {
+    /// The system refuses it.
+    pub(crate) fn grow(&self, bytes: impl FnOnce() -> u64) -> Result<(), Refused> {
         let mut is = self.bytes.lock();
         let bytes = bytes().next_multiple_of(PAGE_BYTES as u64);
         if *is < bytes {
-            if bytes > self.view_bytes as u64 {
-                return Err(rustix::io::Errno::FBIG.into());
-            }
             set_len(self.fd.as_fd(), bytes)?;
             *is = bytes;
         }
         Ok(())
     }
 
-    /// The address of a page, for who has a reference to the mirrored folio that has it.
+    /// Sees to it that the cache's view has the folio that begins at `page`, which is to be lent.
+    ///
+    /// # Errors
+    /// There are no addresses for it.
+    pub(crate) fn reach(&self, page: u64) -> Result<(), Refused> {
+        let reached = self.view.reach(self.fd(), page << PAGE_SHIFT, &self.uffd);
+        reached.map_err(Refused::to(RESERVE))
+    }
+
+    /// The address of a page, for who has a reference to the mirrored folio that has it, or a claim
+    /// to its place.
     pub(crate) fn address(&self, page: u64) -> *mut u8 {
-        let at = (page << PAGE_SHIFT) as usize;
-        assert!(at < self.view_bytes, "page {page} is not in a view of {} bytes", self.view_bytes);
-        self.view.as_ptr().wrapping_add(at)
+        self.view.address(page << PAGE_SHIFT)
     }
 
     /// Claims the place of `pages`. `None`: some of it is claimed, leaving, or left over.
@@ -535,66 +526,15 @@ fn is_there(cause: &io::Error) -> bool {
 }
 
 /// Makes a memfd `bytes` long.
-fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
-    check_file_end(bytes)?;
-    Ok(ftruncate(fd, bytes)?)
+fn set_len(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refused> {
+    let done = check_file_end(bytes).and_then(|()| Ok(ftruncate(fd, bytes)?));
+    done.map_err(Refused::to("make the memory file as long as the file"))
 }
 
-impl Drop for Mirror {
-    fn drop(&mut self) {
-        // SAFETY: the range is the one mapped by `new`; who has an address in it has a folio of the
-        // mirror, and with it the mirror.
-        let unmapped = unsafe { munmap(self.view.as_ptr().cast(), self.view_bytes) };
-        debug_assert!(unmapped.is_ok(), "its own range is valid to unmap: {unmapped:?}");
+impl Refused {
+    pub(crate) fn to<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |cause| Refused { what, cause: cause.into() }
     }
-}
-
-/// Maps the whole view, at a multiple of [`ALIGN_BYTES`], and registers it before it can be read.
-fn map_view(fd: BorrowedFd<'_>, bytes: usize, uffd: &Uffd) -> io::Result<NonNull<u8>> {
-    let asked = bytes + ALIGN_BYTES;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address of the system's choice replaces nothing.
-    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, ProtFlags::empty(), flags) }?;
-    let start = start.cast::<u8>();
-    let before = start.addr().next_multiple_of(ALIGN_BYTES) - start.addr();
-    // SAFETY: the sum lies in the mapping, which is longer by ALIGN_BYTES.
-    let view = unsafe { start.add(before) };
-    let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: it replaces a part of the mapping made above, in which no address is in use.
-    let mapped = unsafe { mmap(view.cast(), bytes, ProtFlags::empty(), flags, fd, 0) }
-        .map_err(io::Error::from)
-        // SAFETY: that mapping, in which no address is in use yet.
-        .and_then(|_| unsafe { prepare(view, bytes, uffd) })
-        // SAFETY: as above.
-        .and_then(|()| Ok(unsafe { mprotect(view.cast(), bytes, MprotectFlags::READ) }?));
-    let ends = match mapped {
-        Ok(()) => [(start, before), (view.wrapping_add(bytes), ALIGN_BYTES - before)],
-        Err(_) => [(start, asked), (start, 0)],
-    };
-    for (at, bytes) in ends.into_iter().filter(|end| end.1 > 0) {
-        // SAFETY: a part of the mapping made above that is not kept.
-        let trimmed = unsafe { munmap(at.cast(), bytes) };
-        debug_assert!(trimmed.is_ok(), "the ends of a fresh mapping can go: {trimmed:?}");
-    }
-    mapped?;
-    Ok(NonNull::new(view).expect("a mapping never starts at address 0"))
-}
-
-/// Readies a mapping of a mirror, without access yet: none of its pages is ever made by an access.
-/// - It is registered, so that an access asks.
-/// - A child, which has no userfaultfd, does not have it.
-/// - The kernel makes no huge pages of it. It would fill holes with zeros, or be left with zeros
-///   where a hole is punched into one.
-///
-/// # Safety
-/// The range is a mapping of a mirror, and nobody else uses it yet.
-pub(crate) unsafe fn prepare(at: *mut u8, bytes: usize, uffd: &Uffd) -> io::Result<()> {
-    // SAFETY: the caller's range.
-    unsafe { madvise(at.cast(), bytes, Advice::LinuxDontFork) }?;
-    // SAFETY: as above. A kernel without huge pages refuses it, and needs none of it.
-    let _ = unsafe { madvise(at.cast(), bytes, Advice::LinuxNoHugepage) };
-    // SAFETY: as above.
-    unsafe { uffd.register(at.addr(), bytes) }
 }
 
 /// Mirrored folios that left their file while they were used: their places stay theirs.

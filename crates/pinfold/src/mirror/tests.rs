@@ -1,6 +1,9 @@
 //! One mirror: who owns which place, and what is there.
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
 use super::*;
+use crate::frame::Order;
 use crate::sync::MutexGuard;
 use crate::uffd::Ask;
 
@@ -23,7 +26,7 @@ fn blocks(mirror: &Mirror) -> i64 {
 fn what_is_put_there_can_be_read_and_taken_out_again() {
     let mirror = mirror(10 * PAGE_BYTES as u64 - 7);
     assert_eq!(*mirror.bytes.lock(), 10 * PAGE_BYTES as u64);
-    assert!(mirror.address(0).addr().is_multiple_of(ALIGN_BYTES));
+    assert!(mirror.address(0).addr().is_multiple_of(Order::MAX.bytes()));
     put(&mirror, 3..5, 7);
     put(&mirror, 9..10, 9);
     assert_eq!(blocks(&mirror), 3 * 8);
@@ -242,13 +245,38 @@ fn other_users_may_not_open_it() {
 }
 
 #[test]
-fn it_grows_with_the_file_up_to_a_bound() {
+fn it_grows_with_the_file() {
     let mirror = mirror(4096);
     mirror.grow(|| 1 << 20).unwrap();
     mirror.grow(|| 5000).unwrap();
     assert_eq!(*mirror.bytes.lock(), 1 << 20);
     put(&mirror, 255..256, 3);
-    assert!(mirror.grow(|| 1 << 40).is_err());
+    mirror.grow(|| LONGEST).unwrap();
+    assert!(mirror.grow(|| LONGEST + 4096).is_err());
+}
+
+/// The longest file.
+const LONGEST: u64 = (1 << 63) - 4096;
+
+#[test]
+fn it_takes_addresses_for_what_is_in_use() {
+    const GIB: usize = 1 << 30;
+    assert_eq!(mirror(4096).view.bytes(), GIB + Order::MAX.bytes());
+    let mirror = mirror(LONGEST);
+    let first = mirror.view.bytes();
+    assert!(first <= 64 * GIB, "{first}");
+    let ends = [(first as u64 >> PAGE_SHIFT) - 1, LONGEST / PAGE_BYTES as u64 - 1];
+    for page in [0, ends[0], ends[0] + 1, (64 << 40) / PAGE_BYTES as u64, ends[1]] {
+        mirror.reach(page).unwrap();
+        put(&mirror, page..page + 1, 7);
+        // SAFETY: the page is there.
+        assert_eq!(unsafe { mirror.address(page).read() }, 7);
+        assert_eq!(mirror.address(page).addr() % Order::MAX.bytes(), page as usize % 512 * 4096);
+    }
+    let bytes = mirror.view.bytes();
+    assert!(bytes <= first + 12 * GIB, "{bytes}");
+    mirror.reach(ends[1] - 9).unwrap();
+    assert_eq!(mirror.view.bytes(), bytes);
 }
 
 /// How many pages were seen there with other bytes than those written, while memory that the

@@ -83,14 +83,16 @@ struct OfSystem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the file was cut short while in use: it had {recorded_bytes} bytes, but a read of \
-     {asked_bytes} at {offset} met its end at {end}"
+     {asked_bytes} at {offset} met its end {}",
+    if end == offset { "there, or it ends before".to_owned() } else { format!("at {end}") }
 )]
 pub struct Truncated {
     /// Where the read began.
     pub offset: u64,
     /// How many bytes were asked for.
     pub asked_bytes: u64,
-    /// Where the source ended when it was read.
+    /// Where the source ended when it was read: there, or, if that is where the read began, perhaps
+    /// before.
     pub end: u64,
     /// The length that the cache had recorded.
     pub recorded_bytes: u64,

@@ -9,7 +9,9 @@
 //! there, but it has no effect. (2) `statx` with `STATX_DIOALIGN` (Linux 6.1) reports the
 //! alignment, or that there is no direct I/O for this file. (3) Else a block device is asked for
 //! its block size, and for a file 512 and 4096 are tried; `O_DIRECT` is switched on and one block
-//! read as a probe, since some file systems accept the flag and refuse the read.
+//! read as a probe, since some file systems accept the flag and refuse the read. (4) An overlay does
+//! not tell what is below it: if it takes a read that no device could make, the flag has no effect,
+//! as in (1).
 //!
 //! # How a wrong length is detected
 //! A cache believes the length that the file system reports. Some make up a file's content when it
@@ -43,6 +45,7 @@ const ALIGNMENTS: [usize; 2] = [512, ALIGNMENT_MAX];
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
+const OVERLAYFS_MAGIC: u64 = 0x794c_7630;
 const PROC_MAGIC: u64 = 0x9fa0;
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 const DEBUGFS_MAGIC: u64 = 0x6462_6720;
@@ -358,6 +361,7 @@ fn check_type(path: &Path, file_type: FileType) -> Result<(), OpenError> {
 enum NoDirect {
     InMemory,
     ToldSo,
+    Layered,
     TooCoarse(usize),
     Refused(&'static str, Errno),
 }
@@ -367,6 +371,7 @@ impl fmt::Display for NoDirect {
         match self {
             Self::InMemory => write!(f, "its file system keeps it in memory"),
             Self::ToldSo => write!(f, "the kernel reports that its file system has none for it"),
+            Self::Layered => write!(f, "the file system below its overlay keeps it in memory"),
             Self::TooCoarse(bytes) => {
                 write!(f, "it needs an alignment of {bytes} bytes, more than {ALIGNMENT_MAX}")
             }
@@ -397,8 +402,14 @@ fn go_direct(
             Ok(bytes) => probe(fd, &[bytes as usize]),
             Err(_) => probe(fd, &[ALIGNMENT_MAX]),
         },
+        (None, false) if magic == Ok(OVERLAYFS_MAGIC) && takes_any(fd) => Err(NoDirect::Layered),
         (None, false) => probe(fd, &ALIGNMENTS),
     }
+}
+
+/// Whether a direct read may be of any byte, as no device has it: the flag has no effect then.
+fn takes_any(fd: &OwnedFd) -> bool {
+    rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut [0], 1)).is_ok()
 }
 
 /// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".

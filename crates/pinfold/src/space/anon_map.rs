@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::{io, slice};
 
 use super::anon::{Area, HeldRange, Order, Origin, Protection, pages_of};
-use super::core::{INDEX, RECORDS, SpaceCore, Target};
+use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
 use super::fault::FaultLock;
 use super::stats::{read, write};
 use super::vma::{Access, Mapped, Vma, begin, end};
@@ -118,7 +118,7 @@ impl AnonMap {
             let (what, path, cause) = ("map", name.into(), MapRangeCause::Empty);
             return Err(ErrorKind::MapRange { what, path, start: 0, end: 0, cause }.into());
         }
-        let too_large = || refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
+        let too_large = || refused("map", io::Error::other("no process has so many addresses"));
         let whole = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(too_large)?;
         if isize::try_from(whole).is_err() {
             return Err(too_large());
@@ -130,10 +130,11 @@ impl AnonMap {
         let area = area.map_err(|why| refused("map", why))?;
         let area = Arc::new(area);
         let memory: Arc<dyn OwnMemory> = area.clone();
-        let states = Pages::new(area.pages()).map_err(|_| too_large())?;
+        let no_memory = |_| refused("map", io::Error::from_raw_os_error(libc::ENOMEM));
+        let states = Pages::new(area.pages()).map_err(no_memory)?;
         file.handle().mapping.make_own(states, memory);
         let target = Arc::new(Target::new(file, Some(area.clone()), space.clone()));
-        let (number, vma) = RECORDS.claim().ok_or_else(too_large)?;
+        let (number, vma) = RECORDS.claim().ok_or_else(|| refused("map", no_record()))?;
         let addresses = area.addresses(&(0..area.pages()));
         let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
         let map = AnonMap { target, area, vma, number };
@@ -144,7 +145,7 @@ impl AnonMap {
         drop(layout);
         if !published {
             // The drop of `map` undoes all of it.
-            return Err(too_large());
+            return Err(refused("map", not_indexed()));
         }
         let mapping = &map.target.file.handle().mapping;
         map.area.protect(mapping, Protection::ReadWrite).map_err(|why| refused("map", why))?;

@@ -4,6 +4,7 @@
 //! Called by `signal.rs`, by the threads of `handlers.rs`, which are given `serve_message`, and by
 //! `map.rs`, which changes the records.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +13,7 @@ use super::anon::{self, Area};
 use super::fault::{self, By, Fault, Shared};
 use super::handlers::{self, Handlers, Served};
 use super::index::Index;
-use super::vma::{Access, Table, Vma, Wanted};
+use super::vma::{self, Access, Table, Vma, Wanted};
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::file::File;
@@ -27,6 +28,16 @@ use crate::uffd::Uffd;
 /// The records and the index of all spaces of the process.
 pub(super) static RECORDS: Table<Arc<Target>> = Table::new();
 pub(super) static INDEX: Index = Index::new();
+
+/// The error that there is no record for one more map.
+pub(super) fn no_record() -> io::Error {
+    io::Error::other(format!("this process has {} maps, and can have no more", vma::RECORDS_MAX))
+}
+
+/// The error that the index has no such addresses.
+pub(super) fn not_indexed() -> io::Error {
+    io::Error::other("the system gave addresses beyond those that maps can have")
+}
 
 /// The record of the map that has `address`, or had it a moment ago.
 fn find(address: usize) -> Option<&'static Vma<Arc<Target>>> {

@@ -194,7 +194,8 @@ impl Space {
     ///
     /// Cost: some eight system calls. A map takes two of the kernel's VMAs, three at most, and
     /// whole pieces of 2 MiB of address space. The first map of a file also takes a descriptor, and
-    /// addresses for twice the file's length, 1 GiB at least.
+    /// addresses for twice the file's length, from 1 GiB to 64 GiB; accesses beyond these take 4 GiB
+    /// for each 4 GiB of the file.
     ///
     /// # Errors
     /// [`ErrorKind::MapRange`] for a range that cannot be mapped; [`ErrorKind::Map`] if the system
@@ -202,8 +203,7 @@ impl Space {
     /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
     /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
     /// ([`Clients`](crate::Clients)); [`ErrorKind::Mirror`] if the system gives no memory file for
-    /// it (`EFBIG`: `ulimit -f`, or the range ends above those addresses: the file has grown by more
-    /// than its first map has reserved); [`ErrorKind::Forked`] in a forked child.
+    /// it (`EFBIG`: `ulimit -f`); [`ErrorKind::Forked`] in a forked child.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
     }

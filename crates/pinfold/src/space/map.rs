@@ -37,7 +37,7 @@ use std::{io, slice};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-use super::core::{INDEX, RECORDS, SpaceCore, Target};
+use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
 use super::reservation::Reservation;
 use super::stats::write;
 use super::vma::{Mapped, Vma, begin, end};
@@ -113,7 +113,7 @@ impl Map {
         let pages = reservation.pages(&range);
         // SAFETY: reserved by this call, and given to nobody.
         unsafe { install(&space.uffd, &pages, mirror.fd(), range.start) }.map_err(refused)?;
-        let claimed = RECORDS.claim().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM));
+        let claimed = RECORDS.claim().ok_or_else(no_record);
         let (number, vma) = claimed.map_err(refused)?;
         let mapped = Mapped {
             addresses: pages.clone(),
@@ -133,7 +133,7 @@ impl Map {
         drop(layout);
         if !published {
             // The drop of `map` undoes all of it.
-            return Err(refused(io::Error::from_raw_os_error(libc::ENOMEM)));
+            return Err(refused(not_indexed()));
         }
         allow(&pages, true).map_err(refused)?;
         Ok(map)
@@ -333,7 +333,7 @@ impl Map {
         let layout = self.layout();
         let old = self.change(|slot| {
             if !INDEX.set(&reservation.addresses(), Some(self.number)) {
-                return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+                return Err(not_indexed());
             }
             if let Err(cause) = allow(&pages, self.is_readable()) {
                 INDEX.set(&reservation.addresses(), None);

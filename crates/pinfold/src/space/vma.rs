@@ -157,6 +157,10 @@ const CHUNK: usize = 64;
 #[cfg(not(loom))]
 const CHUNKS: usize = 1 << 12;
 
+/// The most records of a process.
+#[cfg(not(loom))]
+pub(super) const RECORDS_MAX: usize = CHUNK * CHUNKS;
+
 /// All records of the process, for all of its spaces: whoever faults has nothing but an address.
 ///
 /// There is no lock, so that a child of fork(2) finds none locked for ever. It never uses a record

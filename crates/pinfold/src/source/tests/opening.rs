@@ -177,3 +177,43 @@ fn a_kernel_that_refuses_rings_is_told_of_and_done_without() {
         std::thread::spawn(without_rings).join().unwrap();
     }
 }
+
+/// An overlay of directories on tmpfs, for this thread alone. `None` if it may not mount.
+fn overlay(dir: &Path) -> Option<std::path::PathBuf> {
+    use std::ffi::CString;
+    let mount = |kind: &str, at: &Path, flags: libc::c_ulong, data: &str| {
+        let [kind, at, data] =
+            [kind, at.to_str().unwrap(), data].map(|text| CString::new(text).unwrap());
+        let (kind, at, data) = (kind.as_ptr(), at.as_ptr(), data.as_ptr().cast());
+        // SAFETY: all of these are strings.
+        unsafe { libc::mount(kind, at, kind, flags, data) == 0 }
+    };
+    // SAFETY: it concerns this thread alone.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0
+        || !mount("none", Path::new("/"), libc::MS_REC | libc::MS_PRIVATE, "")
+        || !mount("tmpfs", dir, 0, "")
+    {
+        return None;
+    }
+    for name in ["upper", "work", "lower", "over"] {
+        std::fs::create_dir(dir.join(name)).unwrap();
+    }
+    let at = dir.display();
+    let data = format!("lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work");
+    let over = dir.join("over");
+    mount("overlay", &over, 0, &data).then_some(over)
+}
+
+#[test]
+fn a_file_in_memory_below_an_overlay_is_not_read_directly() {
+    let directory = tempfile::tempdir().unwrap();
+    let test = || {
+        let Some(over) = overlay(directory.path()) else { return };
+        let path = file_of(&over, 100_000);
+        let opened = open(&path, Access::Read, Preference::Auto, &pool_engine()).unwrap();
+        assert_eq!(opened.source.kind(), "buffered");
+        let text = refused(&path, Preference::Direct);
+        assert!(text.contains("below its overlay keeps it in memory"), "{text}");
+    };
+    std::thread::scope(|scope| scope.spawn(test).join().unwrap());
+}

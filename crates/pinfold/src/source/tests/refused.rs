@@ -48,8 +48,9 @@ fn in_a_process_of_its_own(name: &str, body: impl FnOnce()) {
 /// How often the signal came.
 static SIGNALS: AtomicUsize = AtomicUsize::new(0);
 
-/// Sends a signal to the ring's thread while it waits for the kernel to release the ring. A forked
-/// child, which has the ring's descriptor too, makes that wait last until the signal has come.
+/// Sends the ring's thread a signal, one that it does not block, while it waits for the kernel to
+/// release the ring. A forked child, which has the ring's descriptor too, makes that wait last until
+/// the signal has come.
 fn interrupt_the_wait() {
     extern "C" fn count(_: libc::c_int) {
         SIGNALS.fetch_add(1, Ordering::SeqCst);
@@ -59,7 +60,7 @@ fn interrupt_the_wait() {
     // Without SA_RESTART, so that a call that is interrupted says so.
     action.sa_sigaction = count as extern "C" fn(libc::c_int) as usize;
     // SAFETY: the handler only adds to an atomic.
-    let set = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) };
+    let set = unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) };
     assert_eq!(set, 0, "{}", io::Error::last_os_error());
     // SAFETY: the child makes system calls only, and ends with this process.
     let child = unsafe { libc::fork() };
@@ -81,7 +82,7 @@ fn interrupt_the_wait() {
     }
     let tid: libc::pid_t = driver.file_name().unwrap().to_str().unwrap().parse().unwrap();
     // SAFETY: a thread of this process, which has a handler for the signal.
-    let sent = unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), tid, libc::SIGUSR1) };
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), tid, libc::SIGSYS) };
     assert_eq!(sent, 0, "{}", io::Error::last_os_error());
     // Ends: the signal interrupts the wait.
     while SIGNALS.load(Ordering::SeqCst) == 0 {

@@ -117,32 +117,49 @@ impl Source for Sevens {
     }
 }
 
-/// Maps a file of 64 pages, one of which is loaded; then the file grows to 3 GiB. Brings the other
-/// pages into the map, and loads a byte of the last.
-fn grown_beyond_its_mirror(mutant: Option<Mutant>) -> crate::Result<u8> {
+/// A byte of the last page of a map of so much of a file of `len` bytes, from `start` on.
+fn last_byte_of(len: u64, start: u64, bytes: u64) -> u8 {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let file = cache.attach("file", Arc::new(Sevens(AtomicU64::new(len)))).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_file(&file, start..start + bytes).unwrap();
+    let last = map.as_ptr().wrapping_add(map.len() - 1);
+    // SAFETY: a byte of the map.
+    let byte = unsafe { last.read_volatile() };
+    // By the cache's own view.
+    let guard = file.get((start + bytes - 1) / PAGE).unwrap();
+    assert_eq!(guard[0], byte);
+    byte
+}
+
+#[test]
+fn a_part_of_a_file_of_any_length_can_be_mapped() {
+    const LONGEST: u64 = (1 << 63) - PAGE;
+    for len in [64 << 40, LONGEST - (2 << 20), LONGEST - PAGE, LONGEST] {
+        assert_eq!(last_byte_of(len, 0, 1 << 30), 7, "{len}");
+        assert_eq!(last_byte_of(len, len / 2 & !(PAGE - 1), 3 * PAGE), 7, "{len}");
+        assert_eq!(last_byte_of(len, len - 5 * PAGE, 5 * PAGE), 7, "{len}");
+    }
+}
+
+#[test]
+fn what_a_file_has_grown_by_can_be_mapped() {
     let cache = Cache::new(Options::new(8 << 20)).unwrap();
     let source = Arc::new(Sevens(AtomicU64::new(64 * PAGE)));
     let file = cache.attach("file", source.clone()).unwrap();
     let space = Space::new(&cache, SpaceOptions::new().handlers(1)).unwrap();
-    let map = space.map_file(&file, 0..64 * PAGE).unwrap();
+    let mut map = space.map_file(&file, 0..64 * PAGE).unwrap();
     // SAFETY: a byte of the map.
     let load =
-        |page: usize| unsafe { map.as_ptr().wrapping_add(page * PAGE_BYTES).read_volatile() };
-    assert_eq!(load(0), 7);
-    source.0.store(3 << 30, Ordering::Relaxed);
+        |map: &Map, at: u64| unsafe { map.as_ptr().wrapping_add(at as usize).read_volatile() };
+    assert_eq!(load(&map, 0), 7);
+    source.0.store(9 << 30, Ordering::Relaxed);
     file.invalidate(0..0).unwrap();
-    assert_eq!(file.len(), 3 << 30);
-    mutant::with(mutant, || map.advise(0..map.len(), crate::Hint::WillNeed))?;
-    let longer = space.map_file(&file, 0..3 << 30).unwrap_err();
-    assert!(longer.to_string().contains("File too large"), "{longer}");
-    Ok(load(63))
-}
-
-#[test]
-fn a_file_that_outgrows_its_mirror_keeps_its_maps() {
-    assert_eq!(grown_beyond_its_mirror(None).unwrap(), 7);
-    let caught = grown_beyond_its_mirror(Some(Mutant::MirrorAsLongAsFile)).unwrap_err();
-    assert!(caught.to_string().contains("File too large"), "{caught}");
+    assert_eq!(load(&map, 63 * PAGE), 7);
+    map.remap(0..9 << 30).unwrap();
+    assert_eq!(load(&map, 64 * PAGE), 7);
+    assert_eq!(load(&map, (9 << 30) - 1), 7);
+    assert_eq!(file.get(((9 << 30) - 1) / PAGE).unwrap()[0], 7);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 //! What such an access wants next, the kernel does not say, and an image that is touched when it
 //! starts is wanted as a whole. So the absent pages of the aligned 128 KiB are read with the page,
 //! which is what Linux reads around a fault by default; but only as long as that displaces nothing,
-//! and unless the program has said how it reads. Best effort: who wants one of these pages and does
-//! not get it reads it alone, and sees the error.
+//! and unless the program has said how it reads. Of a file that does not fit in the cache, something
+//! will be displaced later: there the half of the block has to be cached already. Best effort: who
+//! wants one of these pages and does not get it reads it alone, and sees the error.
 //!
 //! Belongs here: which pages, and when. Called by `lend.rs` for the program's own maps, and by
 //! `clients` for other processes, where no thread waits for the read.
@@ -15,6 +16,7 @@ use crate::core::Core;
 use crate::fill;
 use crate::frame::PAGE_BYTES;
 use crate::handle::Handle;
+use crate::mutant::{self, Mutant};
 use crate::stream::Plan;
 
 /// The pages of an aligned block.
@@ -36,6 +38,20 @@ pub(crate) fn block_of(handle: &Handle, page: u64) -> Range<u64> {
     block.start..block.end.min(file_end)
 }
 
+/// Whether the absent pages of the block of `page` are probably wanted, too.
+fn pays(handle: &Handle, page: u64) -> bool {
+    let core = &*handle.core;
+    if !is_room(core) {
+        return false;
+    }
+    let block = block_of(handle, page);
+    let file_pages = handle.mapping.len_bytes().div_ceil(PAGE_BYTES as u64);
+    let fits = file_pages <= u64::from(core.frames.frames());
+    let is_cached = |page: &u64| handle.mapping.index.lookup(*page).is_some();
+    fits || mutant::on(Mutant::AroundBlindly)
+        || 2 * block.clone().filter(is_cached).count() as u64 >= block.end - block.start
+}
+
 /// Whether memory is plenty, so that what is read beside what is wanted displaces nothing.
 pub(crate) fn is_room(core: &Core) -> bool {
     let unused = core.frames.free_frames() + core.frames.free_lent();
@@ -44,10 +60,10 @@ pub(crate) fn is_room(core: &Core) -> bool {
 
 /// Reads the absent pages from before `page` up to the next one that is cached, in this thread.
 pub(crate) fn read(handle: &Handle, page: u64) {
-    if !handle.stream.reads_around() || !is_room(&handle.core) {
+    let block = block_of(handle, page);
+    if !pays(handle, page) || !handle.stream.on_fault(page, block.end) {
         return;
     }
-    let block = block_of(handle, page);
     let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
     let start = (block.start..page).rev().take_while(is_absent).last().unwrap_or(page);
     if block.end > start + 1 {
@@ -59,7 +75,7 @@ pub(crate) fn read(handle: &Handle, page: u64) {
 /// wanted. Waits for nothing; the caller waits for `page`. Does nothing if the handle's accesses go
 /// on in order: then its stream says what is read, in larger windows.
 pub(crate) fn begin(handle: &Handle, page: u64, pages: Range<u64>) {
-    if !is_room(&handle.core) || !handle.stream.on_fault(page, pages.end) {
+    if !pays(handle, page) || !handle.stream.on_fault(page, pages.end) {
         return;
     }
     let (start, ahead_end) = (pages.start, pages.end);

@@ -24,11 +24,12 @@ use crate::source::Hint;
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
 /// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
-/// keeps its own hints. Give each sequential scan its own clone: scans that share a handle look
-/// like random reads, so little is read ahead of them. After the last handle of a file that was
-/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory is needed; its
-/// descriptor is closed. Those of a file that was deleted meanwhile and of a block device go. Those
-/// of a source that was [attached](crate::Cache::attach) stay only if it has an
+/// keeps its own hints; what readahead was good for, it knows from the handles before it. Give each
+/// sequential scan its own clone: of more than four scans that share a handle little is read ahead.
+/// After the last handle of a file that was [opened](crate::Cache::open) is dropped, its pages stay
+/// cached until their memory is needed; its descriptor is closed. Those of a file that was deleted
+/// meanwhile and of a block device go. Those of a source that was
+/// [attached](crate::Cache::attach) stay only if it has an
 /// [identity](crate::source::Source::identity).
 ///
 /// # A file that others change

@@ -4,6 +4,7 @@
 //! the cache and the file into one cache line, which saves three dependent loads before the first
 //! load of the page's own data. `file.rs` has the public type.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::frame::{FrameNumber, PAGE_SHIFT, Window};
 use crate::index::Lookup;
 use crate::mapping::Mapping;
 use crate::options::Reference;
-use crate::stream::Stream;
+use crate::stream::{Learned, Stream, Unread};
 
 /// A file, the cache it is read through, and the access pattern.
 ///
@@ -53,6 +54,9 @@ unsafe impl Sync for CoresCounters where Counters: Sync {}
 const _: () =
     assert!(std::mem::offset_of!(Handle, core) == 64, "what a hit needs is one cache line");
 
+#[cfg(not(any(loom, shuttle)))]
+const _: () = assert!(size_of::<Handle>() == 320, "docs/design.md, Limits, says so");
+
 impl Handle {
     /// Takes over a mapping whose open is already counted. `window_max_bytes` limits readahead.
     pub(crate) fn new(core: Arc<Core>, mapping: Arc<Mapping>, window_max_bytes: usize) -> Self {
@@ -67,7 +71,7 @@ impl Handle {
             counters: CoresCounters(NonNull::from(&core.counters)),
             readers_address: Arc::as_ptr(&core.readers).addr(),
             reference: core.options.reference,
-            stream: Stream::new(window_max_bytes),
+            stream: Stream::new(window_max_bytes, &mapping.learned),
             core,
             mapping,
         }
@@ -111,12 +115,50 @@ impl Handle {
         self.hint_behind(offset >> PAGE_SHIFT)
     }
 
+    /// What [`Stream`] asks for: the file's credit, and what became of pages that were read ahead.
+    /// May be wrong: it takes no lock, and holds nothing.
+    pub(crate) fn learned(&self) -> (&Learned, impl Fn(Range<u64>) -> Unread) {
+        (&self.mapping.learned, |pages| self.unread(pages))
+    }
+
+    fn unread(&self, pages: Range<u64>) -> Unread {
+        let (mut unread, mut page) = (Unread::default(), pages.start);
+        // Ends: each turn advances `page`.
+        while page < pages.end {
+            let found = self.window.try_both(self.hint(page)).and_then(|(frame, _)| {
+                let identity = frame.identity();
+                let is_there = identity.mapping == self.id && identity.pages().contains(&page);
+                is_there.then(|| (frame, identity.pages().end.min(pages.end)))
+            });
+            let Some((frame, end)) = found else {
+                unread.absent += 1;
+                page += 1;
+                continue;
+            };
+            // What maps show is used by accesses that nobody counts.
+            if frame.uses() == 0 && !frame.is_mirrored() {
+                unread.unused += end - page;
+            }
+            page = end;
+        }
+        unread
+    }
+
     /// The cache's counters.
     #[inline(always)]
     pub(crate) fn counters(&self) -> &Counters {
         // SAFETY: the counters are the core's; the handle keeps its `Arc`, which never moves its
         // content.
         unsafe { self.counters.0.as_ref() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // A forked child does not take the stream's mutex.
+        if self.core.owner.is_here() {
+            self.stream.end(self.mapping.len_bytes(), self.learned());
+        }
     }
 }
 

@@ -512,7 +512,7 @@ unsafe fn lend_together<'a>(
         return Ok(Lent::PlaceTaken);
     };
     let mut all = vec![first];
-    if !handle.stream.is_random() {
+    if !handle.stream.is_random() && !handle.stream.is_proving(identity.pages().end) {
         lengthen(handle, mirror, &mut all);
     }
     // Step 2. What follows a folio that cannot be copied is not lent.

@@ -26,6 +26,7 @@ use crate::mirror::{Mirror, Refused};
 use crate::mutant::{self, Mutant};
 use crate::pressure::OnItsWay;
 use crate::source::{Backing, Contents, FileId, Identity, Key, LetGo, Truncated, shared_bytes};
+use crate::stream::Learned;
 use crate::swap::pages::{Pages, Unused};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::uffd::Uffd;
@@ -95,6 +96,8 @@ pub(crate) struct Mapping {
     pub(crate) on_its_way: OnItsWay,
     /// How many of its folios' reads have ended. Not from `crate::sync`: only time depends on it.
     pub(crate) reads_ended: std::sync::atomic::AtomicU64,
+    /// What reading ahead of it was good for.
+    pub(crate) learned: Learned,
     /// For messages.
     pub(crate) path: PathBuf,
     /// Changes under the table's mutex.
@@ -463,6 +466,7 @@ impl Mappings {
             mirror: OnceLock::new(),
             own: OnceLock::new(),
             on_its_way: OnItsWay::default(),
+            learned: Learned::nothing(),
             reads_ended: 0.into(),
             path,
             handles: AtomicU64::new(1),

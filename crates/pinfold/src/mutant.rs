@@ -174,6 +174,14 @@ mutants! {
     FaultLooksUnlocked,
     /// A fault that lets go of the lock keeps no share of the file.
     FaultSharesNothing,
+    /// What was read ahead in vain costs no credit.
+    VainIsFree,
+    /// Pages before a mark count as used, whether they were or not.
+    SkippedIsUsed,
+    /// The window stays as large where pages are gone before they are used.
+    LostKeepsWindow,
+    /// Pages around an absent one are read wherever memory is free.
+    AroundBlindly,
     /// What mapped accesses have brought last is kept when it leaves its file.
     RecentStays,
     /// A record is given back before its granules are cleared.

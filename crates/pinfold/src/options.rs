@@ -96,7 +96,8 @@ impl Options {
     ///
     /// 2 MiB by default. The limit is 2 MiB or a 32nd of the budget, whichever is less; larger
     /// values count as that. Rounded up to whole pages. The first piece has 64 KiB, or this if it
-    /// is less, and each further one twice as much. 0 turns readahead off; what
+    /// is less, and each further one twice as much. Where much was read ahead in vain before, less
+    /// is read at first: a quarter of what is known to be read in order. 0 turns readahead off; what
     /// [`Hint::WillNeed`](crate::Hint::WillNeed) asks for is then read in pieces of 64 KiB.
     #[must_use]
     pub fn readahead_max_bytes(mut self, bytes: usize) -> Self {

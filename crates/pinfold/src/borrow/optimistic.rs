@@ -17,8 +17,8 @@ use crate::handle::Handle;
 
 /// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
 ///
-/// Made by [`File::optimistic`](crate::File::optimistic). It stores nothing to shared memory, not
-/// even to a slot; any thread may keep any number for any time. The page may be evicted, moved or
+/// Made by [`File::optimistic`](crate::File::optimistic). Once the folio has been used, it stores
+/// nothing to shared memory, not even to a slot; any thread may keep any number for any time. The page may be evicted, moved or
 /// written to at any moment. From then on [`validate`](Self::validate) is false, and the program
 /// must ask for the page again. An attempt to evict the page has the same effect.
 ///
@@ -77,8 +77,21 @@ impl Handle {
         // SAFETY: inside the arena; it is the page's if the stamp is still valid below.
         let view = unsafe { View::of(frame, from, at as usize, span as usize) }?;
         // The check makes length and address those of the folio with this stamp.
-        (!frame.read_retry(stamp)).then_some(Optimistic { frame, stamp, view })
+        if frame.read_retry(stamp) {
+            return None;
+        }
+        if frame.uses() == 0 {
+            note_first_use(frame);
+        }
+        Some(Optimistic { frame, stamp, view })
     }
+}
+
+/// Notes that the folio is used at all: whoever reads ahead wants to know.
+#[cold]
+#[inline(never)]
+fn note_first_use(frame: &Frame) {
+    frame.note_use();
 }
 
 impl Optimistic<'_> {

@@ -542,24 +542,24 @@ fn a_page_is_read_and_installed_with_those_around_it() {
     }
 }
 
-#[test]
-fn nothing_is_read_around_a_page_where_memory_is_short() {
+/// What is read for a thousand pages at random of a file 16 times the budget, in pages.
+fn read_for_a_thousand() -> usize {
     let (_cache, file, source) = counted(32 * MIB, 512 * MIB);
     let mut clients = Clients::new(&file).unwrap();
     let guest = Guest::new(&clients, ClientMemory::Shared, 0);
     guest.add_to(&mut clients);
     let mut random = fastrand::Rng::with_seed(7);
-    let mut read = |count: usize| {
-        let before = source.read_bytes.load(Ordering::Relaxed);
-        let pages: Vec<u64> = (0..count).map(|_| random.u64(0..131_072)).collect();
-        serving(&mut clients, || {
-            pages.iter().map(|&page| u64::from(guest.read(page))).sum::<u64>()
-        });
-        source.read_bytes.load(Ordering::Relaxed) - before
-    };
-    assert!(read(1000) > 16 * MIB, "while there is room");
-    let read = read(1000);
-    assert!(read <= 1050 * P as usize, "{read} bytes for 1000 pages");
+    let pages: Vec<u64> = (0..1000).map(|_| random.u64(0..131_072)).collect();
+    serving(&mut clients, || pages.iter().map(|&page| u64::from(guest.read(page))).sum::<u64>());
+    source.read_bytes.load(Ordering::Relaxed) / P as usize
+}
+
+#[test]
+fn nothing_is_read_around_a_page_of_a_file_that_does_not_fit() {
+    let read = read_for_a_thousand();
+    assert!(read <= 1050, "{read} pages for 1000");
+    let blindly = mutant::with(Some(Mutant::AroundBlindly), read_for_a_thousand);
+    assert!(blindly > 4000, "the mutant does nothing: {blindly} pages");
 }
 
 #[test]

@@ -27,10 +27,15 @@ pub(crate) fn read_further(reader: &Handle, held: &Held<'_>) {
     if !marked || !reader.core.owner.is_here() {
         return;
     }
-    let identity = held.frame().identity();
-    let page = identity.pages().end;
-    let plan = reader.stream.on_mark(page, reader.mapping.len_bytes());
-    start_ahead(reader, page, plan);
+    let pages = held.frame().identity().pages();
+    let end = pages.end;
+    let plan = reader.stream.on_mark(pages, reader.mapping.len_bytes(), reader.learned());
+    start_ahead(reader, end, plan);
+}
+
+/// What to read where `page` is missed by a reader that wants `bytes` bytes from there on.
+pub(crate) fn plan(reader: &Handle, page: u64, bytes: usize) -> Plan {
+    reader.stream.on_miss(page, bytes, reader.mapping.len_bytes(), reader.learned())
 }
 
 /// Starts to read `from..plan.ahead_end`, window by window, skipping what is cached. Best effort:

@@ -46,7 +46,7 @@ use crate::frame::{Frame, MAPPING_NONE};
 use crate::handle::Handle;
 use crate::pressure::Refused;
 use crate::stream::Plan;
-pub(crate) use ahead::{give_up, read_further, start_ahead, start_around};
+pub(crate) use ahead::{give_up, plan, read_further, start_ahead, start_around};
 pub(crate) use alone::Wanted;
 pub(crate) use batch::{Batch, For, request};
 pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
@@ -56,7 +56,7 @@ pub(crate) use prepare::{FOLIOS_MAX, insert_all, prepare};
 #[cold]
 #[inline(never)]
 pub(crate) fn get(reader: &Handle, page: u64, bytes: usize) -> Result<Held<'_>> {
-    let plan = || reader.stream.on_miss(page, bytes, reader.mapping.len_bytes());
+    let plan = || ahead::plan(reader, page, bytes);
     get_as(reader, page, &Wanted::new(page, bytes), plan)
 }
 
@@ -190,8 +190,7 @@ pub(crate) fn begin<'a>(
         if let Some(held) = find(reader, page)? {
             return Ok(Begun::Held(held));
         }
-        let plan = *plan
-            .get_or_insert_with(|| reader.stream.on_miss(page, bytes, reader.mapping.len_bytes()));
+        let plan = *plan.get_or_insert_with(|| ahead::plan(reader, page, bytes));
         let batch = prepare(reader, page, plan.now_end, For::Future)?;
         let Some(head) = batch.first() else {
             if reader.mapping.index.lookup(page).is_some() {

@@ -223,7 +223,7 @@ impl<'a> First<'a> {
         // Ends: each turn makes the groups shorter, or is the last.
         while let Some(Range { start, end }) = groups.get(begun).cloned() {
             let bytes = (end - start) as usize * PAGE_BYTES;
-            let plan = handle.stream.on_miss(start, bytes, handle.mapping.len_bytes());
+            let plan = fill::plan(handle, start, bytes);
             let batch = fill::prepare(handle, start, plan.now_end, wanted)?;
             let after = batch.end();
             if after.is_none() && handle.mapping.index.lookup(start).is_none() {

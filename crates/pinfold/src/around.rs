@@ -66,8 +66,9 @@ pub(crate) fn read(handle: &Handle, page: u64) {
     }
     let is_absent = |page: &u64| handle.mapping.index.lookup(*page).is_none();
     let start = (block.start..page).rev().take_while(is_absent).last().unwrap_or(page);
-    if block.end > start + 1 {
-        fill::range_now(handle, start, block.end);
+    let end = (page..block.end).take_while(is_absent).last().map_or(page, |last| last + 1);
+    if end > start + 1 {
+        fill::range_now(handle, start, end);
     }
 }
 

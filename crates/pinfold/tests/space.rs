@@ -30,8 +30,12 @@ const BYTES: u64 = 64 * MIB;
 
 impl Subject {
     fn new() -> Self {
+        Subject::with_budget(8 * MIB)
+    }
+
+    fn with_budget(budget: u64) -> Self {
         let pattern = Pattern::new(12, 0);
-        let cache = Cache::new(Options::new(8 * MIB)).unwrap();
+        let cache = Cache::new(Options::new(budget)).unwrap();
         let source = Arc::new(Faulty::new(Arc::new(Memory::new(pattern.to_vec(BYTES as usize)))));
         let file = cache.attach("file", source.clone()).unwrap();
         Subject { cache, source, file, pattern }
@@ -644,8 +648,8 @@ fn an_access_maps_what_is_cached_after_it_at_once() {
 }
 
 #[test]
-fn an_absent_page_is_read_with_those_around_it_while_memory_is_unused() {
-    let subject = Subject::new();
+fn an_absent_page_of_a_file_that_fits_is_read_with_those_around_it_while_memory_is_unused() {
+    let subject = Subject::with_budget(BYTES);
     let space = subject.space(SpaceOptions::new());
     let map = space.map_file(&subject.file, 0..BYTES).unwrap();
     let ahead = || subject.cache.stats().readahead;
@@ -655,19 +659,36 @@ fn an_absent_page_is_read_with_those_around_it_while_memory_is_unused() {
     subject.check(&map, 992);
     subject.check(&map, 1023);
     assert_eq!(cached(), 32 * PAGE, "they were read with it");
-    // All of the memory, and more. From here on each page displaces another.
-    for page in (2048..6144).step_by(32) {
-        subject.check(&map, page);
+    // Not one after another. Then an eighth of the memory is left.
+    let blocks = BYTES / PAGE / 32;
+    for block in (0..blocks).step_by(2).chain((1..blocks).step_by(2)) {
+        subject.check(&map, block * 32);
     }
-    let before = ahead();
-    for page in (8192..9192).step_by(100) {
-        subject.check(&map, page);
+    assert!((BYTES * 3 / 4..BYTES).contains(&cached()), "{}", cached());
+    let before = cached();
+    for page in (BYTES / PAGE * 31 / 32..BYTES / PAGE).step_by(64) {
+        subject.check(&map, page + 33);
     }
-    assert_eq!(ahead(), before);
-    // Nor for one who reads at random.
+    assert!(cached() < before + 32 * PAGE, "from here on pages are read alone");
+    // So they are for one who reads at random.
     let map = space.map_file(&subject.file, 0..BYTES).unwrap();
     map.advise(0..0, Hint::Random).unwrap();
     subject.file.invalidate(0..BYTES).unwrap();
+    let before = ahead();
     subject.check(&map, 500);
     assert_eq!(ahead(), before);
+}
+
+#[test]
+fn of_a_file_that_does_not_fit_the_rest_of_a_block_is_read_when_half_of_it_was_wanted() {
+    let subject = Subject::new();
+    let space = subject.space(SpaceOptions::new());
+    let map = space.map_file(&subject.file, 0..BYTES).unwrap();
+    let cached = || subject.cache.stats().resident_bytes;
+    for n in 0..16 {
+        subject.check(&map, 1023 - n);
+        assert_eq!(cached(), (n + 1) * PAGE);
+    }
+    subject.check(&map, 1000);
+    assert_eq!(cached(), 32 * PAGE);
 }

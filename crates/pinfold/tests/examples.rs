@@ -9,6 +9,9 @@ mod event_loop;
 #[path = "../examples/hits.rs"]
 #[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
 mod hits;
+#[path = "../examples/open.rs"]
+#[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
+mod open;
 #[path = "../examples/range_server.rs"]
 #[allow(dead_code, reason = "its `main` takes its arguments from the command line")]
 mod range_server;
@@ -45,6 +48,12 @@ fn each_way_in_makes_hits() {
     for way in ways.split_whitespace() {
         hits::make(way, 100);
     }
+}
+
+#[test]
+fn opening_files_is_timed() {
+    let rows = open::run(dir().path(), 3).unwrap();
+    assert_eq!(rows.len(), 5);
 }
 
 #[test]

@@ -36,10 +36,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// A row's name, and the least, the median and the most microseconds for a file.
-pub type Row = (&'static str, [f64; 3]);
+pub(crate) type Row = (&'static str, [f64; 3]);
 
 /// Times all rows on files in `dir`.
-pub fn run(dir: &Path, rounds: usize) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
+pub(crate) fn run(dir: &Path, rounds: usize) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
     let cache = Cache::new(Options::new(16 << 20))?;
     let make = |kind: &str| -> std::io::Result<Vec<PathBuf>> {
         let path = |n| dir.join(format!("{kind}-{n}"));

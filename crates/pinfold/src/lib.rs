@@ -208,6 +208,7 @@
 //! | `thread_per_core` | a runtime for each core, and one cache for all: tasks share files and pages by `Rc` |
 //! | `event_loop` | an event loop of one's own, by epoll and [`Completions`], without a runtime |
 //! | `pin_to_socket` | pinned bytes as the fixed buffers of an `io_uring`, sent without a copy |
+//! | `open` | what opening a file and [`File::refresh`] cost, beside the standard library's open |
 //! | `hits` | hits by each of the ways in, to count their instructions by callgrind |
 //!
 //! # What blocks

@@ -366,6 +366,14 @@ struct Table {
     ids_end: u32,
 }
 
+/// What is kept for files outside of the budget.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) files: u64,
+    pub(crate) files_bytes: u64,
+    pub(crate) directories_bytes: u64,
+}
+
 /// What is left to do when a handle was dropped.
 #[derive(Debug)]
 #[must_use]
@@ -400,6 +408,18 @@ impl Mappings {
     /// All mappings.
     pub(crate) fn all(&self) -> Vec<Arc<Mapping>> {
         self.table().by_id.iter().flatten().cloned().collect()
+    }
+
+    /// What is kept for all mappings outside of the budget.
+    pub(crate) fn kept(&self) -> Kept {
+        let table = self.table();
+        let mut kept = Kept::default();
+        for mapping in table.by_id.iter().flatten() {
+            kept.files += 1;
+            kept.files_bytes += mapping.heap_bytes();
+            kept.directories_bytes += mapping.index.heap_bytes();
+        }
+        kept
     }
 
     /// The number of mappings.

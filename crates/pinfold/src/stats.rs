@@ -1,7 +1,6 @@
 //! A cache's statistics: [`Stats`]. The counters behind it are in `counters.rs`.
 
 use crate::readers::Barrier;
-use crate::source::SourceStats;
 
 pub use crate::counters::READ_SIZE_BUCKETS;
 
@@ -56,7 +55,7 @@ pub struct Stats {
     /// Folios being read from a source now.
     pub fills_in_flight: u64,
     /// Folios whose read failed. One call of a source may read many folios, so this is not the
-    /// number of failed calls, which [`sources`](Self::sources) has.
+    /// number of failed calls, which [`Cache::sources`](crate::Cache::sources) has.
     pub fill_errors: u64,
     /// Folios evicted.
     pub evictions: u64,
@@ -90,7 +89,7 @@ pub struct Stats {
     /// has grown.
     pub directories_bytes: u64,
     /// Bytes of what else is kept for each file, outside the budget too: names, locks, and the
-    /// counters in [`sources`](Self::sources), which are most of it. About 1.6 KiB for each of
+    /// counters in [`Cache::sources`](crate::Cache::sources), which are most of it. About 1.6 KiB for each of
     /// [`files`](Self::files). Computed from the sizes of its parts: it leaves out what the
     /// program's allocator adds, and sources that the program implements.
     pub files_bytes: u64,
@@ -100,8 +99,6 @@ pub struct Stats {
     pub huge_pages: bool,
     /// Files that are open or have cached pages.
     pub files: u64,
-    /// Per file: calls of its source, with latencies.
-    pub sources: Vec<(String, SourceStats)>,
 }
 
 /// Borrowing: [`File::borrow`](crate::File::borrow).

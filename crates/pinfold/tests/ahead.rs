@@ -203,8 +203,8 @@ impl Subject {
         while self.cache.stats().fills_in_flight > 0 {
             std::thread::yield_now();
         }
-        let stats = self.cache.stats();
-        let lanes = stats.sources.iter().flat_map(|(_, it)| [&it.read, &it.read_ahead]);
+        let sources = self.cache.sources();
+        let lanes = sources.iter().flat_map(|(_, it)| [&it.read, &it.read_ahead]);
         lanes.fold((0, 0), |(calls, bytes), it| (calls + it.calls, bytes + it.bytes))
     }
 }

@@ -255,7 +255,7 @@ fn direct_io_is_refused_for_a_file_that_is_open_without_it() {
     }
     drop(buffered);
     let direct = cache.open_with(&path, with(Preference::Direct)).unwrap();
-    let (_, source) = cache.stats().sources.pop().unwrap();
+    let (_, source) = cache.sources().pop().unwrap();
     assert!(source.kind.starts_with("direct"), "{source:?}");
     let again = cache.open_with(&path, with(Preference::Direct)).unwrap();
     drop((direct, again));

@@ -213,7 +213,7 @@ fn a_panic_of_a_source_is_an_error_that_names_it() {
     file.advise(0..4096, Hint::WillNeed).unwrap();
     let file = cache.attach("panics", PanicsIn::new("kind", true)).unwrap();
     assert_eq!(file.read_at(&mut [0; 8], 0).unwrap(), 8);
-    let kinds = cache.stats().sources.into_iter().map(|(_, source)| source.kind);
+    let kinds = cache.sources().into_iter().map(|(_, source)| source.kind);
     assert!(kinds.into_iter().any(|kind| kind == "unknown (it panicked when it was asked)"));
 }
 
@@ -337,7 +337,7 @@ fn a_random_read_across_pages_reads_nothing_ahead() {
     }
     let stats = cache.stats();
     assert_eq!(stats.readahead, 0, "{stats:?}");
-    assert!(stats.sources[0].1.read.bytes <= 2 * 199 * PAGE, "{stats:?}");
+    assert!(cache.sources()[0].1.read.bytes <= 2 * 199 * PAGE, "{stats:?}");
 }
 
 /// A file many times the budget, front to back, again and again: its folios stay large. Taken from
@@ -400,7 +400,7 @@ fn what_is_not_read_ahead_for_want_of_room_is_no_failed_fill() {
         }
         assert!(stats.readahead_dropped > 0, "there was room for all: {stats:?}");
         assert_eq!(cache.stats().fill_errors, 0);
-        let (_, counted) = cache.stats().sources.pop().unwrap();
+        let (_, counted) = cache.sources().pop().unwrap();
         assert_eq!(counted.read_ahead.errors, 0);
         assert_eq!(counted.read_ahead.calls, stats.readahead, "a page each");
         assert_eq!(cache.stats().readahead_dropped, stats.readahead_dropped);

@@ -14,11 +14,14 @@ use pinfold::{Cache, File, Options};
 struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// All that was ever allocated.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: the system's allocator does all of it; a count changes nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
@@ -45,7 +48,11 @@ fn each(cache: &Cache, mut open: impl FnMut(usize) -> File) -> (usize, usize) {
     let before = IN_USE.load(Ordering::Relaxed);
     files.extend((0..FILES).map(&mut open));
     let in_use = IN_USE.load(Ordering::Relaxed) - before;
+    let before = ALLOCATED.load(Ordering::Relaxed);
     let told_after = told(cache.stats());
+    let for_totals = ALLOCATED.load(Ordering::Relaxed) - before;
+    assert!(for_totals < FILES, "totals of {FILES} files took {for_totals} bytes");
+    assert_eq!(cache.sources().len() as u64, told_after.0);
     assert_eq!(told_after.0 - told_before.0, FILES as u64);
     drop((first, files));
     let directories = (told_after.2 - told_before.2) as usize;

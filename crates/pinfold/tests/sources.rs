@@ -108,8 +108,8 @@ fn a_source_that_hangs_keeps_nobody_else() {
             assert_eq!(healthy.read_at(&mut buf, page * PAGE).unwrap(), buf.len());
             pattern.check(page * PAGE, &buf).unwrap();
         }
-        let stats = cache.stats();
-        let (_, source) = stats.sources.iter().find(|(name, _)| name == "healthy").unwrap();
+        let sources = cache.sources();
+        let (_, source) = sources.iter().find(|(name, _)| name == "healthy").unwrap();
         assert!(source.read_ahead.calls > 0, "nothing was read ahead: {source:?}");
         assert_eq!(source.read_ahead.errors, 0, "{source:?}");
     });
@@ -143,8 +143,8 @@ fn sources_that_hang_leave_others_their_reading_ahead() {
         let healthy = cache.attach("healthy", Arc::new(Memory::new(vec![7; 1 << 18]))).unwrap();
         ask_page_by_page(&healthy);
         let ahead = || {
-            let stats = cache.stats();
-            let (_, source) = stats.sources.iter().find(|(name, _)| name == "healthy").unwrap();
+            let sources = cache.sources();
+            let (_, source) = sources.iter().find(|(name, _)| name == "healthy").unwrap();
             (source.read_ahead.calls, source.read_ahead.errors)
         };
         // Ends: what was asked of a source that answers is answered.
@@ -395,37 +395,28 @@ impl Source for View {
 #[test]
 fn a_cache_goes_with_the_last_handle_that_is_not_a_sources() {
     in_time(|| {
-        let (cache, pattern) = (cache(), Pattern::new(8, 0));
+        // Shows when the cache goes, which has a share of it.
+        let swap = Arc::new(Memory::new(vec![0; 2 * PAGE as usize]));
+        let options = Options::new(32 << 20).io_uring(false).swap_source(swap.clone(), 2 * PAGE);
+        let (cache, pattern) = (Cache::new(options).unwrap(), Pattern::new(8, 0));
         let memory = Arc::new(Memory::new(pattern.to_vec((PAGES * PAGE) as usize)));
         let lower = cache.attach("lower", memory.clone()).unwrap();
         let mut buf = vec![0; (PAGES * PAGE) as usize];
-        // A file of the system stays open as long as it is cached, and shows when the cache goes.
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = dir.path().join("file");
-        std::fs::write(&path, [7; 5000]).unwrap();
-        cache.open(&path).unwrap().read_at(&mut buf, 0).unwrap();
-        assert!(is_open(&path), "it is not cached");
         for _ in 0..2 {
             let upper = cache.attach("upper", Arc::new(View(lower.clone()))).unwrap();
             assert_eq!(upper.read_at(&mut buf, 0).unwrap(), buf.len());
             pattern.check(0, &buf).unwrap();
         }
-        let stats = cache.stats();
-        let upper = stats.sources.iter().find(|(name, _)| name == "upper").unwrap();
-        assert!(upper.1.read.bytes <= PAGES * PAGE, "it was read again: {stats:?}");
+        let sources = cache.sources();
+        let upper = sources.iter().find(|(name, _)| name == "upper").unwrap();
+        assert!(upper.1.read.bytes <= PAGES * PAGE, "it was read again: {upper:?}");
         assert_eq!(upper.1.kind, "none: the file is closed");
         drop(lower);
         assert_eq!(Arc::strong_count(&memory), 1, "the lower file has no handle, but a source");
         drop(cache);
         // Ends: the daemon may be at work, and then is the last to have the cache.
-        while is_open(&path) {
+        while Arc::strong_count(&swap) > 1 {
             std::thread::yield_now();
         }
     });
-}
-
-/// Whether this process has a descriptor of the file.
-fn is_open(path: &std::path::Path) -> bool {
-    let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    open.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path))
 }

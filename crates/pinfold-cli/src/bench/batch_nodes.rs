@@ -134,8 +134,8 @@ impl Engine {
             Engine::Ring => Ok(None),
             Engine::Mmap(_) | Engine::Pread(_) => storage_read_bytes(),
             Engine::Pinfold(cache, ..) => {
-                let stats = cache.stats();
-                let of_source = stats.sources.iter().map(|(_, source)| source);
+                let sources = cache.sources();
+                let of_source = sources.iter().map(|(_, source)| source);
                 Ok(Some(of_source.map(|told| told.read.bytes + told.read_ahead.bytes).sum()))
             }
         }

@@ -165,7 +165,7 @@ impl CacheFigures {
         CacheFigures {
             metadata_percent: 100.0 * (stats.metadata_bytes + stats.directories_bytes) as f64
                 / stats.budget_bytes as f64,
-            source: stats.sources.first().map(|(_, told)| told.kind.clone()).unwrap_or_default(),
+            source: cache.sources().first().map(|(_, told)| told.kind.clone()).unwrap_or_default(),
         }
     }
 }

@@ -104,8 +104,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Those of the library, and of the cache.
-    pub fn new(clients: &ClientsStats, cache: &pinfold::Stats, touched: u64) -> Self {
+    /// Those of the library, and of the cache's sources.
+    pub fn new(clients: &ClientsStats, sources: &[(String, SourceStats)], touched: u64) -> Self {
         Stats {
             clients: clients.clients,
             added: clients.added,
@@ -119,7 +119,7 @@ impl Stats {
             read_bytes: {
                 let of =
                     |(_, source): &(_, SourceStats)| source.read.bytes + source.read_ahead.bytes;
-                cache.sources.iter().map(of).sum()
+                sources.iter().map(of).sum()
             },
             touched,
             ahead: clients.ahead,

@@ -303,7 +303,7 @@ impl Server {
                 (Reply { bytes: Some(self.clients.bytes()), ..Reply::new() }, Some(memory))
             }
             Request::Stats => {
-                let stats = Stats::new(&self.clients.stats(), &self.cache.stats(), self.touched);
+                let stats = Stats::new(&self.clients.stats(), &self.cache.sources(), self.touched);
                 (Reply { stats: Some(stats), ..Reply::new() }, None)
             }
             Request::Serve(mappings) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
-use pinfold::{Cache, Stats};
+use pinfold::Cache;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -55,17 +55,17 @@ pub(super) fn everything(cache: &Cache, subject: &Subject) -> Result<Checked> {
         wanted: vec![0; CHUNK_BYTES],
     };
     let whole_bytes = whole(&mut pair)?;
-    let whole_source_bytes = source_bytes(&cache.stats());
+    let whole_source_bytes = source_bytes(cache);
     let bar = random_bar();
     let (random_reads, random_bytes) = random(&mut pair, &bar)?;
     bar.finish_and_clear();
-    let random_source_bytes = source_bytes(&cache.stats()) - whole_source_bytes;
+    let random_source_bytes = source_bytes(cache) - whole_source_bytes;
     Ok(Checked { whole_bytes, random_reads, random_bytes, whole_source_bytes, random_source_bytes })
 }
 
 /// What a cache with one file has read from it.
-fn source_bytes(stats: &Stats) -> u64 {
-    stats.sources.iter().map(|(_, source)| source.read.bytes + source.read_ahead.bytes).sum()
+fn source_bytes(cache: &Cache) -> u64 {
+    cache.sources().iter().map(|(_, source)| source.read.bytes + source.read_ahead.bytes).sum()
 }
 
 fn whole(pair: &mut Pair<'_>) -> Result<u64> {

@@ -94,10 +94,10 @@ pub fn run(args: &TryArgs) -> Result<()> {
     };
     let cache = Cache::new(Options::new(budget_bytes))?;
     let checked = check::everything(&cache, &subject)?;
-    let stats = cache.stats();
+    let (stats, sources) = (cache.stats(), cache.sources());
     drop(cache);
     let figures = measure::all(&subject, budget_bytes, args.seconds)?;
-    let result = report::Report::new(&subject, &checked, &stats, figures)?;
+    let result = report::Report::new(&subject, &checked, &stats, &sources, figures)?;
     publish(args.json.as_deref(), &result.text(), &result)
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use pinfold::Stats;
+use pinfold::source::SourceStats;
 use serde::Serialize;
 
 use super::check::Checked;
@@ -56,10 +57,11 @@ impl Report {
         subject: &Subject,
         checked: &Checked,
         stats: &Stats,
+        sources: &[(String, SourceStats)],
         figures: Figures,
     ) -> Result<Self> {
         let (_, source) =
-            stats.sources.first().ok_or_else(|| anyhow::anyhow!("a cache without files"))?;
+            sources.first().ok_or_else(|| anyhow::anyhow!("a cache without files"))?;
         let Checked {
             whole_bytes,
             random_reads,

@@ -72,7 +72,7 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preference {
     /// By direct I/O where the file system supports it, else through the kernel's page cache.
-    /// [`Stats::sources`](crate::Stats::sources) says which.
+    /// [`Cache::sources`](crate::Cache::sources) says which.
     #[default]
     Auto,
     /// By direct I/O, or not at all. So it is an error if the file is open already and read through

@@ -162,6 +162,12 @@ impl Completions {
         }
     }
 
+    /// Gives up all operations that are not to be kept, by their `user_data`.
+    pub(crate) fn keep(&mut self, keep: impl Fn(u64) -> bool) {
+        self.waiting.retain(|of| keep(*of));
+        self.ended.retain(|completion| keep(completion.user_data));
+    }
+
     /// Gives up all that was begun with this `user_data` and was not taken yet; returns how much
     /// that was. No completion with it comes any more, until the number is used again.
     ///

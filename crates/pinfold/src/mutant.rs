@@ -233,6 +233,14 @@ mutants! {
     RestsPause,
     /// With each read for a fault, the time begins anew for which it may wait for room.
     ShortAnew,
+    /// A client's turn goes on until it has nothing more to say.
+    TurnWithoutEnd,
+    /// Reads for a client that has left do not count any more.
+    ReadsForgotten,
+    /// A client whose memory is gone is served as long as its connection is open.
+    DeadIsServed,
+    /// Any number of a client's faults rest.
+    RestsWithoutEnd,
     /// A child of the server removes clients.
     ForkedClientsRemove,
     /// A loop that looks for a page waits for memory of the index.

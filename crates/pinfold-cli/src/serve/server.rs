@@ -314,7 +314,7 @@ impl Server {
                 let uffd = uffd.ok_or("its mappings came without a userfaultfd")?;
                 let client = self
                     .clients
-                    .add(uffd, &mappings)
+                    .add(uffd, &mappings, u64::from(connection.pid.unwrap_or(0).unsigned_abs()))
                     .map_err(|why: ClientError| why.to_string())?;
                 connection.client = Some(client);
                 self.of_client.insert(client, number);

@@ -9,6 +9,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::turns::AHEAD_MAX;
+
 /// So many pages between two that are wanted are read with them: 64 KiB take a device about as long
 /// as one more read.
 const GAP_PAGES: u64 = 16;
@@ -18,9 +20,6 @@ const BLOCK_PAGES: u64 = 256;
 
 /// Pages that are looked at in one turn, but for those of a last piece. Faults wait for the turn.
 const TURN_PAGES: usize = 64;
-
-/// The most turns whose reads are under way for one client.
-const READS_MAX: usize = 8;
 
 /// What is installed ahead, in pieces.
 #[derive(Debug)]
@@ -79,7 +78,7 @@ impl Ahead {
 
     /// Whether the next pieces can be looked at now.
     pub(super) fn goes_on(&self) -> bool {
-        self.next < self.plan.ends.len() && self.reads < READS_MAX
+        self.next < self.plan.ends.len() && self.reads < AHEAD_MAX
     }
 
     /// Whether nothing is left to do.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Plan};
 use super::error::ClientError;
 use super::foreign::{Foreign, Message};
 use super::pages::{BLOCK_PAGES, Pages};
@@ -49,6 +49,15 @@ const INSTALLED_MAX: usize = 4 << 10;
 const _: () = assert!(BLOCK_PAGES.is_multiple_of(ZERO_RUN_PAGES));
 const _: () = assert!(BLOCK_PAGES.is_multiple_of(RUN_PAGES));
 
+/// The most faults of a client that rest.
+const AGAIN_MAX: usize = 256;
+
+/// How often it is looked whether a client lives.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An address of no client's mapping, but of a user's.
+const ADDRESS_OF_NONE: u64 = 1 << 20;
+
 /// All pages.
 const ANY: Range<u64> = 0..u64::MAX;
 
@@ -58,6 +67,7 @@ const REST_MAX: Duration = Duration::from_millis(50);
 
 /// A client.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing by itself")]
 pub(super) struct Client {
     uffd: Foreign,
     /// A handle of its own, which sees its own order of pages.
@@ -72,8 +82,29 @@ pub(super) struct Client {
     again: VecDeque<Again>,
     rest: Duration,
     pub(super) ahead: Option<Ahead>,
+    /// Who is behind it.
+    pub(super) owner: u64,
+    /// What was read for it.
+    pub(super) came: VecDeque<(Came, crate::error::Result<()>)>,
+    /// It has a turn in this round.
+    pub(super) is_ready: bool,
+    /// Its userfaultfd has messages.
+    pub(super) has_said: bool,
+    /// Its userfaultfd cannot be waited for.
+    pub(super) is_broken: bool,
     /// Its userfaultfd is not waited for: too many of its pages are read already.
     pub(super) is_paused: bool,
+    /// When it is looked whether it lives.
+    looked_at: Instant,
+}
+
+/// A read that has ended.
+#[derive(Debug)]
+pub(super) enum Came {
+    /// Of a page for which a fault waits.
+    Page(u64),
+    /// Of these pieces.
+    Ahead(Arc<Plan>, Range<usize>),
 }
 
 /// A fault that could not be served, and when it is tried again.
@@ -102,6 +133,7 @@ impl Client {
     pub(super) fn new(
         uffd: Foreign,
         mappings: &[ClientMapping],
+        owner: u64,
         snapshot: &Snapshot,
     ) -> Result<Self, ClientError> {
         let regions = Regions::new(mappings, snapshot.pages)?;
@@ -120,7 +152,13 @@ impl Client {
             again: VecDeque::new(),
             rest: REST_MIN,
             ahead: None,
+            owner,
+            came: VecDeque::new(),
+            is_ready: false,
+            has_said: false,
+            is_broken: false,
             is_paused: false,
+            looked_at: Instant::now(),
         })
     }
 
@@ -399,9 +437,13 @@ impl Client {
         self.uffd.wake(address..address + PAGE_BYTES as u64);
     }
 
-    /// Tries the fault at `address` again after a rest.
+    /// Tries the fault at `address` again after a rest. If too many rest, its thread asks again.
     pub(super) fn rest(&mut self, address: u64, short_since: Option<Instant>) {
         if self.again.iter().all(|again| again.address != address) {
+            if self.again.len() >= AGAIN_MAX && !mutant::on(Mutant::RestsWithoutEnd) {
+                self.wake(address);
+                return;
+            }
             self.again.push_back(Again { address, at: Instant::now() + self.rest, short_since });
         }
         self.rest = (self.rest * 2).min(REST_MAX);
@@ -416,6 +458,12 @@ impl Client {
         self.again.pop_front()
     }
 
+    /// How many pieces there are of what it has removed.
+    #[cfg(test)]
+    pub(super) fn removed_pieces(&self) -> usize {
+        self.removed.pieces()
+    }
+
     /// Faults that rest.
     pub(super) fn resting(&self) -> usize {
         self.again.len()
@@ -427,8 +475,24 @@ impl Client {
     }
 
     /// When it has to be looked after, if nothing happens before.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.again.front().map(|again| again.at)
+    pub(super) fn due(&self) -> Instant {
+        let look = self.looked_at + LOOK;
+        self.again.front().map_or(look, |again| again.at.min(look))
+    }
+
+    /// Looks from time to time whether its memory is still there. Its connection does not say: it
+    /// stays open as long as anybody has it, which can be this process.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`].
+    pub(super) fn look_whether_it_lives(&mut self) -> Result<(), ClientError> {
+        if self.looked_at.elapsed() < LOOK {
+            return Ok(());
+        }
+        self.looked_at = Instant::now();
+        let at = self.regions.all().next().map_or(ADDRESS_OF_NONE, |region| region.start);
+        let is_gone = self.uffd.is_gone(at) && !mutant::on(Mutant::DeadIsServed);
+        if is_gone { Err(ClientError::Gone) } else { Ok(()) }
     }
 }
 

@@ -16,14 +16,15 @@ use rustix::ioctl::{Opcode, Setter, Updater, ioctl};
 use super::error::ClientError;
 use crate::uffd::abi::{
     self, Copy, EVENT_FORK, EVENT_PAGEFAULT, EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP,
-    FAULT_WRITE_PROTECT, Install, OP_CONTINUE, OP_COPY, OP_POISON, OP_WAKE, OP_ZEROPAGE, Span,
+    FAULT_WRITE_PROTECT, Install, OP_CONTINUE, OP_COPY, OP_POISON, OP_PROTECT, OP_WAKE,
+    OP_ZEROPAGE, PROTECT_QUIETLY, Protect, Span,
 };
 
 /// What all userfaultfds are called.
 const NAME: &str = "anon_inode:[userfaultfd]";
 
-/// The most messages that one read takes.
-pub(super) const MESSAGES_MAX: usize = 16;
+/// The most messages that one read takes. Few: what was read is done before a turn can end.
+pub(super) const MESSAGES_MAX: usize = 4;
 
 /// What a process's userfaultfd says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,6 +158,20 @@ impl Foreign {
         // SAFETY: the caller's promise; and as in `install`.
         let called = unsafe { ioctl(&self.0, call) };
         outcome(called, copy.done)
+    }
+
+    /// Whether the memory is gone, with its process or by execve(2); changes nothing. `at` is an
+    /// address that the process may have.
+    pub(super) fn is_gone(&self, at: u64) -> bool {
+        let span = Span { start: at, bytes: crate::frame::PAGE_BYTES as u64 };
+        // To unprotect a page that is not protected. Nobody is woken.
+        let mut protect = Protect { span, mode: PROTECT_QUIETLY };
+        // SAFETY: the struct is the kernel's for this number.
+        let call = unsafe { Updater::<OP_PROTECT, _>::new(&mut protect) };
+        // SAFETY: no page of these mappings is protected by this process, and the call takes
+        // nothing but protection away.
+        let called = unsafe { ioctl(&self.0, call) };
+        called == Err(Errno::SRCH)
     }
 
     /// All threads that wait for these pages repeat their accesses.

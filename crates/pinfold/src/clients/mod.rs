@@ -7,13 +7,15 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mod.rs` | the loop: who is to be looked after, and reads that are under way |
+//! | `mod.rs` | what a program calls: clients that come and leave, and counters |
+//! | `serving.rs` | the loop, and reads that are under way |
 //! | `client.rs` | one client: how a fault is served |
-//! | `ahead.rs` | what is installed before it is asked for: the order, and what is read at once |
+//! | `ahead.rs` | what is installed before it is asked for |
 //! | `snapshot.rs` | which pages can be mapped now, and which are zeros |
 //! | `regions.rs` | which addresses of a client are which pages; what is checked of them |
 //! | `foreign.rs` | the userfaultfd of another process |
 //! | `pages.rs` | sets of pages |
+//! | `turns.rs` | whose turn it is, and for how long; what the clients of one owner share |
 //! | `error.rs` | why a client is not served |
 //!
 //! # States of a fault
@@ -27,9 +29,9 @@
 //!
 //! A fault rests while its client is changing its memory, and while there is no room in the mirror.
 //!
-//! No state has a thread. A client whose faults wait for too many reads is not asked for more
-//! (`READS_MAX`), so the others have their share of the source. Faults that rest do not count: what
-//! they wait for may be that the client is heard.
+//! No state has a thread. A client whose owner's faults wait for too many reads is not asked for
+//! more (`READS_MAX`), so the others have their share of the source. Faults that rest do not count:
+//! what they wait for may be that the client is heard.
 //!
 //! # What is read
 //!
@@ -49,55 +51,43 @@
 mod ahead;
 mod client;
 mod error;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod fair_tests;
 mod foreign;
 mod pages;
 mod regions;
+mod serving;
 mod snapshot;
 #[cfg(all(test, not(any(loom, shuttle))))]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "an address and an access to it")]
 #[allow(clippy::single_range_in_vec_init, reason = "one run")]
 mod tests;
+mod turns;
 
-use std::collections::{BTreeMap, HashMap, hash_map};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::around;
-use crate::completions::{Completions, Outcome};
+use crate::completions::Completions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::lend::{self, Mapper};
-use crate::many;
 use crate::mirror::Refused;
 use crate::mutant::{self, Mutant};
-use crate::reclaim;
 use ahead::{Ahead, Plan};
-use client::{Client, Served};
+use client::{Came, Client};
 pub use error::ClientError;
-use foreign::{Foreign, Message};
+use foreign::Foreign;
 use pages::Pages;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
-
-/// The most reads that are under way for the faults of one client.
-const READS_MAX: usize = 64;
-
-/// Clients that are heard, and faults that are tried again, in one turn.
-const TURN_MAX: usize = 64;
-
-/// Reads that are taken in one turn. Few: a client whose page was there first may have its next
-/// fault by then, whose read is to begin before all others have the page.
-const READS_TAKEN_MAX: usize = 4;
-
-/// How long a fault waits for room in the mirror.
-const PATIENCE: Duration = Duration::from_secs(30);
+use turns::{READS_MAX, Turns};
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
@@ -187,8 +177,11 @@ pub struct Clients {
     epoll: OwnedFd,
     clients: BTreeMap<u64, Client>,
     last_client: u64,
+    turns: Turns,
     jobs: HashMap<u64, Job>,
     last_job: u64,
+    /// Reads for faults of clients that have left.
+    of_nobody: usize,
     /// Of [`Self::record`].
     touched: Option<Touched>,
     stats: ClientsStats,
@@ -201,6 +194,7 @@ pub struct Clients {
 #[derive(Debug)]
 struct Job {
     client: u64,
+    owner: u64,
     what: Read,
 }
 
@@ -248,8 +242,10 @@ impl Clients {
             epoll,
             clients: BTreeMap::new(),
             last_client: 0,
+            turns: Turns::default(),
             jobs: HashMap::new(),
             last_job: 0,
+            of_nobody: 0,
             touched: None,
             stats: ClientsStats::default(),
             plan: None,
@@ -305,21 +301,30 @@ impl Clients {
     /// non-blocking mode and stays so. Threads of it that wait for pages are woken, and ask again:
     /// so a client that was served by somebody else before can be taken over.
     ///
+    /// `owner` is who is behind it, by a number of the caller's: its process, for example. The
+    /// clients of one owner have one share of this thread's time and of the reads that are under
+    /// way; reads for a client that has left count as its owner's until they end.
+    ///
+    /// The last close of a userfaultfd waits for the lock of its process's memory. A caller that
+    /// must not wait keeps a duplicate, and closes it elsewhere.
+    ///
     /// # Errors
     /// [`ClientError`]; nothing has changed then.
     pub fn add(
         &mut self,
         uffd: OwnedFd,
         mappings: &[ClientMapping],
+        owner: u64,
     ) -> std::result::Result<ClientId, ClientError> {
         self.snapshot.file.handle().core.check_owner().map_err(ClientError::Cache)?;
-        let client = Client::new(Foreign::new(uffd)?, mappings, &self.snapshot)?;
+        let client = Client::new(Foreign::new(uffd)?, mappings, owner, &self.snapshot)?;
         let id = self.last_client + 1;
         let data = epoll::EventData::new_u64(id);
         epoll::add(&self.epoll, client.uffd(), data, epoll::EventFlags::IN)
             .map_err(|why| Error::from(ErrorKind::Eventfd { cause: Arc::new(why.into()) }))?;
         self.last_client = id;
         self.clients.insert(id, client);
+        self.turns.come(owner);
         self.stats.added += 1;
         Ok(ClientId(id))
     }
@@ -349,12 +354,38 @@ impl Clients {
 
     /// Serves a client no longer. What is installed in its memory stays.
     pub fn remove(&mut self, client: ClientId) {
+        let ClientId(id) = client;
         if (self.is_here() || mutant::on(Mutant::ForkedClientsRemove))
-            && let Some(client) = self.clients.remove(&client.0)
+            && let Some(client) = self.clients.remove(&id)
         {
             // The client may have the descriptor open, too, so closing it does not suffice.
             let _ = epoll::delete(&self.epoll, client.uffd());
+            if mutant::on(Mutant::ReadsForgotten) {
+                self.turns.change(client.owner, |owner| owner.reads = 0);
+            }
+            self.turns.go(client.owner);
+            let came = client.came.iter().filter(|(came, _)| matches!(came, Came::Page(_))).count();
+            self.leave_reads(id, client.waiting.len() - came);
         }
+    }
+
+    /// The reads for faults of a client that has left. The first of them go on: what they bring is
+    /// likely to be wanted. More are not begun if they were not yet.
+    fn leave_reads(&mut self, id: u64, reads: usize) {
+        if self.of_nobody + reads <= READS_MAX {
+            self.of_nobody += reads;
+            return;
+        }
+        let (jobs, turns) = (&mut self.jobs, &mut self.turns);
+        let gone = jobs.extract_if(|_, job| job.client == id);
+        let gone: HashMap<u64, Job> = gone.collect();
+        for job in gone.values() {
+            turns.change(job.owner, |it| match job.what {
+                Read::Fault(_) => it.reads = it.reads.saturating_sub(1),
+                Read::Ahead(..) => it.ahead -= 1,
+            });
+        }
+        self.completions.keep(|job| !gone.contains_key(&job));
     }
 
     /// Counters.
@@ -367,370 +398,9 @@ impl Clients {
         ClientsStats { clients, ahead, shared_bytes, ..self.stats }
     }
 
-    /// How long the loop may wait for the descriptor: `None` for as long as it takes.
-    pub fn timeout(&self) -> Option<Duration> {
-        let now = Instant::now();
-        let of = |client: &Client| {
-            if client.ahead.as_ref().is_some_and(Ahead::goes_on) {
-                return Some(Duration::ZERO);
-            }
-            Some(client.due()?.saturating_duration_since(now))
-        };
-        self.clients.values().filter_map(of).min()
-    }
-
-    /// Does what there is to do, a bounded part of it for each client. It waits for no read, write
-    /// or memory.
-    pub fn work(&mut self) -> Vec<ClientEvent> {
-        let mut told = Vec::new();
-        if !self.is_here() {
-            return told; // a forked child shares the descriptors, and must leave them alone
-        }
-        let mut events = Vec::with_capacity(TURN_MAX);
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Interrupted: the loop comes back.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
-        for event in events {
-            let (id, flags) = (event.data.u64(), event.flags);
-            if id == COMPLETIONS {
-                self.take_completions(&mut told);
-                continue;
-            }
-            let heard = if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
-                Err(ClientError::Blocking)
-            } else {
-                self.hear(id, &mut told)
-            };
-            self.end_if(id, heard, &mut told);
-        }
-        let ids: Vec<u64> = self.clients.keys().copied().collect();
-        for id in ids {
-            let tried = self.try_again(id, &mut told).and_then(|()| self.go_ahead(id));
-            self.end_if(id, tried, &mut told);
-            self.set_pause(id);
-        }
-        told
-    }
-
     /// Whether this process is the cache's.
     fn is_here(&self) -> bool {
         self.snapshot.file.handle().core.owner.is_here()
-    }
-
-    fn end_if(
-        &mut self,
-        id: u64,
-        done: std::result::Result<(), ClientError>,
-        told: &mut Vec<ClientEvent>,
-    ) {
-        if let Err(cause) = done {
-            self.remove(ClientId(id));
-            told.push(ClientEvent::Ended { client: ClientId(id), cause });
-        }
-    }
-
-    /// Reads a client's messages.
-    fn hear(
-        &mut self,
-        id: u64,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
-        let Some(client) = self.clients.get(&id) else { return Ok(()) };
-        let mut messages = Vec::with_capacity(foreign::MESSAGES_MAX);
-        client.uffd().read(&mut messages).map_err(|_| ClientError::Blocking)?;
-        self.take(id, messages, told)
-    }
-
-    /// Does what a client's messages say.
-    fn take(
-        &mut self,
-        id: u64,
-        mut messages: Vec<Message>,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
-        // What the client did to its memory first: since these messages were read, the kernel lets
-        // pages be installed again, and a fault must not install what was removed.
-        if !mutant::on(Mutant::EventsAfterFaults) {
-            messages.sort_by_key(|message| matches!(message, Message::Fault(_)));
-        }
-        let mut has_changed = false;
-        for message in messages {
-            let Some(client) = self.clients.get_mut(&id) else { break };
-            let Message::Fault(address) = message else {
-                client.hear(message)?;
-                has_changed = true;
-                continue;
-            };
-            self.stats.faults += 1;
-            let address = address & !(PAGE_BYTES as u64 - 1);
-            if has_changed && client.page_at(address).is_err() {
-                client.wake(address); // it may be mapped elsewhere by now: it asks again
-            } else {
-                self.fault(id, address, None, told)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A fault that is new, or is tried again.
-    fn fault(
-        &mut self,
-        id: u64,
-        address: u64,
-        short_since: Option<Instant>,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let page = client.page_at(address)?;
-        if let (Some(touched), Some(page)) = (&mut self.touched, page)
-            && touched.seen.add(page)
-        {
-            touched.new.push(page);
-        }
-        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
-            Ok(Served::Done(pages)) => {
-                client.gets_on();
-                self.stats.installed += pages;
-            }
-            Ok(Served::Later) => {
-                client.rest(address, short_since);
-                self.stats.again += 1;
-            }
-            Ok(Served::Absent(page)) => match short_since {
-                // It was read, and is not in the mirror.
-                Some(since) if since.elapsed() > PATIENCE => {
-                    let handle = self.snapshot.file.handle();
-                    let short = reclaim::shortage(&handle.core, PAGE_BYTES as u64);
-                    let cause = short.of(&handle.mapping, page);
-                    self.fail(id, page, cause, told);
-                }
-                _ => self.read(id, page, short_since),
-            },
-            Err(ClientError::Cache(cause)) => {
-                let page = page.unwrap_or_default();
-                self.fail(id, page, cause, told);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn fail(&mut self, id: u64, page: u64, cause: Error, told: &mut Vec<ClientEvent>) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        client.fail(page);
-        self.stats.failed += 1;
-        let (client, offset) = (ClientId(id), page << PAGE_SHIFT);
-        told.push(ClientEvent::PageFailed { client, offset, cause });
-    }
-
-    /// Begins to read a page for a fault, and what is around it, unless that is under way. Memory
-    /// for it may have been short before.
-    fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
-            waiting.insert(short_since);
-            self.stats.waited += 1;
-            self.last_job += 1;
-            self.jobs.insert(self.last_job, Job { client: id, what: Read::Fault(page) });
-            around::begin(client.file.handle(), page, self.snapshot.around(page));
-            self.completions.read_at(&client.file, vec![0], page << PAGE_SHIFT, self.last_job);
-        }
-    }
-
-    fn take_completions(&mut self, told: &mut Vec<ClientEvent>) {
-        for _ in 0..READS_TAKEN_MAX {
-            let Some(completion) = self.completions.next() else { return };
-            let Outcome::Read { result, .. } = completion.outcome else {
-                unreachable!("a byte is read of each page: {completion:?}")
-            };
-            let hash_map::Entry::Occupied(mut job) = self.jobs.entry(completion.user_data) else {
-                continue;
-            };
-            if let Read::Ahead(_, _, left) = &mut job.get_mut().what
-                && *left > 1
-            {
-                *left -= 1;
-                continue;
-            }
-            let Job { client: id, what } = job.remove();
-            let done = match what {
-                Read::Fault(page) => {
-                    let handle = self.snapshot.file.handle();
-                    let came = result.and_then(|_| handle.check_page(page));
-                    self.page_came(id, page, came, told)
-                }
-                // What cannot be read is read again when it is asked for.
-                Read::Ahead(plan, pieces, _) => self.pieces_came(id, &plan, pieces),
-            };
-            self.end_if(id, done, told);
-        }
-    }
-
-    /// The page for which a fault has waited was read.
-    fn page_came(
-        &mut self,
-        id: u64,
-        page: u64,
-        result: Result<()>,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let short_since = client.waiting.remove(&page).flatten();
-        if let Err(cause) = result {
-            self.fail(id, page, cause, told);
-            return Ok(());
-        }
-        // Unmapped meanwhile: nobody waits.
-        let Some(address) = client.address_of(page) else { return Ok(()) };
-        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
-            Ok(Served::Done(pages)) => {
-                client.gets_on();
-                self.stats.installed += pages;
-                self.keep(page);
-            }
-            Ok(Served::Absent(_) | Served::Later) => {
-                let kept = short_since.filter(|_| !mutant::on(Mutant::ShortAnew));
-                client.rest(address, Some(kept.unwrap_or_else(Instant::now)));
-                self.stats.again += 1;
-            }
-            Err(ClientError::Cache(cause)) => self.fail(id, page, cause, told),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Keeps a page that was just installed from eviction for a while: the client has not run yet.
-    fn keep(&self, page: u64) {
-        let handle = self.snapshot.file.handle();
-        if let Some(held) = handle.core.hold(&handle.mapping, page)
-            && held.frame().is_mirrored()
-        {
-            handle.core.keep_recent(held);
-        }
-    }
-
-    fn try_again(
-        &mut self,
-        id: u64,
-        told: &mut Vec<ClientEvent>,
-    ) -> std::result::Result<(), ClientError> {
-        for _ in 0..TURN_MAX {
-            let Some(client) = self.clients.get_mut(&id) else { break };
-            let Some(again) = client.rested() else { break };
-            // Not mapped there any more: who waits was woken.
-            if client.page_at(again.address).is_ok() {
-                self.fault(id, again.address, again.short_since, told)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Installs the next pieces ahead, and begins to read what is absent of them.
-    fn go_ahead(&mut self, id: u64) -> std::result::Result<(), ClientError> {
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        client.ahead = client.ahead.take().filter(|ahead| !ahead.is_over());
-        let Some(ahead) = &mut client.ahead else { return Ok(()) };
-        let Some(pieces) = ahead.next() else { return Ok(()) };
-        let plan = ahead.plan.clone();
-        let mut wanted = Vec::new();
-        for piece in plan.pieces(pieces.clone()) {
-            let absent = self.install_piece(id, piece)?;
-            wanted.extend(self.begin_to_read(&absent));
-        }
-        if !wanted.is_empty() {
-            if let Some(ahead) = self.clients.get_mut(&id).and_then(|it| it.ahead.as_mut()) {
-                ahead.reads += 1;
-            }
-            self.last_job += 1;
-            let what = Read::Ahead(plan, pieces, wanted.len());
-            self.jobs.insert(self.last_job, Job { client: id, what });
-            // By the file's common handle, so that the client's has the order of its faults alone.
-            let file = &self.snapshot.file;
-            let _ = many::prefetch(file.handle(), &wanted); // else each is read by itself
-            for page in wanted {
-                self.completions.read_at(file, vec![0], page << PAGE_SHIFT, self.last_job);
-            }
-        }
-        Ok(())
-    }
-
-    /// Installs what is there of a piece; returns the pages that are not.
-    fn install_piece(
-        &mut self,
-        id: u64,
-        piece: &[u64],
-    ) -> std::result::Result<Vec<u64>, ClientError> {
-        let mut absent = Vec::new();
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(absent) };
-        for run in piece.chunk_by(|one, next| one + 1 == *next) {
-            let wanted = run[0]..run[run.len() - 1] + 1;
-            for &page in run {
-                match client.serve_ahead(&mut self.snapshot, page, &wanted) {
-                    Ok(Served::Done(pages)) => self.stats.installed_ahead += pages,
-                    Ok(Served::Absent(page)) => absent.push(page),
-                    Ok(Served::Later) | Err(ClientError::Cache(_)) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        Ok(absent)
-    }
-
-    /// Begins to read the absent pages of a piece, with what is between them, as long as memory is
-    /// plenty. Returns those that are to be waited for: of each folio one, and all that could not
-    /// be begun.
-    fn begin_to_read(&self, absent: &[u64]) -> Vec<u64> {
-        let handle = self.snapshot.file.handle();
-        let [first, .., last] = *absent else { return absent.to_vec() };
-        if !around::is_room(&handle.core) {
-            return absent.to_vec();
-        }
-        for part in self.snapshot.data(first..last + 1) {
-            many::will_need(handle, part);
-        }
-        let mut folio_end = 0;
-        let mut wanted = absent.to_vec();
-        wanted.retain(|&page| {
-            let is_new = page >= folio_end;
-            if is_new && let Some(held) = handle.core.hold(&handle.mapping, page) {
-                let identity = held.frame().identity();
-                folio_end = identity.pages().end;
-            }
-            is_new
-        });
-        wanted
-    }
-
-    fn pieces_came(
-        &mut self,
-        id: u64,
-        plan: &Arc<Plan>,
-        pieces: Range<usize>,
-    ) -> std::result::Result<(), ClientError> {
-        let ahead = self.clients.get_mut(&id).and_then(|client| client.ahead.as_mut());
-        if let Some(ahead) = ahead.filter(|ahead| Arc::ptr_eq(&ahead.plan, plan)) {
-            // The read may be of an earlier call with the same pages.
-            ahead.reads = ahead.reads.saturating_sub(1);
-        }
-        for piece in plan.pieces(pieces) {
-            self.install_piece(id, piece)?;
-        }
-        Ok(())
-    }
-
-    /// Waits for a client's faults, or does not while too many of them wait for reads.
-    fn set_pause(&mut self, id: u64) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let most = if client.is_paused { READS_MAX / 2 } else { READS_MAX };
-        let rest = if mutant::on(Mutant::RestsPause) { client.resting() } else { 0 };
-        let pause = client.waiting.len() + rest >= most;
-        if pause != client.is_paused {
-            let flags = if pause { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-            let data = epoll::EventData::new_u64(id);
-            if epoll::modify(&self.epoll, client.uffd(), data, flags).is_ok() {
-                client.is_paused = pause;
-            }
-        }
     }
 }
 

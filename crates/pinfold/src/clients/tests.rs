@@ -12,13 +12,20 @@ use rustix::mm::{
     MapFlags, ProtFlags, UserfaultfdFlags, mmap, mmap_anonymous, munmap, userfaultfd,
 };
 
+use std::time::{Duration, Instant};
+
+use rustix::event::Timespec;
+
+use super::foreign::{Foreign, Message};
+use super::turns::READS_MAX;
 use super::*;
+use crate::reclaim;
 use crate::source::{Memory, Source};
 use crate::uffd::abi::{Api, OP_API, OP_REGISTER, Register, Span};
 use crate::{Cache, Options, Space, SpaceOptions};
 
-const MIB: usize = 1 << 20;
-const P: u64 = 4096;
+pub(super) const MIB: usize = 1 << 20;
+pub(super) const P: u64 = 4096;
 
 const MISSING: u64 = 1;
 const MINOR: u64 = 4;
@@ -27,7 +34,7 @@ pub(super) const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 const SHMEM: u64 = 1 << 5 | 1 << 10;
 
 /// A client's memory in this process.
-struct Guest {
+pub(super) struct Guest {
     /// Closed before the memory is unmapped: else the kernel would wait until that was told.
     uffd: Option<OwnedFd>,
     start: *mut u8,
@@ -41,7 +48,7 @@ struct Guest {
 unsafe impl Sync for Guest {}
 
 impl Guest {
-    fn new(clients: &Clients, memory: ClientMemory, events: u64) -> Self {
+    pub(super) fn new(clients: &Clients, memory: ClientMemory, events: u64) -> Self {
         let bytes = clients.bytes() as usize;
         let fd = (memory == ClientMemory::Shared).then(|| clients.memory().unwrap());
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -53,43 +60,31 @@ impl Guest {
             None => unsafe { mmap_anonymous(anywhere, bytes, prot, flags) },
         };
         let start = start.unwrap().cast::<u8>();
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        // SAFETY: used for the mapping above.
-        let uffd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }.unwrap();
-        let mut api = Api { version: 0xAA, features: events | SHMEM, ioctls: 0 };
-        // SAFETY: the kernel's struct.
-        unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }.unwrap();
         let mode = if memory == ClientMemory::Shared { MISSING | MINOR } else { MISSING };
-        let mut register = Register {
-            span: Span { start: start.addr() as u64, bytes: bytes as u64 },
-            mode,
-            ioctls: 0,
-        };
-        // SAFETY: the kernel's struct, and the mapping above.
-        unsafe { ioctl(&uffd, Updater::<OP_REGISTER, _>::new(&mut register)) }.unwrap();
+        let uffd = register_for(start.addr() as u64, bytes as u64, mode, events | SHMEM);
         Guest { uffd: Some(uffd), start, bytes, moved: Mutex::default(), memory }
     }
 
-    fn uffd(&self) -> &OwnedFd {
+    pub(super) fn uffd(&self) -> &OwnedFd {
         self.uffd.as_ref().unwrap()
     }
 
-    fn mapping(&self) -> ClientMapping {
+    pub(super) fn mapping(&self) -> ClientMapping {
         let (address, bytes) = (self.start.addr() as u64, self.bytes as u64);
         ClientMapping { address, bytes, offset: 0, memory: self.memory }
     }
 
-    fn add_to(&self, clients: &mut Clients) -> ClientId {
-        clients.add(self.uffd().try_clone().unwrap(), &[self.mapping()]).unwrap()
+    pub(super) fn add_to(&self, clients: &mut Clients) -> ClientId {
+        clients.add(self.uffd().try_clone().unwrap(), &[self.mapping()], 1).unwrap()
     }
 
     /// The byte at the start of `page`.
-    fn read(&self, page: u64) -> u8 {
+    pub(super) fn read(&self, page: u64) -> u8 {
         // SAFETY: in the mapping.
         unsafe { self.start.add((page * P) as usize).read_volatile() }
     }
 
-    fn write(&self, page: u64, byte: u8) {
+    pub(super) fn write(&self, page: u64, byte: u8) {
         // SAFETY: in the mapping; no other thread has that page.
         unsafe { self.start.add((page * P) as usize).write_volatile(byte) }
     }
@@ -109,22 +104,40 @@ impl Drop for Guest {
     }
 }
 
-fn byte_of(page: u64) -> u8 {
+/// A userfaultfd of this process for the missing pages of a range of its private memory.
+pub(super) fn register(start: u64, bytes: u64) -> OwnedFd {
+    register_for(start, bytes, MISSING, 0)
+}
+
+fn register_for(start: u64, bytes: u64, mode: u64, features: u64) -> OwnedFd {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: used for the caller's mapping.
+    let uffd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }.unwrap();
+    let mut api = Api { version: 0xAA, features, ioctls: 0 };
+    // SAFETY: the kernel's struct.
+    unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }.unwrap();
+    let mut register = Register { span: Span { start, bytes }, mode, ioctls: 0 };
+    // SAFETY: the kernel's struct, and the caller's mapping.
+    unsafe { ioctl(&uffd, Updater::<OP_REGISTER, _>::new(&mut register)) }.unwrap();
+    uffd
+}
+
+pub(super) fn byte_of(page: u64) -> u8 {
     (page % 250 + 1) as u8
 }
 
-fn bytes(len: usize) -> Vec<u8> {
+pub(super) fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|at| byte_of(at as u64 / P)).collect()
 }
 
-fn snapshot(budget: usize, bytes: Vec<u8>) -> (Cache, File) {
+pub(super) fn snapshot(budget: usize, bytes: Vec<u8>) -> (Cache, File) {
     let cache = Cache::new(Options::new(budget as u64)).unwrap();
     let file = cache.attach("snapshot", Arc::new(Memory::new(bytes))).unwrap();
     (cache, file)
 }
 
 /// Serves while `body` runs in another thread.
-fn serving<T: Send>(
+pub(super) fn serving<T: Send>(
     clients: &mut Clients,
     body: impl FnOnce() -> T + Send,
 ) -> (T, Vec<ClientEvent>) {
@@ -434,7 +447,7 @@ fn a_client_is_taken_over_with_its_faults_in_flight() {
         drop(old);
         let mut new = Clients::new(&second).unwrap();
         let mapping = ClientMapping { memory: ClientMemory::Private, ..guest.mapping() };
-        new.add(guest.uffd().try_clone().unwrap(), &[mapping]).unwrap();
+        new.add(guest.uffd().try_clone().unwrap(), &[mapping], 1).unwrap();
         let ((), told) = serving(&mut new, || {
             assert_eq!(waits.join().unwrap(), byte_of(pages - 1));
             (0..pages).for_each(|page| assert_eq!(guest.read(page), byte_of(page), "page {page}"));
@@ -711,12 +724,10 @@ fn is_heard_with_faults_that_rest() -> bool {
         clients.set_pause(id);
         clients.clients[&id].is_paused
     };
-    for page in 0..READS_MAX as u64 {
-        clients.clients.get_mut(&id).unwrap().waiting.insert(page, None);
-    }
+    clients.turns.change(1, |owner| owner.reads = READS_MAX);
     assert!(is_paused(&mut clients));
+    clients.turns.change(1, |owner| owner.reads = 0);
     let client = clients.clients.get_mut(&id).unwrap();
-    client.waiting.clear();
     for page in 0..READS_MAX as u64 {
         client.rest(guest.mapping().address + page * P, None);
     }
@@ -769,7 +780,7 @@ fn is_heard_after_a_fork() -> bool {
     if child == 0 {
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             assert!(clients.work().is_empty());
-            let added = clients.add(uffd, &[guest.mapping()]);
+            let added = clients.add(uffd, &[guest.mapping()], 1);
             assert!(matches!(added, Err(ClientError::Cache(_))));
             clients.remove(id);
             drop(clients);

@@ -86,6 +86,8 @@ pub(crate) const COPY_QUIETLY: u64 = 1;
 pub(crate) const COPY_PROTECTED: u64 = 1 << 1;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
 pub(crate) const PROTECT_ON: u64 = 1;
+/// `UFFDIO_WRITEPROTECT_MODE_DONTWAKE`.
+pub(crate) const PROTECT_QUIETLY: u64 = 1 << 1;
 /// `UFFD_USER_MODE_ONLY`: faults of system calls are not served, so no privilege is needed.
 pub(crate) const USER_MODE_ONLY: u32 = 1;
 

@@ -1,0 +1,260 @@
+//! What one client can do to the others: turns, shares of reads, what is kept of who has left.
+
+use std::borrow::Cow;
+use std::os::fd::AsRawFd;
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::foreign::Message;
+use super::tests::{Guest, MIB, P, byte_of, bytes, serving, snapshot};
+use super::turns::{MESSAGES_MAX, READS_MAX};
+use super::*;
+use crate::source::Source;
+use crate::{Cache, Options};
+
+/// Faults that a userfaultfd has, and of which it was not told yet.
+fn pending(guest: &Guest) -> usize {
+    let path = format!("/proc/self/fdinfo/{}", guest.uffd().as_raw_fd());
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("pending:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// Faults that were heard when one of a second client was served, beside a first one that has 100.
+fn heard_beside_many() -> u64 {
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let guests = [(); 2].map(|()| Guest::new(&clients, ClientMemory::Shared, 0));
+    let _ids = [1, 2].map(|n: usize| {
+        let guest = &guests[n - 1];
+        clients.add(guest.uffd().try_clone().unwrap(), &[guest.mapping()], n as u64).unwrap()
+    });
+    std::thread::scope(|scope| {
+        let read = |page| assert_eq!(guests[0].read(page), byte_of(page));
+        let pages = (0..800).step_by(8);
+        let many: Vec<_> = pages.map(|page| scope.spawn(move || read(page))).collect();
+        while pending(&guests[0]) < 100 {
+            std::thread::yield_now();
+        }
+        let one = scope.spawn(|| guests[1].read(1000));
+        while pending(&guests[1]) < 1 {
+            std::thread::yield_now();
+        }
+        // Ends: it is heard in this round.
+        while pending(&guests[1]) > 0 {
+            clients.work();
+        }
+        let heard = clients.stats().faults;
+        serving(&mut clients, || {
+            assert_eq!(one.join().unwrap(), byte_of(1000));
+            for thread in many {
+                thread.join().unwrap();
+            }
+        });
+        heard
+    })
+}
+
+#[test]
+fn a_client_with_many_faults_has_its_turn_and_no_more() {
+    let heard = heard_beside_many();
+    assert!(heard <= MESSAGES_MAX as u64 + 4, "{heard} faults were heard before another's one");
+    let caught = mutant::with(Some(Mutant::TurnWithoutEnd), heard_beside_many);
+    assert!(caught > MESSAGES_MAX as u64 + 4, "the mutant does nothing: {caught}");
+}
+
+/// A file of zeros of any length, whose reads end when it is told so.
+#[derive(Debug)]
+struct Gate {
+    len: u64,
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+impl Source for Gate {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
+        let is_open = self.is_open.lock().unwrap();
+        drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        let got = (self.len - offset).min(buf.len() as u64) as usize;
+        buf[..got].fill(3);
+        Ok(got)
+    }
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.len)
+    }
+    fn kind(&self) -> Cow<'static, str> {
+        "gate".into()
+    }
+}
+
+fn gated(len: u64) -> (Cache, File, Arc<Gate>) {
+    let cache = Cache::new(Options::new(32 << 20)).unwrap();
+    let gate = Arc::new(Gate { len, is_open: Mutex::new(false), opened: Condvar::new() });
+    let file = cache.attach("snapshot", gate.clone()).unwrap();
+    (cache, file, gate)
+}
+
+#[test]
+fn a_range_of_any_length_is_removed_by_one_step() {
+    let bytes = 1 << 44;
+    let (_cache, file, gate) = gated(bytes);
+    gate.open();
+    let mut clients = Clients::new(&file).unwrap();
+    let small = {
+        let (_cache, file) = snapshot(16 * MIB, vec![1; 4 * MIB]);
+        Guest::new(&Clients::new(&file).unwrap(), ClientMemory::Private, 0)
+    };
+    // It says that it has more memory than it has: nobody looks before it has a fault there.
+    let mapping = ClientMapping { address: 1 << 21, bytes, ..small.mapping() };
+    let id = clients.add(small.uffd().try_clone().unwrap(), &[mapping], 1).unwrap();
+    let client = clients.clients.get_mut(&id.0).unwrap();
+    let end = mapping.address + bytes;
+    client.hear(Message::Removed(mapping.address + 5 * P..end - 7 * P)).unwrap();
+    assert!(client.removed_pieces() <= 3, "{}", client.removed_pieces());
+    // Single pages of far more blocks than it may have.
+    let (all, mut error) = (mapping.address..end, None);
+    let clears = |n: u64| all.start + n * (P * pages::BLOCK_PAGES) + 9 * P;
+    client.hear(Message::Moved { from: all.start, to: 1 << 50, bytes }).unwrap();
+    client.hear(Message::Moved { from: 1 << 50, to: all.start, bytes }).unwrap();
+    let (id, other) = (2, ClientMapping { offset: 0, ..mapping });
+    clients.remove(ClientId(1));
+    clients.add(small.uffd().try_clone().unwrap(), &[other], 1).unwrap();
+    let client = clients.clients.get_mut(&id).unwrap();
+    for n in 0..20_000 {
+        if let Err(why) = client.hear(Message::Removed(clears(n)..clears(n) + P)) {
+            error = Some(why);
+            break;
+        }
+    }
+    assert!(matches!(error, Some(ClientError::Pieces { .. })), "{error:?}");
+}
+
+/// Whether a client is not heard any more whose owner has left with as many reads as it may have,
+/// and has come back; and how many reads there are after many owners did so.
+fn come_back() -> (bool, usize) {
+    let (_cache, file, gate) = gated(64 << 20);
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    let add = |clients: &mut Clients, owner| {
+        clients.add(guest.uffd().try_clone().unwrap(), &[guest.mapping()], owner).unwrap()
+    };
+    let ask = |clients: &mut Clients, id: ClientId, first: u64| {
+        for n in 0..READS_MAX as u64 {
+            let address = guest.mapping().address + (first + n * 64) * P;
+            clients.fault(id.0, address, None, &mut Vec::new()).unwrap();
+        }
+    };
+    let first = add(&mut clients, 1);
+    ask(&mut clients, first, 0);
+    clients.remove(first);
+    let again = add(&mut clients, 1);
+    clients.set_pause(again.0);
+    let is_paused = clients.clients[&again.0].is_paused;
+    let other = add(&mut clients, 2);
+    clients.set_pause(other.0);
+    assert!(!clients.clients[&other.0].is_paused, "another owner has its own");
+    for owner in 3..20 {
+        let id = add(&mut clients, owner);
+        ask(&mut clients, id, owner);
+        clients.remove(id);
+    }
+    let jobs = clients.jobs.len();
+    gate.open();
+    // Ends: the reads have ended, and the one that has come back is heard.
+    while !clients.jobs.is_empty() || clients.clients[&again.0].is_paused {
+        clients.work();
+    }
+    assert_eq!(serving(&mut clients, || guest.read(5)).0, 3);
+    (is_paused, jobs)
+}
+
+#[test]
+fn who_comes_back_has_no_more_reads_than_who_stays() {
+    assert_eq!(come_back(), (true, READS_MAX));
+    let caught = mutant::with(Some(Mutant::ReadsForgotten), come_back);
+    assert!(!caught.0, "the mutant does nothing");
+}
+
+/// How many faults of a client rest.
+fn resting() -> usize {
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Shared, 0);
+    let id = guest.add_to(&mut clients).0;
+    let client = clients.clients.get_mut(&id).unwrap();
+    for page in 0..1000 {
+        client.rest(guest.mapping().address + page * P, None);
+    }
+    client.resting()
+}
+
+#[test]
+fn no_client_has_any_number_of_faults_that_rest() {
+    assert!(resting() <= 256);
+    let caught = mutant::with(Some(Mutant::RestsWithoutEnd), resting);
+    assert_eq!(caught, 1000, "the mutant does nothing");
+}
+
+/// What is told of a client whose process has ended, while nobody has said that it left.
+fn of_the_dead() -> Vec<ClientEvent> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let bytes = 4 * MIB;
+    // SAFETY: a new mapping.
+    let at = unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE)
+    };
+    let at = at.unwrap();
+    let (ready, says) = std::io::pipe().unwrap();
+    // SAFETY: the child makes system calls alone, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let uffd = super::tests::register(at.addr() as u64, bytes as u64);
+        let _ = rustix::io::write(&says, &uffd.as_raw_fd().to_ne_bytes());
+        // Ends: it is killed.
+        loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        }
+    }
+    let mut number = [0; 4];
+    rustix::io::read(&ready, &mut number).unwrap();
+    let pid = rustix::process::Pid::from_raw(child).unwrap();
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let fd = i32::from_ne_bytes(number);
+    let none = rustix::process::PidfdGetfdFlags::empty();
+    let uffd = rustix::process::pidfd_getfd(process, fd, none).unwrap();
+    let mapping = ClientMapping {
+        address: at.addr() as u64,
+        bytes: bytes as u64,
+        offset: 0,
+        memory: ClientMemory::Private,
+    };
+    clients.add(uffd, &[mapping], 1).unwrap();
+    assert!(clients.work().is_empty());
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
+    let (mut told, since) = (Vec::new(), Instant::now());
+    while told.is_empty() && since.elapsed() < Duration::from_secs(3) {
+        std::thread::sleep(clients.timeout().unwrap());
+        told = clients.work();
+    }
+    told
+}
+
+#[test]
+fn a_client_whose_memory_is_gone_is_served_no_longer() {
+    let told = of_the_dead();
+    assert!(matches!(told[..], [ClientEvent::Ended { cause: ClientError::Gone, .. }]), "{told:?}");
+    let caught = mutant::with(Some(Mutant::DeadIsServed), of_the_dead);
+    assert!(caught.is_empty(), "the mutant does nothing");
+}

@@ -109,7 +109,8 @@ impl std::fmt::Debug for Cache {
 impl Cache {
     /// Makes a cache of `options.budget_bytes`. Reserves the whole budget, writes 1/64 of it (the
     /// frame table), and starts two threads: `pinfold-reclaim` evicts in the background, and
-    /// `pinfold-ring` drives `io_uring`, if there is one. Others start when they are first needed:
+    /// `pinfold-ring` drives `io_uring`, if there is one; with a swap also two `pinfold-swap`, which
+    /// write own memory to it. Others start when they are first needed:
     /// up to 16 `pinfold-read` for sources that the ring does not serve, and `pinfold-clock` for
     /// deadlines.
     ///
@@ -160,6 +161,9 @@ impl Cache {
         let core = Arc::new(core);
         core.owner.keep(&core);
         reclaim::daemon::start(&core)?;
+        if core.swap.is_some() {
+            reclaim::writers::start(&core)?;
+        }
         Ok(Cache { core })
     }
 

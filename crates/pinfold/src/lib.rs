@@ -232,12 +232,14 @@
 //! | `map_file`, `remap`, `protect`, `unmap` | another such call of the same space, and faults that look for a page of the map. For no read, unless faults keep their lock meanwhile ([`FaultIo::Hold`]) |
 //! | `AnonMap`: `read_at`, `write_at`, `hold`, `advise` with `WillNeed` | as a miss, for each absent page |
 //! | `AnonMap`: `page_out`, `discard`, `unmap`, `protect` | writes of its pages to the swap that are under way; `page_out` writes itself |
-//! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
+//! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads, or writes to the swap, are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
 //!
 //! Threads that wait sleep. No call waits for a guard, except where the table says so.
 //!
-//! With a swap ([`Options::swap`]), eviction may first write own memory to it. Every call that may
-//! evict then waits for that write: a miss, `prefetch`, `advise`, the poll of a future.
+//! With a swap ([`Options::swap`]), eviction hands own memory over to two threads that write it, and
+//! goes on with what needs no write. So no call waits for a swap that hangs, but those that read from
+//! it or say that they write: the table names them. Where only own memory could leave, a miss waits
+//! for memory as above.
 //!
 //! # What a guard keeps in memory
 //!

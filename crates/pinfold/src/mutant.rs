@@ -195,6 +195,8 @@ mutants! {
     // ---- of page-outs ----
     /// A page-out does not protect its pages against stores.
     PageOutUnprotected,
+    /// Pages are evicted for the arena though runs are lent that nobody uses.
+    EvictsFirst,
     /// Dirty pages of own memory keep their frames when the arena wants these back.
     DirtyStays,
     /// A page leaves without a write, though nobody has looked whether it is still protected.
@@ -249,8 +251,8 @@ mutants! {
     PlaceInQueueStays,
     /// A handler thread waits for what its fault waits for.
     HandlerBlocks,
-    /// Who may not wait evicts what has to be written first.
-    TaskWrites,
+    /// Who evicts writes what has to be written first, and waits for that.
+    EvictorsWrite,
 
     // ---- of the short read ----
     /// The version is not validated at the end.

@@ -10,6 +10,7 @@
 //! | `queue.rs` | the futures that wait, and their claims: whose turn it is |
 //! | `claims.rs` | what the claims come to, where futures are not polled |
 //! | `bell.rs` | waking and ending the reclaiming thread |
+//! | `to_write.rs` | pages of own memory on their way to the swap |
 //! | `load.rs` | how many pages threads bring at a time for mapped accesses |
 //!
 //! Wakers are the program's: they are cloned, woken and dropped while no lock is held.
@@ -20,6 +21,7 @@ mod load;
 mod queue;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
+mod to_write;
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -39,6 +41,7 @@ use load::Load;
 pub(crate) use load::{Bringing, LOOK_AGAIN, Queued};
 use queue::Queue;
 pub(crate) use queue::{Keeps, Refused, Share, Turn};
+use to_write::ToWrite;
 
 /// Pages that a thread without memory evicts at a time, at least and at most.
 const DIRECT_PAGES: std::ops::RangeInclusive<u32> = 32..=256;
@@ -124,6 +127,7 @@ pub(crate) struct Pressure {
     /// The number of the run at which the next such thread begins.
     pub(crate) block_hand: AtomicU32,
     pub(crate) evictors: Evictors,
+    pub(crate) to_write: ToWrite,
     /// Of own memory, by the program.
     pub(crate) held: HeldPages,
     /// Copies that the program keeps.
@@ -182,6 +186,7 @@ impl Pressure {
             making_block: Mutex::new(()),
             block_hand: AtomicU32::new(0),
             evictors: Evictors::default(),
+            to_write: ToWrite::default(),
             held: HeldPages::default(),
             copied: HeldPages::default(),
             waiting_with: HeldPages::default(),

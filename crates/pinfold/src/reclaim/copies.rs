@@ -22,7 +22,7 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::compact::make_block;
-use super::evict::{EFFORT_MAX, evict, evict_clean};
+use super::evict::{EFFORT_MAX, evict, evict_at_once};
 use super::unmovable::alloc_unmovable_now;
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
 use crate::core::Core;
@@ -87,7 +87,7 @@ pub(crate) fn allocate_copy(
                 return Ok(Some(copied));
             }
             let wanted = (pages - copied.got.min(pages)).max(core.pressure.direct_pages);
-            let evict = if needed { evict } else { evict_clean };
+            let evict = if needed { evict } else { evict_at_once };
             let some = evict(core, wanted, EFFORT_MAX).evicted;
             evicted = evicted.saturating_add(some);
             if some > 0 {

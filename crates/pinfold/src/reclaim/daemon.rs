@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::evict::{EFFORT_MAX, evict};
-use super::{NAP_MAX, NAP_MIN, lent};
+use super::{NAP_MAX, NAP_MIN, compact, lent};
 use crate::core::Core;
 use crate::error::{ErrorKind, Result};
 use crate::mutant::{self, Mutant};
@@ -85,10 +85,15 @@ impl Naps {
 
 /// Evicts until the high watermark is reached or nothing can be evicted.
 fn evict_to_high(core: &Core) {
-    // Ends: each turn evicts something, or the sweep found nothing to evict.
+    // Ends: each turn takes a run back, evicts something, or is the last.
     loop {
         let wanted = core.pressure.high_frames.saturating_sub(core.frames.free_frames());
-        if wanted == 0 || evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
+        if wanted == 0 {
+            break;
+        }
+        // First what nobody uses: eviction itself comes to it only where it has not freed enough.
+        let taken = !mutant::on(Mutant::EvictsFirst) && compact::take_back_run(core);
+        if !taken && evict(core, wanted.min(BATCH_PAGES), EFFORT_MAX).evicted == 0 {
             break;
         }
     }

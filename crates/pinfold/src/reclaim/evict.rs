@@ -21,6 +21,7 @@ use super::compact;
 use super::mapped::Turns;
 use crate::core::Core;
 use crate::counters::Event;
+use crate::frame::{FrameNumber, Identity};
 use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse, To};
 use crate::mapping::Changing;
 use crate::mirror::{Leaving, join};
@@ -31,7 +32,7 @@ pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
 
 /// The most folios evicted under one hold of their files' mutexes, for which the fills of these
 /// files wait. A membarrier for so many is a small part of what they cost.
-const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
+pub(super) const FOLIOS_AT_ONCE: usize = if Batch::MAX < 64 { Batch::MAX } else { 64 };
 
 /// Two places are taken out as one if there are at most so many pages between them, and in these so
 /// many folios of the arena.
@@ -43,37 +44,36 @@ const GAP_FOLIOS_MAX: u32 = 8;
 /// bring would wait for all of them.
 pub(super) const EVICTORS_MAX: u32 = 8;
 
-/// Evicts in batches until `pages` are evicted or the effort is spent. Evicts nothing while as many
-/// threads do as may: their progress is to be waited for. Writes dirty folios of the program's own
-/// memory to the swap, and waits for that.
+/// Evicts in batches until `pages` are evicted, or are on their way to the swap, or the effort is
+/// spent. Evicts nothing while as many threads do as may: their progress is to be waited for. Waits
+/// for no write: dirty folios of the program's own memory are handed over to who writes them.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
-    evict_as(core, pages, effort_max, IfDirty::Write)
+    let turn = core.pressure.evictors.enter(EVICTORS_MAX);
+    if turn.is_none() {
+        freeze::collect(core);
+        return Sweep::new(effort_max).counts();
+    }
+    evict_at_once(core, pages, effort_max)
 }
 
-/// The same for who may not wait: dirty folios stay. Others may be writing for long, so how many
-/// threads evict does not matter.
-pub(crate) fn evict_clean(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
-    let if_dirty = if mutant::on(Mutant::TaskWrites) { IfDirty::Write } else { IfDirty::Stay };
-    evict_as(core, pages, effort_max, if_dirty)
-}
-
-fn evict_as(core: &Core, pages: u32, effort_max: u32, if_dirty: IfDirty) -> SweepCounts {
+/// The same for who may not wait, however many threads evict.
+pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let collected = freeze::collect(core);
     let mut sweep = Sweep::new(effort_max);
-    let turn = core.pressure.evictors.enter(EVICTORS_MAX);
-    if turn.is_none() && if_dirty != IfDirty::Stay {
-        return sweep.counts();
-    }
+    let hands_over = core.swap.is_some() && !mutant::on(Mutant::EvictorsWrite);
+    let if_dirty = if hands_over { IfDirty::HandOver } else { IfDirty::Write };
     let mut turns = Turns::default();
+    let mut handed_over = 0;
     // Ends: the sweep's effort is bounded.
-    while let left = u64::from(pages).saturating_sub(sweep.counts().evicted_pages)
+    while let on_their_way = sweep.counts().evicted_pages + handed_over
+        && let left = u64::from(pages).saturating_sub(on_their_way)
         && left > 0
     {
         let folios = next_folios(core, &mut sweep, &mut turns, left);
         if folios.is_empty() {
             break;
         }
-        evict_batch(core, folios, &mut sweep, if_dirty);
+        handed_over += evict_batch(core, folios, &mut sweep, if_dirty);
     }
     turns.end(core);
     compact::take_back_run(core);
@@ -128,9 +128,21 @@ pub(crate) fn evict_these(core: &Core, folios: Vec<Candidate>) -> u64 {
     sweep.counts().evicted_pages
 }
 
+/// Writes pages to the swap that were handed over, and evicts them.
+pub(super) fn evict_handed_over(core: &Core, pages: &[(FrameNumber, Identity)]) {
+    let mut sweep = Sweep::new(0);
+    let folios = pages.iter().map(|&(head, identity)| Candidate { head, identity }).collect();
+    evict_batch(core, folios, &mut sweep, IfDirty::Write);
+    if sweep.counts().evicted > 0 {
+        core.pressure.progress();
+    }
+}
+
 /// What becomes of dirty folios that the program's own memory has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IfDirty {
+    /// They are handed over to who writes them, and stay for now.
+    HandOver,
     /// They are written to the swap, and then evicted; unless it has just failed.
     Write,
     /// The same, even if it has.
@@ -139,8 +151,8 @@ enum IfDirty {
     Stay,
 }
 
-/// Steps 2 to 8.
-fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty: IfDirty) {
+/// Steps 2 to 8. Returns how many pages were handed over.
+fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty: IfDirty) -> u64 {
     let batch = Batch::new(core, folios);
     let mut evicted = Vec::with_capacity(batch.len());
     let mut stayed = Vec::new();
@@ -168,10 +180,15 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
             core.retire(mapping);
         }
     }
-    if if_dirty != IfDirty::Stay {
-        let dirty = write_out(&batch, &mut stayed, if_dirty == IfDirty::WriteNow);
-        if !dirty.is_empty() {
-            evict_batch(core, dirty, sweep, IfDirty::Stay);
+    let mut handed_over = 0;
+    match if_dirty {
+        IfDirty::Stay => {}
+        IfDirty::HandOver => handed_over = hand_over(core, &batch, &stayed),
+        IfDirty::Write | IfDirty::WriteNow => {
+            let dirty = write_out(&batch, &mut stayed, if_dirty == IfDirty::WriteNow);
+            if !dirty.is_empty() {
+                evict_batch(core, dirty, sweep, IfDirty::Stay);
+            }
         }
     }
     for (folio, why) in stayed {
@@ -181,6 +198,20 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
         };
         core.residency.stays(&core.frames, sweep, folio.head, answer);
     }
+    handed_over
+}
+
+/// Hands the dirty folios of the program's own memory among these over, unless somebody uses them.
+/// Returns how many pages.
+fn hand_over(core: &Core, batch: &Batch, stayed: &[(Candidate, InUse)]) -> u64 {
+    let own: Vec<u32> =
+        batch.mappings().iter().filter(|it| it.own().is_some()).map(|it| it.id).collect();
+    let goes = |(folio, why): &&(Candidate, InUse)| {
+        let is_used = || core.frames.frame(folio.head).count.word().refs() > 1;
+        *why == InUse::Dirty && own.contains(&folio.identity.mapping) && !is_used()
+    };
+    let going = stayed.iter().filter(goes);
+    core.pressure.to_write.add(going.map(|(folio, _)| (folio.head, folio.identity)))
 }
 
 /// Writes the dirty folios of the program's own memory among these to the swap, and takes them out of

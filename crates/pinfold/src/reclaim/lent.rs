@@ -18,7 +18,7 @@ use crate::sync::Ordering;
 use crate::task::{Rests, Waiter};
 
 use super::compact;
-use super::evict::{EFFORT_MAX, evict, evict_clean};
+use super::evict::{EFFORT_MAX, evict, evict_at_once};
 use super::{NAP_MAX, NAP_MIN, Patience, Shortage, shortage};
 
 /// How often room for the first run is made: other threads take what is free.
@@ -92,11 +92,10 @@ pub(crate) async fn wait_for_lent(
     Ok(())
 }
 
-/// [`allocate_lent`] after one turn of eviction, for who may not sleep: nothing is written for it,
-/// which is left to the reclaiming thread.
+/// [`allocate_lent`] after one turn of eviction, for who may not sleep.
 pub(crate) fn evict_for_lent(core: &Core, wish: Order) -> Option<(FrameNumber, Order)> {
     core.pressure.bell.ring();
-    evict_clean(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
+    evict_at_once(core, core.pressure.direct_pages.max(wish.frames()), EFFORT_MAX);
     at_once(core, wish)
 }
 

@@ -10,6 +10,7 @@
 //! | `evict.rs` | eviction, step by step |
 //! | `mapped.rs` | which mapped folios are evicted, and when |
 //! | `daemon.rs` | the thread that evicts ahead of need |
+//! | `writers.rs` | the threads that write own memory to the swap |
 //! | `unmovable.rs` | memory for what stays where it is |
 //! | `lent.rs` | memory for folios whose bytes are in mirrors |
 //! | `copies.rs` | memory for contiguous copies that programs keep |
@@ -33,6 +34,7 @@ mod mapped;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;
+pub(crate) mod writers;
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -47,7 +49,7 @@ use crate::sizes::BLOCK_ORDER_MIN;
 use crate::source;
 use crate::sync::Ordering;
 use census::Census;
-use evict::{EFFORT_MAX, evict_clean};
+use evict::{EFFORT_MAX, evict_at_once};
 
 #[cfg(feature = "testing")]
 pub(crate) use by_range::{migrate_range, split_range};
@@ -139,7 +141,8 @@ pub(crate) fn allocate(
     }
     core.pressure.bell.ring();
     core.counters.count(Event::DirectReclaim);
-    let evict_first = if needed { evict } else { evict_clean };
+    compact::take_back_run(core);
+    let evict_first = if needed { evict } else { evict_at_once };
     evict_first(core, wish.frames().max(core.pressure.direct_pages), EFFORT_MAX);
     let (mut patience, mut nap) = (Patience::new(core), NAP_MIN);
     // Ends: when memory comes, or patience is at an end.
@@ -170,7 +173,7 @@ fn make_whole(core: &Core, order: Order, needed: bool) -> Option<FrameNumber> {
     // First, as much as is wanted is evicted, in the order in which it came: large folios leave
     // large pieces. But small ones would leave ever more small pieces, and memory unused.
     if core.frames.free_frames() < core.pressure.high_frames + 2 * order.frames() {
-        let evict = if needed { evict } else { evict_clean };
+        let evict = if needed { evict } else { evict_at_once };
         evict(core, order.frames(), EFFORT_MAX);
         let got = core.frames.alloc(order);
         if got.is_some() {

@@ -284,7 +284,7 @@ fn other_faults_are_served_while_a_page_comes_from_the_swap() {
 #[test]
 fn who_serves_others_does_not_wait_for_a_page_out() {
     assert!(nothing_is_written_for_a_task(None));
-    assert!(!nothing_is_written_for_a_task(Some(Mutant::TaskWrites)));
+    assert!(!nothing_is_written_for_a_task(Some(Mutant::EvictorsWrite)));
 }
 
 /// A map that goes while faults of it wait: another may be at its addresses, so they do not fail.

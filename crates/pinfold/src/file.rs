@@ -1,14 +1,16 @@
 //! `File`: a handle to a file that is read through a cache.
 
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::borrow::{Borrowed, FolioRef, Optimistic, Reader};
 use crate::core::Core;
-use crate::error::{ErrorKind, Result};
-use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
+use crate::frame::PAGE_BYTES;
 use crate::freeze;
 use crate::futures::{Get, GetMany, Read};
 use crate::handle::Handle;
@@ -16,6 +18,7 @@ use crate::index::PAGES_END;
 use crate::many::{self, ReadAt};
 use crate::mapping::{Closed, Mapping};
 use crate::pin::{self, PinnedRange, Step};
+use crate::ranges;
 #[cfg(feature = "testing")]
 use crate::reclaim;
 use crate::refresh::{self, Refreshed, Since};
@@ -23,14 +26,14 @@ use crate::source::Hint;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
-/// A clone is a handle of its own to the same pages: it detects sequential reading by itself and
-/// keeps its own hints; what readahead was good for, it knows from the handles before it. Give each
-/// sequential scan its own clone: of more than four scans that share a handle little is read ahead.
-/// After the last handle of a file that was [opened](crate::Cache::open) is dropped, its pages stay
-/// cached until their memory is needed; its descriptor is closed. Those of a file that was deleted
-/// meanwhile and of a block device go. Those of a source that was
-/// [attached](crate::Cache::attach) stay only if it has an
-/// [identity](crate::source::Source::identity).
+/// A clone is a handle of its own to the same pages: it detects sequential reading by itself, and
+/// begins without the [hints](Self::advise) that the other one has; what readahead was good for, it
+/// knows from the handles before it. Give each sequential scan its own clone: of more than four
+/// scans that share a handle little is read ahead. After the last handle of a file that was
+/// [opened](crate::Cache::open) is dropped, its pages stay cached until their memory is needed; its
+/// descriptor is closed. Those of a file that was deleted meanwhile and of a block device go. Those
+/// of a source that was [attached](crate::Cache::attach) stay only if it has an
+/// [identity](crate::source::Source::identity). `file.invalidate(..)` before the drop forgets all.
 ///
 /// # A file that others change
 ///
@@ -195,9 +198,8 @@ impl File {
     /// room, it holds no page. So any number of batches may be polled at once. Those that have begun
     /// hold their guards while they wait for reads.
     ///
-    /// A batch that is not polled any more, or that was leaked, keeps its room for half a second at
-    /// most once its reads have ended, if others want it. What it has brought by then it keeps in
-    /// memory until it is polled or dropped. The same holds for all futures.
+    /// A future that is not polled any more, or was leaked, keeps its room for half a second at most
+    /// once its reads have ended, if others want it; what it has brought, until it is dropped.
     ///
     /// Cost: that of as many `get_async`, and two allocations; a few more if a page is absent.
     ///
@@ -525,8 +527,9 @@ impl File {
     /// # Errors
     /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::Range`] if it
     /// ends above 2^63 - 1; [`ErrorKind::Forked`].
-    pub fn advise(&self, range: Range<u64>, hint: Hint) -> Result<()> {
-        let pages = self.pages(&range)?;
+    pub fn advise(&self, range: impl RangeBounds<u64>, hint: Hint) -> Result<()> {
+        let range = ranges::bytes_of(&range, ranges::END_MAX);
+        let pages = ranges::pages_of(&self.handle.mapping, &range)?;
         self.handle.core.check_owner()?;
         match hint {
             Hint::Sequential | Hint::Random => self.handle.stream.advise(hint),
@@ -601,7 +604,7 @@ impl File {
     /// assert_eq!(file.read_at(&mut buf, 0)?, 3);
     /// std::fs::write(&path, "newer").unwrap(); // the cache does not notice
     /// assert_eq!(file.len(), 3);
-    /// file.invalidate(0..i64::MAX as u64)?; // everything, whatever the length is by now
+    /// file.invalidate(..)?; // everything, whatever the length is by now
     /// assert_eq!(file.read_at(&mut buf, 0)?, 5);
     /// assert_eq!(&buf[..5], b"newer");
     /// # Ok::<(), pinfold::Error>(())
@@ -611,8 +614,9 @@ impl File {
     /// Nothing is dropped after an error. [`ErrorKind::RangeReversed`] and [`ErrorKind::Range`] as
     /// for [`advise`](Self::advise); [`ErrorKind::Length`] if the source cannot report its length;
     /// [`ErrorKind::TooLong`] if the length is above 2^63 - 4096; [`ErrorKind::Forked`].
-    pub fn invalidate(&self, range: Range<u64>) -> Result<u64> {
-        let pages = self.pages(&range)?;
+    pub fn invalidate(&self, range: impl RangeBounds<u64>) -> Result<u64> {
+        let range = ranges::bytes_of(&range, ranges::END_MAX);
+        let pages = ranges::pages_of(&self.handle.mapping, &range)?;
         let file_pages = self.len().div_ceil(PAGE_BYTES as u64);
         if pages.start == 0 && pages.end >= file_pages && !pages.is_empty() {
             return Ok(refresh::renew(&self.handle, Since::Invalidated)?.1);
@@ -643,7 +647,8 @@ impl File {
     #[cfg(feature = "testing")]
     pub fn split(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
-        let pages = self.pages(&range).ok().filter(|_| here).unwrap_or(0..0);
+        let pages =
+            ranges::pages_of(&self.handle.mapping, &range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
     }
 
@@ -652,24 +657,9 @@ impl File {
     #[cfg(feature = "testing")]
     pub fn migrate(&self, range: Range<u64>) -> u64 {
         let here = self.handle.core.owner.is_here();
-        let pages = self.pages(&range).ok().filter(|_| here).unwrap_or(0..0);
+        let pages =
+            ranges::pages_of(&self.handle.mapping, &range).ok().filter(|_| here).unwrap_or(0..0);
         reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
-    }
-
-    /// The pages that have a byte of `range`, including those past the end of the file.
-    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>> {
-        let &Range { start, end } = range;
-        let path = || self.handle.mapping.path.clone();
-        if start > end {
-            return Err(ErrorKind::RangeReversed { path: path(), start, end }.into());
-        }
-        if end > i64::MAX as u64 {
-            return Err(ErrorKind::Range { path: path(), offset: start, bytes: end - start }.into());
-        }
-        if range.is_empty() {
-            return Ok(0..0);
-        }
-        Ok(range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES as u64))
     }
 }
 

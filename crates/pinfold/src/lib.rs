@@ -36,6 +36,7 @@
 //! | you want | call | a hit costs | it keeps |
 //! |---|---|---|---|
 //! | some bytes, wherever they begin and end | [`File::read_at`] | a look-up and the copy | nothing |
+//! | the same for code that takes a `Read`, `BufRead` or `Seek` | [`File::reader`] | the same | the page in `fill_buf` |
 //! | to look at a page, on this thread | [`File::borrow`] | a look-up, and no store to shared memory | the page's folio |
 //! | to keep a page, or to send it to another thread | [`File::get`] | a look-up, an atomic addition and subtraction | the page's folio |
 //! | to keep a page in one struct with its file | [`FolioOf::get`] | the same, and a count of the file | the page's folio, the file |
@@ -45,7 +46,7 @@
 //! | a pointer to a range of a file, for code that knows nothing of the cache | [`Space::map_file`] | what memory costs, and for its first use in a map a fault of the kernel | nothing |
 //! | memory of your own under the budget | [`Space::map_anon`], [`Space::map_private`] | what memory costs, and a fault for its first use | what was stored to, until it is in the swap |
 //! | many pages at once | [`File::read_many`], [`File::get_many`], [`File::borrow_many`] | the same for each page, but the processor's cache misses overlap | the same for each page |
-//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`], [`File::bytes_async`] | the same as without `async`, and some 20 instructions | the same as without `async`, once it is ready |
+//! | a future, which blocks no thread | [`File::read_at_async`], [`File::get_async`], [`File::get_many_async`], [`File::read_many_async`], [`File::bytes_async`] | the same as without `async`, and some 20 instructions | the same as without `async`, once it is ready |
 //! | reads for an event loop of your own, which waits for a descriptor | [`Completions`] | the same as a future, two allocations and a mutex | the same as without `async`, once it is taken |
 //! | only what is cached at this moment | [`File::try_read_at`], [`File::try_get`], [`File::try_borrow`] | the same as without `try` | the same as without `try` |
 //!
@@ -222,7 +223,7 @@
 //! | a miss of a page that another thread reads already | that read, and gets its error; but if it was a read ahead, or had more than the call wants, it reads what it wants |
 //! | a miss without free memory | eviction, by this thread. If nothing can be evicted, it fails with [`ErrorKind::NoMemory`] after two seconds in which no read of the cache ended, or after thirty if reads are under way |
 //! | `pin` of a small folio that others hold | half a second at most, then it is an error ([`File::pin`], "Moving before pinning") |
-//! | `read_at_async`, `get_async`, `get_many_async`, `bytes_async` | a poll may take the file's mutex for a moment, and may evict. It waits for no read and for no memory: the future is woken ([`futures`]) |
+//! | `read_at_async`, `get_async`, `get_many_async`, `read_many_async`, `bytes_async` | a poll may take the file's mutex for a moment, and may evict. It waits for no read and for no memory: the future is woken ([`futures`]) |
 //! | `Completions` | as for futures. [`Completions::next`] waits for nothing; the program waits for the descriptor |
 //! | `try_read_at`, `try_get`, `try_borrow` | no read and no memory. A hit that starts the next readahead waits for what `prefetch` waits for |
 //! | the first guard of a large folio, by whatever call | at times, the file's mutex, and readers of that folio; no I/O ([`File::get`], "What guards keep") |
@@ -341,6 +342,8 @@ mod pressure;
 mod ranges;
 mod read;
 mod readers;
+#[cfg(not(loom))]
+mod reading;
 mod recent;
 mod reclaim;
 #[cfg(not(loom))]
@@ -383,6 +386,8 @@ pub use options::{FileOptions, Options};
 pub use owned::OwnedBytes;
 pub use pin::{PinnedExtent, PinnedRange};
 pub use readers::{Barrier, READERS_MAX};
+#[cfg(not(loom))]
+pub use reading::FileReader;
 #[cfg(not(loom))]
 pub use refresh::{Changed, Refreshed};
 pub use source::Hint;

@@ -3,6 +3,7 @@
 use std::ops::{Bound, Range, RangeBounds};
 
 use crate::error::{ErrorKind, Result};
+use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
 
 /// The largest end of a range, and what an open one has where the length of the file does not
@@ -37,4 +38,16 @@ pub(crate) fn check(mapping: &Mapping, range: &Range<u64>) -> Result<()> {
         return Err(ErrorKind::Range { path: path(), offset: start, bytes: end - start }.into());
     }
     Ok(())
+}
+
+/// The pages that have a byte of `range`, including those past the end of the file.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn pages_of(mapping: &Mapping, range: &Range<u64>) -> Result<Range<u64>> {
+    check(mapping, range)?;
+    if range.is_empty() {
+        return Ok(0..0);
+    }
+    Ok(range.start >> PAGE_SHIFT..range.end.div_ceil(PAGE_BYTES as u64))
 }

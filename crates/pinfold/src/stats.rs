@@ -15,6 +15,9 @@ pub use crate::counters::READ_SIZE_BUCKETS;
 /// | [`File::borrow`](crate::File::borrow) | nothing | `misses` or `waits` |
 /// | [`File::optimistic`](crate::File::optimistic) | nothing | `misses` or `waits` |
 /// | [`File::pin`](crate::File::pin) | nothing but `pinned_bytes` | `misses` or `waits` |
+/// | an access to a map | nothing | `misses` or `waits`; what is read with the page in `readahead` |
+///
+/// How many *bytes* were read, by whatever way in, is in [`Cache::sources`](crate::Cache::sources).
 ///
 /// The futures count as the calls without `async`; a miss of theirs may count in `waits`, too.
 /// Calls for many pages count each read or page. Of the `try_` calls, a hit counts as above. A miss

@@ -692,3 +692,19 @@ fn of_a_file_that_does_not_fit_the_rest_of_a_block_is_read_when_half_of_it_was_w
     subject.check(&map, 1000);
     assert_eq!(cached(), 32 * PAGE);
 }
+
+#[test]
+fn what_maps_read_is_counted() {
+    let cache = Cache::new(Options::new(32 << 20)).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 16 << 20]))).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_file(&file, 0..16 << 20).unwrap();
+    // SAFETY: nobody changes the file.
+    let bytes = unsafe { map.as_slice() };
+    let mut rng = fastrand::Rng::with_seed(9);
+    assert!((0..2000).all(|_| bytes[rng.usize(0..16 << 20)] == 7));
+    let stats = cache.stats();
+    let reads = &cache.sources()[0].1.read;
+    assert!(reads.calls > 50, "{reads:?}");
+    assert_eq!(stats.misses, reads.calls, "each read that an access waited for is a miss");
+}

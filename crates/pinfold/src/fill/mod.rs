@@ -159,6 +159,9 @@ pub(crate) fn range_now(reader: &Handle, page: u64, end: u64) {
     if let Ok(batch) = prepare(reader, page, end, For::Nobody)
         && batch.first().is_some()
     {
+        // One page of it is wanted, the others are read with it.
+        reader.core.counters.count(Event::Miss);
+        reader.core.counters.add(Event::Readahead, batch.folios() as u64 - 1);
         batch.read(false);
     }
 }

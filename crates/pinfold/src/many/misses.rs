@@ -30,6 +30,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::ReadAt;
 use crate::core::Core;
 use crate::counters::Event;
 use crate::error::Result;
@@ -272,6 +273,17 @@ pub(crate) fn prefetch(handle: &Handle, pages: &[u64]) -> Result<()> {
     }
     start_all(handle, &absent.groups(handle.stream.window_pages()));
     Ok(())
+}
+
+/// The same for what `reads` want, of which each says by itself what it cannot get.
+pub(crate) fn prefetch_reads(handle: &Handle, reads: &[ReadAt<'_>]) {
+    let mut absent = Absent::new(handle);
+    for read in reads {
+        absent.add(read.pages());
+    }
+    if handle.core.check_owner().is_ok() {
+        start_all(handle, &absent.groups(WINDOW));
+    }
 }
 
 /// The same for a range, of which it reads at most a quarter of the cache.

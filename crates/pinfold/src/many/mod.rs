@@ -54,12 +54,12 @@ use crate::handle::Handle;
 use crate::reclaim;
 use crate::sizes::BATCH_MIN;
 use hits::BLOCK;
-pub(crate) use misses::{Absent, prefetch, will_need};
+pub(crate) use misses::{Absent, prefetch, prefetch_reads, will_need};
 pub use read_at::ReadAt;
 
 /// Entries that are left for the slow path and that are begun to be read at a time: half of what
 /// the engine's ring takes for nobody.
-const AT_ONCE: usize = 64;
+pub(crate) const AT_ONCE: usize = 64;
 
 impl Handle {
     /// Carries out all `reads`. Returns the first of their errors.

@@ -491,22 +491,23 @@ pub enum ErrorKind {
         /// What the budget is full of ([`ErrorKind::NoMemory`]), or what the system refused.
         cause: Box<Error>,
     },
-    /// More of own memory was to be held than may be.
+    /// More of maps and own memory was to be held than may be.
     #[error(
         "cannot hold bytes {start}..{end} of {}: their pages have {asked_bytes} bytes, and of all \
-         own memory {held_bytes} bytes are held, and {most_bytes} can be",
+         maps and own memory {held_bytes} bytes are held, and {most_bytes} can be",
         name.display()
     )]
     HoldTooLarge {
-        /// The memory's name.
+        /// The file, or the memory's name.
         name: PathBuf,
-        /// Where the range begins.
+        /// Where the range begins: in the file, or in the memory.
         start: u64,
         /// The first byte after the range.
         end: u64,
         /// The bytes of all pages that the range touches.
         asked_bytes: u64,
-        /// The bytes that are held, of all own memory of the cache.
+        /// The bytes that are held, of all maps and own memory of the cache. Of a file whole folios
+        /// are held.
         held_bytes: u64,
         /// The most bytes that can be held.
         most_bytes: u64,

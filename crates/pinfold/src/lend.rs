@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 
 use crate::around;
 use crate::core::{Core, Held};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fill;
 use crate::frame::{Flags, FrameNumber, Order, PAGE_BYTES};
 use crate::freeze::{self, InUse};
 use crate::futures;
 use crate::handle::Handle;
 use crate::index::FolioAt;
+use crate::mapping::Mapping;
 use crate::mirror::{Claim, Mirror, Refused, Shown};
 use crate::mutant::{self, Mutant};
 use crate::pressure::{Bringing, LOOK_AGAIN};
@@ -42,7 +43,7 @@ const PAGES_MAX: u32 = 64;
 const WINDOW_PAGES: u32 = 32;
 
 /// How long a thread sleeps at a time while others own the place.
-const NAP: Duration = Duration::from_millis(1);
+pub(crate) const NAP: Duration = Duration::from_millis(1);
 
 /// The same for a task, which has a thread wait so long once.
 const COPY_NAP: Duration = Duration::from_micros(100);
@@ -414,9 +415,7 @@ async fn ready<'a>(
         }
         let since = waits.place.get_or_insert_with(Instant::now);
         if since.elapsed() > core.options.patience {
-            let why = "an older version of the page is still in use there";
-            let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
-            return Err(mapping.mirror_error(Refused::to(PUT)(late)));
+            return Err(older_version(mapping));
         }
         match waiter {
             Waiter::Thread => mirror.wait_for_place(&place, NAP),
@@ -424,6 +423,13 @@ async fn ready<'a>(
         }
     }
     Ok(None)
+}
+
+/// The error that somebody keeps an older version of a page for too long.
+pub(crate) fn older_version(mapping: &Mapping) -> Error {
+    let why = "an older version of the page is still in use there";
+    let late = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
+    mapping.mirror_error(Refused::to(PUT)(late))
 }
 
 /// Puts `page` into the mirror, for which it is read or waited for if it is not cached. It is there

@@ -231,6 +231,7 @@
 //! | `invalidate`, `open`, `attach` | the source, which says its length; never for guards or pins |
 //! | an access to a map | as a miss, if the page is not cached; with [`SpaceOptions::handlers`] also until one of those threads is free |
 //! | `map_file`, `remap`, `protect`, `unmap` | another such call of the same space, and faults that look for a page of the map. For no read, unless faults keep their lock meanwhile ([`FaultIo::Hold`]) |
+//! | [`Map::hold`] | as `get`, for each absent page; older versions of its pages that are in use |
 //! | `AnonMap`: `read_at`, `write_at`, `hold`, `advise` with `WillNeed` | as a miss, for each absent page |
 //! | `AnonMap`: `page_out`, `discard`, `unmap`, `protect` | writes of its pages to the swap that are under way; `page_out` writes itself |
 //! | the drop of the last handle, pin or owned guard of a cache | its own threads, which are idle then. While reads, or writes to the swap, are under way it waits for nothing: they keep the cache's memory, which is freed when the last of them ends |
@@ -392,7 +393,7 @@ pub use reading::FileReader;
 pub use refresh::{Changed, Refreshed};
 pub use source::Hint;
 #[cfg(not(loom))]
-pub use space::{AnonMap, HeldRange, Map, Protection, Space, SpaceOptions};
+pub use space::{AnonMap, HeldBytes, HeldRange, Map, Protection, Space, SpaceOptions};
 pub use space::{FaultIo, FaultLock, LockWaits, SpaceStats, WAIT_DECADES};
 pub use stats::{BorrowStats, Fallbacks, READ_SIZE_BUCKETS, Stats};
 pub use swap::SwapStats;

@@ -96,6 +96,8 @@ mutants! {
     JoinsOverOthers,
     /// A page that was mapped again is evicted as if it had not been used.
     MappedAgainForgotten,
+    /// A range of a map that is held has no references.
+    HoldsNothing,
     /// A map reaches beyond its mirror, if the file has become shorter while it was made.
     MapBeyondMirror,
     /// A page that cannot be read is poisoned after its map's lock was let go of.

@@ -77,6 +77,7 @@ const UNSEEN: &[(&str, &str)] = &[
     ("copy-by-write", "nothing here is swapped out; the tests of `mirror` see it"),
     ("joins-over-others", "it was not tried; the tests of `mirror` see it"),
     ("mapped-again-forgotten", "nothing is wrong; the tests of `reclaim` see it"),
+    ("holds-nothing", "the stress holds nothing of maps; the tests of `space` see it"),
     ("map-beyond-mirror", "a file is seldom cut just then; the tests of `space` see it"),
     ("poison-unlocked", "no map goes while a page fails here; the tests of `space` see it"),
     ("length-before-maps", "zeros are taken for a file's end here; the tests of `space` see it"),

@@ -11,6 +11,7 @@
 //! follows from the address of any of its bytes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -90,11 +91,9 @@ impl View {
         if at < self.first.bytes as u64 || self.further.read().contains_key(&number) {
             return Ok(());
         }
-        let mut further = self.further.write();
-        if !further.contains_key(&number) {
+        if let Entry::Vacant(place) = self.further.write().entry(number) {
             let start = number * PIECE_BYTES;
-            let piece = Piece::map(fd, start, PIECE_BYTES.min(END_MAX - start), uffd)?;
-            further.insert(number, piece);
+            place.insert(Piece::map(fd, start, PIECE_BYTES.min(END_MAX - start), uffd)?);
         }
         Ok(())
     }

@@ -83,6 +83,14 @@ impl Served {
     }
 }
 
+#[cfg(all(test, not(any(loom, shuttle))))]
+impl Served {
+    /// What it takes while it waits.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+}
+
 impl Future for Served {
     type Output = Fault;
 

@@ -455,3 +455,11 @@ fn a_fault_whose_serving_panics_fails_and_the_others_are_served() {
     assert!(set.next() == Some((1, Fault::Broken)));
     assert!(set.next().is_none() && set.len() == 0);
 }
+
+/// What README says of faults that wait.
+#[test]
+fn a_fault_that_waits_takes_little_memory() {
+    let bytes = super::core::serve_message(0, Access::Load, std::rc::Rc::default()).bytes();
+    println!("a fault that waits for a handler thread takes {bytes} bytes");
+    assert!(bytes <= 4096, "{bytes}");
+}

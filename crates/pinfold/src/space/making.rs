@@ -99,9 +99,11 @@ impl SpaceOptions {
 ///   signals on in the same way. If it goes
 ///   back to the default action, or to the handler that was there before, no map can be accessed
 ///   until the next space is made, which installs the handler again.
-///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process.
+///   - A thread that accesses a map must not block SIGBUS: the kernel would end the process. It
+///     needs 4 KiB of its stack, and what the kernel puts there for a signal; sources are called on
+///     a stack of 2 MiB.
 ///   - A system call that gets an address in a map fails with `EFAULT` if a page is absent: for
-///     `write` from a map, use handler threads, or [`Map::read_at`].
+///     `write` from a map, use [`Map::hold`], or handler threads.
 ///   - No access may happen where the thread could not call the cache: in a signal handler, for
 ///     example, or under a lock of a source that reads for the cache.
 /// - **Threads of the space** ([`SpaceOptions::handlers`]). The thread that faults waits in the

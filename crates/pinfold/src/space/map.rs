@@ -38,6 +38,7 @@ use std::{io, slice};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
+use super::held::{HeldBytes, Holds};
 use super::reservation::Reservation;
 use super::stats::write;
 use super::vma::{Mapped, Vma, begin, end};
@@ -80,6 +81,8 @@ pub struct Map {
     /// Of the file.
     range: Range<u64>,
     readable: AtomicBool,
+    /// How many ranges of it are held. While there are some, it stays readable.
+    holds: Holds,
     /// The right to map the file's mirror. Dropped last.
     _right: MayMap,
 }
@@ -122,7 +125,8 @@ impl Map {
         };
         let readable = AtomicBool::new(true);
         let (first_page, range) = (range.start >> PAGE_SHIFT, range.clone());
-        let map = Map { target, vma, number, reservation, range, readable, _right: may_map };
+        let holds = Holds::default();
+        let map = Map { target, vma, number, reservation, range, readable, holds, _right: may_map };
         // Ended by the drop.
         map.shown().begin(&pages, first_page);
         let layout = map.layout();
@@ -210,32 +214,96 @@ impl Map {
     pub fn advise(&self, range: Range<usize>, hint: Hint) -> Result<()> {
         let handle = self.target.file.handle();
         handle.core.check_owner()?;
-        let cause = if range.start > range.end {
-            Some(MapRangeCause::Reversed)
-        } else if range.end > self.len() {
-            Some(MapRangeCause::BeyondMap { len_bytes: self.len() as u64 })
-        } else {
-            None
-        };
-        if let Some(cause) = cause {
-            return Err(wrong_range("advise on", &self.target.file, &of_u64(&range), cause));
-        }
+        self.check("advise on", &range)?;
         match hint {
             Hint::Sequential | Hint::Random => handle.stream.advise(hint),
             Hint::WillNeed => self.bring(&range)?,
             Hint::DontNeed => {
-                let start = range.start / PAGE_BYTES * PAGE_BYTES;
-                let bytes = range.end.next_multiple_of(PAGE_BYTES) - start;
-                if range.is_empty() {
-                    return Ok(());
+                if !range.is_empty() {
+                    self.zap(&range)?;
                 }
-                let at = self.reservation.start.wrapping_add(start);
-                // SAFETY: pages of a shared mapping, which the mirror keeps.
-                let zapped = unsafe { give_back(at, bytes) };
-                zapped.map_err(|cause| refused(&self.target.file, &self.range, cause.into()))?;
             }
         }
         Ok(())
+    }
+
+    /// Takes a range that is not empty out of the page table, and ends poison.
+    fn zap(&self, range: &Range<usize>) -> Result<()> {
+        let start = range.start / PAGE_BYTES * PAGE_BYTES;
+        let bytes = range.end.next_multiple_of(PAGE_BYTES) - start;
+        let at = self.reservation.start.wrapping_add(start);
+        // SAFETY: pages of a shared mapping, which the mirror keeps.
+        let zapped = unsafe { give_back(at, bytes) };
+        zapped.map_err(|cause| refused(&self.target.file, &self.range, cause.into()))
+    }
+
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if the range is not in the map.
+    fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
+        let cause = if range.start > range.end {
+            MapRangeCause::Reversed
+        } else if range.end > self.len() {
+            MapRangeCause::BeyondMap { len_bytes: self.len() as u64 }
+        } else {
+            return Ok(());
+        };
+        Err(wrong_range(what, &self.target.file, &of_u64(range), cause))
+    }
+
+    /// Brings the pages of `range`, and keeps them in memory, at their address, as long as what it
+    /// returns is there: for system calls that get an address in the map, such as write(2), for
+    /// direct I/O, and for rings. None of them meets an absent page there, whoever serves the
+    /// faults of the space, and whatever rights the process has. What it returns is the bytes as a
+    /// slice, which never change.
+    ///
+    /// Maps and own memory of a cache together can have a quarter of its budget held, in whole
+    /// folios: so hold, write and drop piece by piece what is longer than a part of that. As
+    /// long as a page is held, a [pin](File::pin) of it fails, and after
+    /// [`File::invalidate`](crate::File::invalidate) the map goes on to show the bytes that are
+    /// held.
+    ///
+    /// ```
+    /// # use pinfold::{Cache, Options, Space, SpaceOptions, source::Memory};
+    /// # use std::io::Write;
+    /// # let cache = Cache::new(Options::new(8 << 20))?;
+    /// # let file = cache.attach("table", std::sync::Arc::new(Memory::new(vec![7; 100_000])))?;
+    /// # let mut to = tempfile::tempfile().unwrap();
+    /// let space = Space::new(&cache, SpaceOptions::new())?;
+    /// let map = space.map_file(&file, 0..file.len())?;
+    /// for start in (0..map.len()).step_by(1 << 16) {
+    ///     to.write_all(&map.hold(start..map.len().min(start + (1 << 16)))?).unwrap();
+    /// }
+    /// # Ok::<(), pinfold::Error>(())
+    /// ```
+    ///
+    /// Cost: for each folio an atomic addition and a subtraction, and what a miss costs if it is
+    /// absent.
+    ///
+    /// # Errors
+    /// [`ErrorKind::HoldTooLarge`] if more than a quarter of the budget would be held;
+    /// [`ErrorKind::MapRange`] as for [`advise`](Self::advise); [`ErrorKind::Map`] if the map may
+    /// not be read ([`protect`](Self::protect)); [`ErrorKind::Mirror`] if somebody uses an older
+    /// version of a page for 2 seconds; [`ErrorKind::Forked`]; as [`File::get`].
+    pub fn hold(&self, range: Range<usize>) -> Result<HeldBytes<'_>> {
+        let handle = self.target.file.handle();
+        handle.core.check_owner()?;
+        self.check("hold", &range)?;
+        let (body, _) = self.vma.read();
+        if !self.is_readable() {
+            let cause = rustix::io::Errno::ACCESS.into();
+            return Err(refused(&self.target.file, &self.range, cause));
+        }
+        let hold = self.holds.begin();
+        drop(body);
+        let place = (self.as_ptr(), self.range.start);
+        // SAFETY: `self` is borrowed as long as `hold`, so it stays where it is; `protect` asks
+        // `holds`.
+        let held = unsafe { HeldBytes::new(handle, hold, place, range.clone()) }?;
+        // A page that could not be read before may be poisoned.
+        if self.target.space.handlers.is_some() && self.last_failure().is_some() {
+            self.zap(&range)?;
+        }
+        Ok(held)
     }
 
     /// Brings what is absent of a range that is in the map.
@@ -361,12 +429,16 @@ impl Map {
     /// for it.
     ///
     /// # Errors
-    /// [`ErrorKind::Map`] if the system refuses; [`ErrorKind::Forked`].
+    /// [`ErrorKind::Map`] if the system refuses, or (`EBUSY`) if something of the map is held
+    /// ([`hold`](Self::hold)) that could not be read then; [`ErrorKind::Forked`].
     pub fn protect(&self, readable: bool) -> Result<()> {
         let file = &self.target.file;
         file.handle().core.check_owner()?;
         let pages = self.reservation.pages(&self.range);
         let allowed = self.change(|_| {
+            if !readable && self.holds.are_there() {
+                return Err(rustix::io::Errno::BUSY.into());
+            }
             allow(&pages, readable)?;
             self.readable.store(readable, Ordering::Relaxed); // under the lock
             Ok(())

@@ -9,12 +9,14 @@
 //! | `making.rs` | `Space` and its options |
 //! | `core.rs` | what is behind an address |
 //! | `map.rs` | `Map`: mapping, unmapping, changing |
+//! | `held.rs` | bytes of a map that stay there |
 //! | `reservation.rs` | addresses that a map has for itself |
 //! | `anon_map.rs`, `anon/` | own memory: anonymous memory and private views of files |
 //! | `fault.rs` | a fault, step by step |
 //! | `vma.rs` | the record of a map: its lock, its generation; the table of all records |
 //! | `index.rs` | from an address to a record |
 //! | `signal.rs` | faults that the faulting thread serves itself |
+//! | `stacks.rs` | stacks on which they do so |
 //! | `handlers.rs` | faults that threads of the space serve |
 //! | `stats.rs` | what is counted |
 
@@ -31,6 +33,8 @@ pub(crate) mod fault;
 mod handlers;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod handlers_tests;
+#[cfg(not(loom))]
+mod held;
 pub(crate) mod index;
 #[cfg(not(loom))]
 mod making;
@@ -40,6 +44,8 @@ mod map;
 mod reservation;
 #[cfg(not(loom))]
 mod signal;
+#[cfg(not(loom))]
+mod stacks;
 pub(crate) mod stats;
 pub(crate) mod vma;
 
@@ -48,6 +54,8 @@ pub use anon::{HeldRange, Protection};
 #[cfg(not(loom))]
 pub use anon_map::AnonMap;
 pub use fault::{FaultIo, FaultLock};
+#[cfg(not(loom))]
+pub use held::HeldBytes;
 #[cfg(not(loom))]
 pub use making::{Space, SpaceOptions};
 #[cfg(not(loom))]

@@ -13,6 +13,8 @@
 //! thread anywhere. From that follows what a program must not do: access a map where it may not
 //! call the cache. The cache itself never accesses a map while it holds a lock.
 //!
+//! Of the thread's own stack it takes little: the fault is served on another one (`stacks.rs`).
+//!
 //! # Which signals are its own
 //!
 //! Those that the kernel sent for an address of a map (`BUS_ADRERR`), if the page can be brought.
@@ -38,7 +40,9 @@ use std::{io, mem, ptr};
 
 use super::core;
 use super::fault::Fault;
+use super::stacks::on_own_stack;
 use super::vma::Access;
+use crate::guarded::guarded;
 
 /// `BUS_ADRERR`: there is no such address behind the access.
 const NO_ADDRESS: c_int = 2;
@@ -87,7 +91,8 @@ pub(super) fn install() -> io::Result<()> {
 }
 
 fn install_over() -> io::Result<()> {
-    // Not on the alternate stack, which may be too small for a miss. The signal is not blocked
+    // Not on the alternate stack, though it has room for it: a handler of the program that gets what
+    // is passed on may have been written for the thread's own. The signal is not blocked
     // meanwhile: a source may read another map.
     let flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
     change(Some(&action(address_of_handler(), flags))).map(drop)
@@ -148,7 +153,9 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
 
 /// Whether the access to `address` can be repeated.
 fn serves(address: usize, access: Access) -> bool {
-    core::serve_signal(address, access) == Fault::Served
+    // A panic, which is a mistake of this crate's, is an access that fails.
+    let serve = || guarded("a fault", || Ok(core::serve_signal(address, access)));
+    matches!(on_own_stack(serve), Ok(Fault::Served))
 }
 
 /// What the access did that the kernel has stopped. Where the processor's report is not understood,

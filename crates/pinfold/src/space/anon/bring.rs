@@ -44,6 +44,12 @@ use crate::wait;
 /// The most pages that come at once.
 const RUN_MAX: u64 = 32;
 
+/// What pages of zeros are copied from.
+static ZEROS: Zeros = Zeros([0; RUN_MAX as usize * PAGE_BYTES]);
+
+#[repr(align(4096))]
+struct Zeros([u8; RUN_MAX as usize * PAGE_BYTES]);
+
 /// How long a task rests if all who read for sources are busy.
 const BUSY_NAP: Duration = Duration::from_millis(1);
 
@@ -290,8 +296,14 @@ impl Area {
                 return Ok(Filled::NoMemory);
             }
             let is_alone = run.states.len() == 1;
-            let mut buffer = AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES);
-            if run.states[0] == State::Origin {
+            // In place of the memory of the folios, which have none yet. Zeros need no buffer.
+            let zeros = self.is_zeros(&run);
+            let mut buffer = if zeros {
+                AlignedBuffer::zeroed(0, 1)
+            } else {
+                AlignedBuffer::zeroed(run.states.len() * PAGE_BYTES, PAGE_BYTES)
+            };
+            if run.states[0] == State::Origin && !zeros {
                 match self.read_origin(page, &mut buffer, waiter).await {
                     Ok(pages) => {
                         run.states.truncate(pages);
@@ -317,7 +329,8 @@ impl Area {
             let bytes = coming.len() * PAGE_BYTES;
             let read;
             (buffer, read) = Area::read(core, run.states[0], buffer, bytes, waiter).await;
-            match self.land(handle, &coming, &run, &buffer, read, access) {
+            let landing = if zeros { &ZEROS.0[..bytes] } else { &*buffer };
+            match self.land(handle, &coming, &run, landing, read, access) {
                 Ok(()) => return Ok(Filled::Came),
                 Err(error) if coming.len() == 1 => {
                     return Err(Area::read_error(mapping, page, run.states[0], error));

@@ -14,7 +14,7 @@ use crate::space::vma::Access;
 use crate::task::{Waiter, now};
 
 /// At most this part of a budget is held.
-const HELD_SHARE: u32 = 4;
+pub(in crate::space) const HELD_SHARE: u32 = 4;
 
 /// A range of own memory whose pages stay in memory, at their address and accessible, as long as
 /// this is there: see [`AnonMap::hold`](crate::AnonMap::hold).

@@ -39,6 +39,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+pub(super) use hold::HELD_SHARE;
 pub use hold::HeldRange;
 pub(super) use out::pages_of;
 pub use protect::Protection;

@@ -229,3 +229,75 @@ fn nobody_waits_for_a_guard_whose_page_maps_show() {
     let caught = brought_beside_a_guard(Some(Mutant::LeftOverAwaited)).unwrap_err();
     assert!(caught.to_string().contains("an older version"), "{caught}");
 }
+
+/// A map of 64 MiB in a cache of 8 MiB.
+fn larger_than_its_cache(handlers: usize) -> (Arc<Sevens>, File, Space, Map) {
+    let cache = Cache::new(Options::new(8 << 20)).unwrap();
+    let source = Arc::new(Sevens(AtomicU64::new(64 << 20)));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new().handlers(handlers)).unwrap();
+    let map = space.map_file(&file, 0..64 << 20).unwrap();
+    (source, file, space, map)
+}
+
+/// Whether write(2) from what is held succeeds, after all of the file was read through the map.
+fn is_written_when_held(mutant: Option<Mutant>) -> rustix::io::Result<usize> {
+    let (_source, _file, _space, map) = larger_than_its_cache(0);
+    let held = mutant::with(mutant, || map.hold(5000..300_000)).unwrap();
+    for page in (100..map.len() / PAGE_BYTES).chain(100..map.len() / PAGE_BYTES) {
+        // SAFETY: a byte of the map.
+        assert_eq!(unsafe { map.as_ptr().wrapping_add(page * PAGE_BYTES).read_volatile() }, 7);
+    }
+    let to = rustix::fs::memfd_create("to", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(to, &held)
+}
+
+#[test]
+fn what_is_held_can_be_written_to_a_file() {
+    assert_eq!(is_written_when_held(None), Ok(295_000));
+    let caught = is_written_when_held(Some(Mutant::HoldsNothing));
+    assert_eq!(caught, Err(rustix::io::Errno::FAULT));
+}
+
+#[test]
+fn a_quarter_of_the_budget_can_be_held_of_maps() {
+    let (_source, _file, space, map) = larger_than_its_cache(0);
+    let error = map.hold(0..map.len()).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.code(), "hold-too-large");
+    assert!(text.contains("have 67108864 bytes") && text.contains("2097152 can be"), "{text}");
+    let held = map.hold(0..1 << 20).unwrap();
+    assert_eq!(held.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 7 << 20);
+    let own = space.map_anon(2 << 20).unwrap();
+    assert_eq!(own.hold(0..(1 << 20) + 1).unwrap_err().code(), "hold-too-large");
+    let more = map.hold(8 << 20..10 << 20).unwrap_err();
+    assert_eq!(more.code(), "hold-too-large");
+    assert_eq!(map.protect(false).unwrap_err().code(), "map");
+    drop(held);
+    // What had no room holds nothing.
+    drop(own.hold(0..2 << 20).unwrap());
+    assert!(map.hold(7..7).unwrap().is_empty());
+    map.protect(false).unwrap();
+    let unreadable = map.hold(0..1).unwrap_err();
+    assert!(unreadable.to_string().contains("Permission denied"), "{unreadable}");
+    assert_eq!(map.hold(5..map.len() + 1).unwrap_err().code(), "map-range");
+}
+
+#[test]
+fn what_is_held_keeps_its_bytes_and_who_wants_newer_ones_waits() {
+    let mut options = Options::new(8 << 20);
+    options.patience = std::time::Duration::from_millis(20);
+    let cache = Cache::new(options).unwrap();
+    let source = Arc::new(Memory::new(vec![7; 2 * PAGE_BYTES]));
+    let file = cache.attach("file", source.clone()).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let map = space.map_file(&file, 0..2 * PAGE).unwrap();
+    let held = map.hold(0..PAGE_BYTES).unwrap();
+    source.write_at(0, &[8; 2 * PAGE_BYTES]).unwrap();
+    file.invalidate(0..2 * PAGE).unwrap();
+    assert_eq!((held[0], map.hold(PAGE_BYTES..2 * PAGE_BYTES).unwrap()[0]), (7, 8));
+    let error = map.hold(0..PAGE_BYTES).unwrap_err();
+    assert!(error.to_string().contains("an older version of the page"), "{error}");
+    drop(held);
+    assert_eq!(map.hold(0..PAGE_BYTES).unwrap()[0], 8);
+}

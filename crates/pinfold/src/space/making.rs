@@ -205,7 +205,9 @@ impl Space {
     /// address space); [`ErrorKind::ForeignSpace`] if the file is of another cache;
     /// [`ErrorKind::MappedOrServed`] if it was ever served to other processes by this cache
     /// ([`Clients`](crate::Clients)); [`ErrorKind::Mirror`] if the system gives no memory file for
-    /// it (`EFBIG`: `ulimit -f`); [`ErrorKind::Forked`] in a forked child.
+    /// it (`EFBIG`: `ulimit -f`; `EMFILE`: the process has no descriptor left), no addresses, or no
+    /// memory; [`ErrorKind::Userfaultfd`] if the first map of the cache gets none for the cache's
+    /// own view; [`ErrorKind::Forked`] in a forked child.
     pub fn map_file(&self, file: &File, range: Range<u64>) -> Result<Map> {
         Map::new(&self.core, file, range)
     }

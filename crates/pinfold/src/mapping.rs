@@ -116,19 +116,36 @@ pub(crate) struct Mapping {
 /// had these contents. So they are the file's if it still has, and the contents were settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadUnder {
-    pub(crate) contents: Contents,
+    contents: Contents,
     settled: bool,
+    /// It was appended to, as far as is known. Who goes on reading it trusts in that.
+    grown: bool,
 }
 
 impl ReadUnder {
     /// The file has had these contents just now. `backing` is of the file.
     pub(crate) fn now(contents: Contents, backing: &Backing) -> Self {
-        ReadUnder { contents, settled: contents.are_settled(backing.has_fine_times()) }
+        let settled = contents.are_settled(backing.has_fine_times());
+        ReadUnder { contents, settled, grown: false }
+    }
+
+    /// The same, after an append.
+    pub(crate) fn as_grown(self) -> Self {
+        ReadUnder { grown: true, ..self }
+    }
+
+    pub(crate) fn is(&self, contents: &Contents) -> bool {
+        self.contents == *contents
+    }
+
+    /// The same as `is_settled_as` for a reader that follows the file.
+    pub(crate) fn is_followed_as(&self, contents: &Contents) -> bool {
+        (self.settled || self.grown) && self.is(contents)
     }
 
     /// Whether pages that were read under it are those of a file with these contents.
     pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
-        mutant::on(Mutant::OpenUncompared) || (self.settled && self.contents == *contents)
+        mutant::on(Mutant::OpenUncompared) || (self.settled && self.is(contents))
     }
 }
 

@@ -43,7 +43,8 @@ pub struct Refreshed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Changed {
-    /// Nothing: all that is cached stays.
+    /// Nothing, as far as its length and times say: all that is cached stays, unless it was read
+    /// within 20 ms of the last change ([`Cache::open`](crate::Cache::open) says when and why).
     No,
     /// It was appended to: what is cached stays, but for the folio that had the end.
     Grown,
@@ -85,7 +86,7 @@ pub(crate) fn refresh(handle: &Handle, path: &Path) -> Result<Refreshed> {
     let mut changed = Changed::No;
     let is_same = match (mapping.read_under(), there) {
         (Some(under), Some((file, Some(contents)))) if mapping.is_file(file) => {
-            under.contents == contents
+            under.is_followed_as(&contents)
         }
         _ => false,
     };
@@ -132,13 +133,17 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
     };
     let now = contents.map(|contents| ReadUnder::now(contents, &mapping.backing));
     let old_bytes = mapping.len_bytes();
-    let is_same = match (mapping.read_under(), &contents) {
-        (Some(under), Some(contents)) if since == Since::Opened => under.is_settled_as(contents),
-        (Some(under), Some(contents)) => under.contents == *contents,
-        _ => len_bytes == old_bytes,
+    // Whether nothing has changed, and whether all that is cached is of these contents.
+    let (is_same, is_valid) = match (mapping.read_under(), &contents) {
+        (Some(under), Some(contents)) if since == Since::Opened => {
+            (under.is(contents), under.is_settled_as(contents))
+        }
+        (Some(under), Some(contents)) => (under.is(contents), under.is_followed_as(contents)),
+        _ => (len_bytes == old_bytes, len_bytes == old_bytes),
     };
     let changed = match since {
-        Since::Opened | Since::Refreshed if is_same => return Ok((Changed::No, 0)),
+        Since::Opened | Since::Refreshed if is_valid => return Ok((Changed::No, 0)),
+        Since::Opened | Since::Refreshed if is_same => Changed::No,
         Since::Refreshed if len_bytes > old_bytes && begins_the_same(handle, old_bytes) => {
             Changed::Grown
         }
@@ -154,7 +159,8 @@ pub(crate) fn renew(handle: &Handle, since: Since) -> Result<(Changed, u64)> {
         };
         mapping.settle_mirror(&(0..PAGES_END));
         if let Some(now) = now {
-            mapping.set_read_under(now);
+            let grown = changed == Changed::Grown;
+            mapping.set_read_under(if grown { now.as_grown() } else { now });
         }
         drop(resizing);
         all + gone.let_go(core)

@@ -155,6 +155,9 @@ fn a_refresh_tells_what_has_changed_and_shows_it() {
             let path = ground.file(&n.to_string(), OLD);
             let file = ground.open(&path);
             let clone = file.clone();
+            tick(&path);
+            check(&file, OLD);
+            assert_eq!(file.refresh().unwrap().changed, Changed::No);
             check(&file, OLD);
             assert_eq!(file.refresh().unwrap().changed, Changed::No);
             let misses = ground.cache.stats().misses;

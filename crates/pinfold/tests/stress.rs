@@ -87,6 +87,14 @@ fn races_by_themselves_hold_too() {
 }
 
 #[test]
+fn files_that_another_process_writes_are_opened_and_refreshed_as_they_are() {
+    let change = |options: &mut Options| options.schedule = Schedule::Foreign;
+    stress_until(2, change, |report| {
+        vec![(500, report.reads, "read"), (100, report.foreign_changes, "changed")]
+    });
+}
+
+#[test]
 fn maps_of_all_kinds_hold_up_under_stress() {
     let change = |options: &mut Options| {
         options.schedule = Schedule::Mapping;

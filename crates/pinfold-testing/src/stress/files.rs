@@ -140,6 +140,8 @@ impl Subjects {
                 }
             }
             Schedule::Mapping => maker.mapping()?,
+            // Another process makes them.
+            Schedule::Foreign => {}
             Schedule::Resizing => {
                 for bytes in [100, 3000, 5000, 9000, 20_000, 70_000, 300_000] {
                     maker.cut("cut", bytes);

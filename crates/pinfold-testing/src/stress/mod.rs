@@ -9,13 +9,14 @@
 //! | `report.rs` | how it ended, in words |
 //! | `kept.rs` | guards and pins that go from thread to thread |
 //! | `files.rs` | what there is to read |
+//! | `foreign.rs` | another process that writes to files |
 //! | `watch.rs` | who does what, and whether it goes on |
 //! | `clock.rs` | the clock by which a thread hangs |
 //! | `shared.rs` | what the threads share, and what must hold in the end |
 //! | `check.rs` | whether the bytes that came are right |
 //! | `access.rs` | accesses to maps that may fail |
 //! | `maps.rs` | maps that threads share |
-//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `mapper.rs`, `shaker.rs`, `forker.rs` | the threads |
+//! | `reader.rs`, `holder.rs`, `waiter.rs`, `pinner.rs`, `mapper.rs`, `shaker.rs`, `forker.rs`, `follower.rs` | the threads |
 //!
 //! The bytes of every file are a [pattern](super::pattern): a read is right or wrong by itself,
 //! whatever else goes on. Each run is made of the same decisions for the same seed, but the
@@ -27,6 +28,8 @@ mod access;
 mod check;
 mod clock;
 mod files;
+mod follower;
+mod foreign;
 mod forker;
 mod holder;
 mod kept;
@@ -49,6 +52,7 @@ use std::time::{Duration, Instant};
 use pinfold::{Cache, Options as CacheOptions};
 
 use files::Subjects;
+use foreign::Foreign;
 use maps::Maps;
 pub use options::{Options, Sabotage, Schedule};
 pub use report::{Failure, Report};
@@ -82,7 +86,9 @@ pub fn run(options: Options, progress: impl FnMut(Progress)) -> Result<Report, B
     } else {
         Maps::default()
     };
-    let shared = Arc::new(Shared::new(options, cache, subjects, maps));
+    let foreign = (options.schedule == Schedule::Foreign).then(|| Foreign::new(&options));
+    let foreign = foreign.transpose().map_err(|error| setup("cannot start a process", &error))?;
+    let shared = Arc::new(Shared::new(options, cache, subjects, maps, foreign));
     let since = Instant::now();
     let threads = start(&shared);
     let hang = wait(&shared, since, progress);
@@ -109,6 +115,11 @@ type Work = fn(&Shared, &Desk, u64);
 fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
     let options = &shared.options;
     let mut works: Vec<(String, Work)> = Vec::new();
+    if options.schedule == Schedule::Foreign {
+        works.extend((0..options.readers).map(|n| (format!("reader {n}"), follower::run as Work)));
+        works.push(("auditor".into(), shaker::audit));
+        return start_all(shared, works);
+    }
     works.extend((0..options.readers).map(|n| (format!("reader {n}"), reader::run as Work)));
     works.extend((0..options.holders).map(|n| (format!("holder {n}"), holder::run as Work)));
     works.extend((0..options.waiters).map(|n| (format!("waiter {n}"), waiter::run as Work)));
@@ -124,11 +135,15 @@ fn start(shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
         Schedule::Mixed | Schedule::Mapping => {
             &[("injector", shaker::inject), ("rewriter", shaker::rewrite), ("cutter", shaker::cut)]
         }
-        Schedule::Moving | Schedule::Reopening => &[],
+        Schedule::Moving | Schedule::Reopening | Schedule::Foreign => &[],
         Schedule::Resizing => &[("cutter", shaker::cut)],
     };
     works.extend(others.iter().map(|&(name, work)| (name.to_owned(), work)));
-    let seed = |n| options.seed.wrapping_mul(1000).wrapping_add(n as u64);
+    start_all(shared, works)
+}
+
+fn start_all(shared: &Arc<Shared>, works: Vec<(String, Work)>) -> Vec<JoinHandle<()>> {
+    let seed = |n| shared.options.seed.wrapping_mul(1000).wrapping_add(n as u64);
     let works = works.into_iter().enumerate();
     works.map(|(n, (name, work))| start_one(shared, name, work, seed(n))).collect()
 }

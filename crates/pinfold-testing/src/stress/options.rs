@@ -59,6 +59,9 @@ pub enum Schedule {
     Reopening,
     /// Files of all kinds, twice the budget, most of which are accessed through maps.
     Mapping,
+    /// Small real files that another process appends to, cuts, rewrites, replaces and deletes, while
+    /// readers open and refresh them.
+    Foreign,
 }
 
 /// Ways to break what is under test, from outside.

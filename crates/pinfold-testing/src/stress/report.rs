@@ -145,6 +145,8 @@ pub struct Report {
     pub stats: Stats,
     /// Faults of maps, and how many of them failed.
     pub faults: (u64, u64),
+    /// How often another process has changed a file.
+    pub foreign_changes: u64,
     /// The seed, to do it again.
     pub seed: u64,
 }

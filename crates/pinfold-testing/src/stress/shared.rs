@@ -12,6 +12,7 @@ use pinfold::{Cache, Space};
 
 use super::clock::Clock;
 use super::files::Subjects;
+use super::foreign::Foreign;
 use super::kept::{Guarded, Pinned};
 use super::maps::Maps;
 use super::options::Options;
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     pub(super) maps: Maps,
     /// Where holders leave guards for each other.
     pub(super) shelf: Mutex<VecDeque<Guarded>>,
+    /// The process that writes to the files, in the schedule that has one.
+    pub(super) foreign: Option<Foreign>,
     stop: AtomicBool,
     /// Pinned by whom ever; whoever comes next goes on with it.
     pub(super) pins: Mutex<Vec<Pinned>>,
@@ -38,7 +41,13 @@ pub(super) struct Shared {
 
 impl Shared {
     /// All files of a run, and nobody there yet.
-    pub(super) fn new(options: Options, cache: Cache, subjects: Subjects, maps: Maps) -> Self {
+    pub(super) fn new(
+        options: Options,
+        cache: Cache,
+        subjects: Subjects,
+        maps: Maps,
+        foreign: Option<Foreign>,
+    ) -> Self {
         Shared {
             watch: Watch::new(&subjects),
             clock: Clock::new(),
@@ -47,6 +56,7 @@ impl Shared {
             cache,
             subjects,
             maps,
+            foreign,
             stop: AtomicBool::new(false),
             pins: Mutex::new(Vec::new()),
             failure: Mutex::new(None),
@@ -76,6 +86,9 @@ impl Shared {
 
     /// When all threads have left: once every file is dropped from the cache, nothing may be in it.
     pub(super) fn leak(&self) -> Option<Failure> {
+        if self.foreign.is_some() {
+            return None; // what was cached of a file that was deleted then stays until it is evicted
+        }
         for subject in &self.subjects.all {
             let dropped =
                 subject.file(&self.cache).and_then(|file| file.invalidate(0..u64::MAX / 2));
@@ -161,6 +174,7 @@ impl Shared {
             done: DOINGS.iter().map(counted).filter(|&(_, times)| times > 0).collect(),
             stats: self.cache.stats(),
             faults: self.maps.faults(),
+            foreign_changes: self.foreign.as_ref().map_or(0, Foreign::changes),
             seed: self.options.seed,
         }
     }

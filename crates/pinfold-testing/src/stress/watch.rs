@@ -78,9 +78,10 @@ pub(super) enum Doing {
     Fork,
     WaitForMap,
     LastLook,
+    Foreign,
 }
 
-pub(super) const DOINGS: [(Doing, &str); 41] = [
+pub(super) const DOINGS: [(Doing, &str); 42] = [
     (Doing::Nothing, "nothing"),
     (Doing::ReadCells, "reads of one 64-byte cell"),
     (Doing::ReadBytes, "reads of 1 to 256 bytes"),
@@ -122,6 +123,7 @@ pub(super) const DOINGS: [(Doing, &str); 41] = [
     (Doing::Fork, "forks"),
     (Doing::WaitForMap, "waits for maps that others have"),
     (Doing::LastLook, "maps looked at in the end"),
+    (Doing::Foreign, "files of another process, opened or refreshed, and read"),
 ];
 
 // All accesses below are relaxed: these are counters and notes for a person. The one that

@@ -61,7 +61,7 @@ fn one(
     buf: &mut [u8],
     rng: &mut Rng,
 ) -> Result<usize> {
-    let preference = if n % 2 == 0 { Preference::Auto } else { Preference::Buffered };
+    let preference = if n.is_multiple_of(2) { Preference::Auto } else { Preference::Buffered };
     let anew = || open(&shared.cache, foreign.path(n), preference);
     let file = match kept.take() {
         Some(file) if rng.u32(0..3) > 0 => match file.refresh()?.changed {

@@ -80,7 +80,7 @@ impl Change {
         let (what, one, two) = (word % 7, (word >> 8) as usize, (word >> 32) as usize);
         let some = 1 + one % CELLS_MAX;
         match what {
-            _ if version % ANEW == 0 => Change::Rewrite(some),
+            _ if version.is_multiple_of(ANEW) => Change::Rewrite(some),
             0 => Change::Append((1 + one % 200).min(CELLS_MAX - count)),
             1 => Change::Cut(one % (count + 1)),
             2 if count > 0 => Change::Overwrite(one % count, 1 + two % (count - one % count)),
@@ -275,8 +275,11 @@ fn change(
     file: usize,
     version: u32,
 ) {
-    let count =
-        if version % ANEW == 0 { 0 } else { Cells::of_version(seed, file, version - 1).count };
+    let count = if version.is_multiple_of(ANEW) {
+        0
+    } else {
+        Cells::of_version(seed, file, version - 1).count
+    };
     let mut put = |path: &CString, flags, cut: Option<usize>, range: std::ops::Range<usize>| {
         for at in range.clone() {
             buffer[at * CELL..][..CELL].copy_from_slice(&cell(file, version, at));

@@ -4,6 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -380,7 +381,6 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// A later handler of the program's, which passes everything on.
 extern "C" fn passes_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     let next: *const () = ptr::with_exposed_provenance(NEXT.load(Ordering::Relaxed));
     // SAFETY: the handler that was there, which has information.
     let next = unsafe { std::mem::transmute::<*const (), Handler>(next) };
@@ -663,7 +663,6 @@ fn without_privileges_what_is_held_can_be_written() {
                 let mut back = vec![0; PIECE];
                 for start in (0..BYTES).step_by(PIECE) {
                     let held = map.hold(start..start + PIECE).unwrap();
-                    use std::os::unix::fs::FileExt;
                     into.write_all_at(&held, 0).unwrap();
                     drop(held);
                     into.read_exact_at(&mut back, 0).unwrap();
@@ -681,11 +680,13 @@ static MAPS_HANDLER: AtomicUsize = AtomicUsize::new(0);
 /// The lowest address of what the kernel has put on the stack for the last signal.
 static FRAME: AtomicUsize = AtomicUsize::new(0);
 
+/// What a handler is.
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
 /// As that of a runtime that has all signals handled on an alternate stack, and passes them on.
 extern "C" fn on_alternate_stack(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     FRAME.store(context.addr(), Ordering::Relaxed);
     let handler = MAPS_HANDLER.load(Ordering::Relaxed);
-    type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     // SAFETY: the handler that was there before, which takes what the kernel gives.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
     handler(signal, info, context);

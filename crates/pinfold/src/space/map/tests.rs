@@ -137,7 +137,7 @@ fn a_part_of_a_file_of_any_length_can_be_mapped() {
     const LONGEST: u64 = (1 << 63) - PAGE;
     for len in [64 << 40, LONGEST - (2 << 20), LONGEST - PAGE, LONGEST] {
         assert_eq!(last_byte_of(len, 0, 1 << 30), 7, "{len}");
-        assert_eq!(last_byte_of(len, len / 2 & !(PAGE - 1), 3 * PAGE), 7, "{len}");
+        assert_eq!(last_byte_of(len, (len / 2) & !(PAGE - 1), 3 * PAGE), 7, "{len}");
         assert_eq!(last_byte_of(len, len - 5 * PAGE, 5 * PAGE), 7, "{len}");
     }
 }

@@ -62,6 +62,7 @@ const STREAMS: usize = 16;
 
 /// What pages are that were never stored to.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one for each map")]
 pub(super) enum Origin {
     Zeros,
     /// The file's, from the byte on.

@@ -176,6 +176,8 @@ mutants! {
     FaultLooksUnlocked,
     /// A fault that lets go of the lock keeps no share of the file.
     FaultSharesNothing,
+    /// One huge page of the arena is touched at a time.
+    TouchesInTurn,
     /// What was read ahead in vain costs no credit.
     VainIsFree,
     /// Pages before a mark count as used, whether they were or not.

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::mutant::{self, Mutant};
 use crate::sync::locks::Mutex;
 
 use super::give_back::give_back;
@@ -82,22 +83,33 @@ pub(super) struct Arena {
 /// Threads that touch a huge page for the first time at the same moment are each charged a whole
 /// one until one of them wins: 32 threads can exceed the budget by 64 MiB for a moment, and with it
 /// the limit of a control group. So the first thread that allocates frames in it touches it, and
-/// the others wait.
+/// the others wait. Threads that touch different huge pages do not wait for each other, as a rule:
+/// the system writes zeros to each, and a thread may lose its processor meanwhile.
 ///
 /// Not a model checker's: no protocol depends on it.
 #[derive(Debug)]
 struct Touched {
     blocks: Box<[AtomicU64]>,
-    touching: Mutex<()>,
+    /// Each is for every [`TOUCHING`]th huge page.
+    touching: [Mutex<()>; TOUCHING],
 }
+
+/// Huge pages next to each other that can be touched at the same time.
+const TOUCHING: usize = 32;
 
 impl Touched {
     fn new(frames: u32) -> Self {
         let blocks = frames.div_ceil(Order::MAX.frames()).div_ceil(u64::BITS);
         Touched {
             blocks: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
-            touching: Mutex::new(()),
+            touching: std::array::from_fn(|_| Mutex::new(())),
         }
+    }
+
+    fn touching(&self, frame: FrameNumber) -> &Mutex<()> {
+        let block =
+            if mutant::on(Mutant::TouchesInTurn) { 0 } else { frame.0 / Order::MAX.frames() };
+        &self.touching[block as usize % TOUCHING]
     }
 
     fn word_and_bit(&self, frame: FrameNumber) -> (&AtomicU64, u64) {
@@ -146,7 +158,7 @@ impl Arena {
     #[cold]
     fn touch(&self, frame: FrameNumber) {
         let (word, bit) = self.touched.word_and_bit(frame);
-        let _touching = self.touched.touching.lock();
+        let _touching = self.touched.touching(frame).lock();
         if word.load(Ordering::Relaxed) & bit == 0 {
             // SAFETY: the frame is inside the arena, and the caller's alone: no frame of a huge
             // page is in use before the page is touched.
@@ -362,6 +374,24 @@ mod tests {
             let byte = unsafe { arena.address(FrameNumber(block * 512)).read() };
             assert!(byte == 7 || !arena.huge_pages_advised(), "touched twice");
         }
+    }
+
+    /// Whether one huge page can be touched while the one before it is being touched.
+    fn touches_side_by_side() -> bool {
+        let touched = Touched::new(16 << 9);
+        let lock = |frame| std::ptr::from_ref(touched.touching(FrameNumber(frame)));
+        assert_eq!(lock(512), lock(1023), "one at a time in the same one");
+        lock(511) != lock(512)
+    }
+
+    #[test]
+    fn huge_pages_are_touched_side_by_side() {
+        assert!(touches_side_by_side());
+        let in_turn = mutant::with(Some(Mutant::TouchesInTurn), touches_side_by_side);
+        assert!(!in_turn, "the mutant does nothing");
+        let arena = Arena::reserve(16 << 20).unwrap();
+        let _other = arena.touched.touching(FrameNumber(0)).lock();
+        arena.first_touch(FrameNumber(512)); // which would wait for ever
     }
 
     #[test]

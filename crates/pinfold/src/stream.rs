@@ -43,14 +43,14 @@ const PER_PAGE: i64 = 4;
 
 /// The credit of the first windows of a run, and what a file begins with.
 const CREDIT_FIRST: i64 =
-    (WINDOW_MIN_BYTES / PAGE_BYTES) as i64 * (WINDOWS_AHEAD as i64 + 1) * PER_PAGE;
+    ((WINDOW_MIN_BYTES / PAGE_BYTES) as u64 * (WINDOWS_AHEAD + 1)).cast_signed() * PER_PAGE;
 
 /// More is not kept: who has read in order for long may read at random from now on.
 const CREDIT_MAX: i64 = 2 * CREDIT_FIRST;
 
 /// Without credit, a run reads ahead at most this part of the pages that it has used. No more than
 /// they earn.
-const VAIN_SHARE: u64 = PER_PAGE as u64;
+const VAIN_SHARE: u64 = PER_PAGE.cast_unsigned();
 
 /// A run ends where more than this part of what it has read ahead is not used.
 const UNUSED_SHARE: u64 = 3;
@@ -155,7 +155,7 @@ impl Run {
     };
 
     fn ahead(&self) -> i64 {
-        (self.next - self.seen) as i64 * PER_PAGE
+        (self.next - self.seen).cast_signed() * PER_PAGE
     }
 
     fn uses(&mut self, pages: u64) {
@@ -208,7 +208,7 @@ impl Stream {
             run = Run { window_pages, limit_pages: self.window_max_pages, ..Run::NONE };
         } else if page < run.next && run.window_pages > 0 && !mutant::on(Mutant::LostKeepsWindow) {
             // It was read ahead, and is gone before it was used: so much is too much.
-            state.credit -= unread(page..run.next).absent as i64 * PER_PAGE;
+            state.credit -= unread(page..run.next).absent.cast_signed() * PER_PAGE;
             run.window_pages /= 2;
             run.limit_pages = run.window_pages.max(1);
         }
@@ -376,7 +376,7 @@ impl State {
     fn sees(&mut self, run: &mut Run, page: u64, unused: u64) -> bool {
         let ahead = page - run.seen;
         let unused = if mutant::on(Mutant::SkippedIsUsed) { 0 } else { unused.min(ahead) };
-        self.credit -= unused as i64 * PER_PAGE;
+        self.credit -= unused.cast_signed() * PER_PAGE;
         self.earn(ahead - unused);
         run.uses(ahead - unused);
         run.seen = page;
@@ -398,7 +398,7 @@ impl State {
     ) {
         if run.seen < run.next && run.next < file_end && !mutant::on(Mutant::VainIsFree) {
             let Unread { unused, absent } = unread(run.seen..run.next);
-            self.credit -= (unused + absent) as i64 * PER_PAGE;
+            self.credit -= (unused + absent).cast_signed() * PER_PAGE;
         }
         learned.0.store(self.credit, Ordering::Relaxed); // see `Learned`
     }

@@ -55,7 +55,7 @@ const _: () =
     assert!(std::mem::offset_of!(Handle, core) == 64, "what a hit needs is one cache line");
 
 #[cfg(not(any(loom, shuttle)))]
-const _: () = assert!(size_of::<Handle>() == 320, "docs/design.md, Limits, says so");
+const _: () = assert!(size_of::<Handle>() == 128, "docs/design.md, Limits, says so");
 
 impl Handle {
     /// Takes over a mapping whose open is already counted. `window_max_bytes` limits readahead.

@@ -111,7 +111,8 @@ impl Learned {
 /// A handle's state; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    state: Mutex<State>,
+    /// Not in the handle, most of whose users look at its first cache lines alone.
+    state: Mutex<Box<State>>,
     window_max_pages: u32,
 }
 
@@ -127,6 +128,8 @@ struct State {
     /// Counts misses and marks.
     now: u32,
 }
+
+const _: () = assert!(size_of::<State>() == 152, "docs/design.md, Limits, says so");
 
 #[derive(Debug, Clone, Copy)]
 struct Run {
@@ -173,7 +176,10 @@ impl Stream {
             last: 0,
             now: 0,
         };
-        Stream { state: Mutex::new(state), window_max_pages: pages_of(window_max_bytes) as u32 }
+        Stream {
+            state: Mutex::new(Box::new(state)),
+            window_max_pages: pages_of(window_max_bytes) as u32,
+        }
     }
 
     /// Sets the mode from now on.

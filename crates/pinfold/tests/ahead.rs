@@ -149,7 +149,9 @@ impl Subject {
                 file.read_at(&mut buf, offset).unwrap();
             }
             Borrow => {
-                pages.iter().for_each(|&page| drop(file.borrow(page, &self.reader).unwrap()));
+                for &page in &pages {
+                    drop(file.borrow(page, &self.reader).unwrap());
+                }
             }
             BorrowThenReadAt => {
                 drop(file.borrow(pages[0], &self.reader).unwrap());
@@ -190,7 +192,7 @@ impl Subject {
                 let map = self.map.as_ref().unwrap().as_ptr();
                 for &page in &pages {
                     // SAFETY: a byte of the map, which nobody changes.
-                    let byte = unsafe { map.add((page * PAGE) as usize).read_volatile() };
+                    let byte = unsafe { map.wrapping_add((page * PAGE) as usize).read_volatile() };
                     assert_eq!(byte, 0);
                 }
             }

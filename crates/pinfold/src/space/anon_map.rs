@@ -98,7 +98,7 @@ impl AnonMap {
     pub(super) fn private(space: &Arc<SpaceCore>, file: &File, range: &Range<u64>) -> Result<Self> {
         let name = format!("private view of {}", file.handle().mapping.path.display());
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        AnonMap::new(space, &name, len, Origin::File(Box::new(file.clone()), range.start))
+        AnonMap::new(space, &name, len, Origin::File(file.clone(), range.start))
     }
 
     fn new(space: &Arc<SpaceCore>, name: &str, len: usize, origin: Origin) -> Result<Self> {

@@ -66,7 +66,7 @@ const STREAMS: usize = 16;
 pub(super) enum Origin {
     Zeros,
     /// The file's, from the byte on.
-    File(Box<File>, u64),
+    File(File, u64),
 }
 
 /// The memory of one map.

@@ -253,7 +253,7 @@ fn write_for_ever(
 }
 
 fn nap(ns: u64) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: ns as libc::c_long };
+    let time = libc::timespec { tv_sec: 0, tv_nsec: ns.cast_signed() };
     // SAFETY: a struct of this function's.
     unsafe { libc::nanosleep(&raw const time, ptr::null_mut()) };
 }
@@ -289,13 +289,14 @@ fn change(
         let fd = or_end(unsafe { libc::open(path.as_ptr(), flags, 0o644) }, 11);
         if let Some(left) = cut {
             // SAFETY: no memory is passed.
-            or_end(unsafe { libc::ftruncate(fd, (left * CELL) as libc::off_t) }, 12);
+            or_end(unsafe { libc::ftruncate(fd, (left * CELL).cast_signed() as libc::off_t) }, 12);
         }
         let from = range.start * CELL;
         let bytes = &buffer[from..][..range.len() * CELL];
         // SAFETY: the slice's own bytes.
-        let wrote =
-            unsafe { libc::pwrite(fd, bytes.as_ptr().cast(), bytes.len(), from as libc::off_t) };
+        let wrote = unsafe {
+            libc::pwrite(fd, bytes.as_ptr().cast(), bytes.len(), from.cast_signed() as libc::off_t)
+        };
         or_end(if wrote == bytes.len().cast_signed() { 0 } else { -1 }, 13);
         // SAFETY: its own descriptor.
         unsafe { libc::close(fd) };

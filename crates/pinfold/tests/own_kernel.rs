@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinfold::source::Memory;
@@ -344,5 +344,38 @@ fn what_a_debugger_stores_is_refused_or_not_lost() {
         for (page, stored) in stored.into_iter().enumerate() {
             assert_eq!(word(&map, page).load(Ordering::Relaxed), 1 + u64::from(stored));
         }
+    }
+}
+
+#[test]
+fn copies_of_what_the_program_takes_away_meanwhile_end() {
+    for handlers in [0, 1] {
+        in_a_child(|| {
+            let (_space, map) = map(handlers);
+            let ends = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let (map, ends) = (&map, &ends);
+                scope.spawn(move || {
+                    // Ends: the other thread does.
+                    while !ends.load(Ordering::Relaxed) {
+                        for page in 0..8 {
+                            let _ = map.write_at(&[1; PAGE], page * PAGE);
+                            let mut word = [0; 8];
+                            if map.read_at(&mut word, page * PAGE).is_ok() {
+                                assert!(word == [1; 8] || word == [0; 8]);
+                            }
+                        }
+                    }
+                });
+                for _ in 0..10_000 {
+                    assert!(advise(map, libc::MADV_DONTNEED));
+                }
+                ends.store(true, Ordering::Relaxed);
+            });
+            map.discard(0..BYTES).unwrap();
+            store_all(&map, 2);
+            page_out(&map);
+            assert_eq!(differ(&map, 2), 0);
+        });
     }
 }

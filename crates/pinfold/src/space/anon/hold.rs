@@ -97,7 +97,8 @@ impl Area {
     /// stores all of it, `whole` is what.
     ///
     /// # Errors
-    /// As [`bring`](Self::bring); the map's protection forbids the access.
+    /// As [`bring`](Self::bring); the map's protection forbids the access; the program took the page
+    /// away meanwhile (`trust.rs`).
     pub(in crate::space) fn with_page<R>(
         &self,
         handle: &Handle,
@@ -106,13 +107,23 @@ impl Area {
         whole: Option<&[u8]>,
         copy: impl FnOnce(Extent<'_>) -> R,
     ) -> Result<R> {
-        let (changing, _) = self.there(handle, page, access, whole)?;
+        let (mut changing, _) = self.there(handle, page, access, whole)?;
         let at = std::ptr::NonNull::new(self.address(page)).expect("no area is at 0");
+        let copying = self.copying.begin(page);
         // SAFETY: the page is there, and leaves, or becomes inaccessible, under the mutex alone.
         // Other accesses of this crate are atomic.
         let copied = copy(unsafe { Extent::new(at, PAGE_BYTES) });
+        if self.copying.end(copying) {
+            drop(changing);
+            return Ok(copied);
+        }
+        self.take_out_zeros(page);
+        let gone = Area::miss(&handle.core, &mut changing, page).unwrap_or_default();
         drop(changing);
-        Ok(copied)
+        crate::freeze::let_go(&handle.core, &gone);
+        let why = "the program took the page out of memory while it was copied";
+        let pages = page..page + 1;
+        Err(Area::refused(&handle.mapping, "access", &pages, std::io::Error::other(why)))
     }
 
     /// Brings `page`, and keeps it in memory as long as what is returned, unless it is forgotten. A

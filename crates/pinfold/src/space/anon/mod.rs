@@ -14,6 +14,7 @@
 //! | `out.rs` | a page-out, and forgetting pages |
 //! | `protect.rs` | what may be done with the memory |
 //! | `trust.rs` | what is believed of the page table, and what is looked up |
+//! | `copying.rs` | which page is being copied |
 //! | `calls.rs` | the calls of the system |
 //!
 //! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
@@ -29,6 +30,7 @@
 
 mod bring;
 mod calls;
+mod copying;
 mod hold;
 mod out;
 mod protect;
@@ -39,6 +41,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use copying::Copying;
 pub(super) use hold::HELD_SHARE;
 pub use hold::HeldRange;
 pub(super) use out::pages_of;
@@ -97,6 +100,7 @@ pub(crate) struct Area {
     without_slot: AtomicU32,
     writes: Mutex<Writes>,
     one_ended: Condvar,
+    copying: Copying,
     birth: Birth,
 }
 
@@ -143,6 +147,7 @@ impl Area {
             without_slot: AtomicU32::new(0),
             writes: Mutex::default(),
             one_ended: Condvar::new(),
+            copying: Copying::default(),
             birth: Birth::here(),
         })
     }

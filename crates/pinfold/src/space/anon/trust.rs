@@ -26,7 +26,7 @@ use std::os::fd::BorrowedFd;
 use super::{Area, calls};
 use crate::core::Core;
 use crate::error::Error;
-use crate::frame::FrameNumber;
+use crate::frame::{FrameNumber, PAGE_BYTES};
 use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
 use crate::pagemap::{Entry, Pagemap};
@@ -52,6 +52,25 @@ pub(in crate::space) fn page_table(uffd: BorrowedFd<'_>) -> io::Result<Pagemap> 
 }
 
 impl Area {
+    /// Whether `page` is absent although it is just being copied. Then the copy fails, and finds zeros,
+    /// so that it ends: whoever makes it has the `change` mutex, and may be waiting for this fault.
+    pub(super) fn is_taken_away_while_copied(&self, page: u64) -> bool {
+        let Some(number) = self.copying.of(page) else { return false };
+        if !self.is_absent(page) || !self.copying.is_now(number) {
+            return false;
+        }
+        self.copying.fail(number);
+        // An error: somebody else has put something there.
+        let _ = calls::zero(self.fd(), &self.addresses(&(page..page + 1)), &[0; PAGE_BYTES]);
+        true
+    }
+
+    /// Takes out what [`is_taken_away_while_copied`](Self::is_taken_away_while_copied) has put there;
+    /// under the mutex.
+    pub(super) fn take_out_zeros(&self, page: u64) {
+        calls::take_out(&self.addresses(&(page..page + 1)));
+    }
+
     /// Whether nothing is at a page; under the `change` mutex. False if the system does not tell.
     pub(super) fn is_absent(&self, page: u64) -> bool {
         let at = self.address(page).addr();

@@ -591,6 +591,10 @@ impl File {
     /// end, and what is beyond the new one. `0..0` does only that. Returns the number of bytes
     /// dropped, in whole folios.
     ///
+    /// Of a file that is read through the kernel's page cache, that drops the pages, too, so that the
+    /// bytes come from the device or the server. It keeps those that wait to be written, and those
+    /// that a program has mapped; they come back as the kernel has them.
+    ///
     /// To find out whether the file was changed at all, use [`refresh`](Self::refresh).
     ///
     /// ```
@@ -617,6 +621,8 @@ impl File {
     pub fn invalidate(&self, range: impl RangeBounds<u64>) -> Result<u64> {
         let range = ranges::bytes_of(&range, ranges::END_MAX);
         let pages = ranges::pages_of(&self.handle.mapping, &range)?;
+        let byte = |page: u64| page.saturating_mul(PAGE_BYTES as u64).min(i64::MAX as u64);
+        self.handle.mapping.backing.forget(byte(pages.start)..byte(pages.end));
         let file_pages = self.len().div_ceil(PAGE_BYTES as u64);
         if pages.start == 0 && pages.end >= file_pages && !pages.is_empty() {
             return Ok(refresh::renew(&self.handle, Since::Invalidated)?.1);

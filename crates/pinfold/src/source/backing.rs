@@ -290,11 +290,22 @@ impl Backing {
 
     /// Whether it is a file of which [`Contents::are_settled`] at once.
     pub(crate) fn has_fine_times(&self) -> bool {
-        self.current.read().file.as_ref().is_some_and(|file| file.fine_times)
+        let current = self.current.read();
+        let fine = |file: &OfSystem| file.fine_times && file.descriptor.is_all_direct();
+        current.file.as_ref().is_some_and(fine)
     }
 
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
         guarded("advise", || self.source().advise(range, hint))
+    }
+
+    /// Drops what the kernel's page cache has of the range, if the source is a file that is read
+    /// through it.
+    pub(crate) fn forget(&self, range: Range<u64>) {
+        let file = self.current.read().file.clone();
+        if let Some(file) = file {
+            file.descriptor.forget(range);
+        }
     }
 
     fn kind(&self) -> Cow<'static, str> {
@@ -305,7 +316,7 @@ impl Backing {
 
     /// Whether it is a file of the system that is read through the kernel's page cache.
     pub(crate) fn is_buffered(&self) -> bool {
-        self.kind() == BUFFERED
+        self.kind().starts_with(BUFFERED)
     }
 
     pub(crate) fn stats(&self) -> SourceStats {

@@ -7,10 +7,12 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-use rustix::fs::{Advice, AtFlags, SeekFrom, StatxFlags};
+use rustix::fs::{Advice, AtFlags, SeekFrom, Stat, StatxFlags};
+use rustix::io::Errno;
 
+use super::beside::{Beside, Tries, refuses_direct};
 use super::contents::Contents;
 use super::extent::{self, Extent};
 use super::request::{Direction, Request};
@@ -32,6 +34,8 @@ pub(super) struct Descriptor {
     /// The kernel begins a read of it without waiting for the device, or for anything else that may
     /// last.
     pub(super) begins_at_once: bool,
+    /// Of a file that is read directly, unless it was opened for direct I/O alone.
+    pub(super) beside: Option<Beside>,
 }
 
 /// The array of a `preadv` or a ring's `Readv`.
@@ -75,8 +79,14 @@ impl Iovecs {
 impl Descriptor {
     /// One of which nothing is known: to be read only, and its reads may wait as they begin.
     pub(super) fn of(fd: OwnedFd, alignment: usize) -> Self {
-        let (block_device, writable, begins_at_once) = (false, false, false);
-        Descriptor { fd, block_device, writable, alignment, begins_at_once }
+        Descriptor {
+            fd,
+            block_device: false,
+            writable: false,
+            alignment,
+            begins_at_once: false,
+            beside: (alignment > 1).then(Beside::new),
+        }
     }
 
     /// `Source::read_extents_at`: all of it, or up to the end of the file, or an error.
@@ -121,22 +131,68 @@ impl Descriptor {
     ) -> io::Result<usize> {
         let bytes = extent::total_bytes(extents);
         let mut iovecs = Iovecs::new();
-        let mut done = 0;
-        // Ends: each turn moves forward, is the last, or was interrupted by a signal.
+        let (mut done, mut tries) = (0, Tries::default());
+        // Ends: each turn moves forward, is the last, or is one of a bounded number of tries.
         while done < bytes {
             iovecs.fill(extents, done);
-            match self.call(direction, offset + done as u64, &iovecs) {
+            let fd = self.for_try(direction, offset + bytes as u64, &mut tries);
+            match call(fd, direction, offset + done as u64, &iovecs) {
                 Ok(got) => {
                     done += got;
                     if self.ended(done, got) {
                         break;
                     }
                 }
-                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(cause),
+                Err(errno) if self.again(direction, errno, &mut tries) => {}
+                Err(errno) => return Err(self.error(errno)),
             }
         }
         Ok(done)
+    }
+
+    /// The descriptor for the next try of a transfer that ends at `end`: the rule for all who carry
+    /// transfers out, as are the two below.
+    pub(super) fn for_try(&self, direction: Direction, end: u64, tries: &mut Tries) -> RawFd {
+        if let Some(beside) = &self.beside {
+            return beside.descriptor(&self.fd, direction, end, tries);
+        }
+        self.fd.as_raw_fd()
+    }
+
+    /// Whether a transfer that ended with this error is tried once more.
+    pub(super) fn again(&self, direction: Direction, errno: Errno, tries: &mut Tries) -> bool {
+        let refused = tries.was_direct() && direction == Direction::Read && refuses_direct(errno);
+        let refuse = |beside: &Beside| beside.refuse(&self.fd, errno);
+        tries.again(errno) || refused && self.beside.as_ref().is_some_and(refuse)
+    }
+
+    /// The error of a transfer that is not tried again.
+    pub(super) fn error(&self, errno: Errno) -> io::Error {
+        let (cause, alone) = (io::Error::from(errno), self.alignment > 1 && self.beside.is_none());
+        if !(alone && refuses_direct(errno)) {
+            return cause;
+        }
+        let text = format!("the file was opened for direct I/O alone, which was refused: {cause}");
+        io::Error::new(cause.kind(), text)
+    }
+
+    /// The error by which direct I/O was refused, since when there is none.
+    pub(super) fn refused(&self) -> Option<Errno> {
+        self.beside.as_ref()?.refused()
+    }
+
+    /// Whether all its reads are direct.
+    pub(super) fn is_all_direct(&self) -> bool {
+        self.alignment > 1 && self.beside.as_ref().is_none_or(Beside::is_unused)
+    }
+
+    /// Drops what the kernel's page cache has of the range, if reads go through it.
+    pub(super) fn forget(&self, range: Range<u64>) {
+        let cached = (self.alignment == 1).then_some(&self.fd);
+        if let Some(fd) = cached.or_else(|| self.beside.as_ref()?.cached_by(&self.fd)) {
+            // What is dirty, or mapped by another program, stays.
+            let _ = advise(fd, range, Advice::DontNeed);
+        }
     }
 
     /// Whether a transfer that moved `got` bytes, `done` in all, met the end of the file. A direct
@@ -144,20 +200,6 @@ impl Descriptor {
     /// refused, or return nothing.
     pub(super) fn ended(&self, done: usize, got: usize) -> bool {
         got == 0 || !done.is_multiple_of(self.alignment)
-    }
-
-    fn call(&self, direction: Direction, offset: u64, iovecs: &Iovecs) -> io::Result<usize> {
-        let (fd, iovecs) = (self.fd.as_raw_fd(), iovecs.as_slice());
-        let count = libc::c_int::try_from(iovecs.len()).expect("at most IOVECS_MAX");
-        let at = libc::off_t::try_from(offset).expect("checked before");
-        let got = match direction {
-            // SAFETY: the fd is open; each iovec is a part of an `Extent`, whose memory is valid
-            // for the call and may be written by any holder of the extent.
-            Direction::Read => unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) },
-            // SAFETY: as above; the kernel only reads the memory.
-            Direction::Write => unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) },
-        };
-        usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
     /// Returns a clear error where the kernel would only say "invalid argument".
@@ -209,7 +251,22 @@ impl Descriptor {
         if self.block_device {
             return Ok(None);
         }
-        Ok(Some(Contents::of(&rustix::fs::fstat(&self.fd)?)))
+        Ok(Some(Contents::of(&self.stat()?)))
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        let stat = rustix::fs::fstat(&self.fd)?;
+        self.note(&stat);
+        Ok(stat)
+    }
+
+    /// The file's attributes were asked for, and are these.
+    pub(super) fn note(&self, stat: &Stat) {
+        if let Some(beside) = &self.beside
+            && !self.block_device
+        {
+            beside.note(&self.fd, stat);
+        }
     }
 
     /// Whether no path leads to it any more, as far as this machine knows: a server that hangs is
@@ -225,7 +282,7 @@ impl Descriptor {
             // Every other call here names its offset, so the position is free to be moved.
             return Ok(rustix::fs::seek(&self.fd, SeekFrom::End(0))?);
         }
-        let stat = rustix::fs::fstat(&self.fd)?;
+        let stat = self.stat()?;
         u64::try_from(stat.st_size).map_err(io::Error::other)
     }
 
@@ -244,12 +301,31 @@ impl Descriptor {
 
     /// Advises the kernel's page cache; of no use with direct I/O.
     pub(super) fn advise(&self, range: Range<u64>, advice: Advice) -> io::Result<()> {
-        let Some(bytes) = range.end.checked_sub(range.start).and_then(std::num::NonZero::new)
-        else {
-            return Ok(()); // for the kernel, a length of 0 means all the rest
-        };
-        Ok(rustix::fs::fadvise(&self.fd, range.start, Some(bytes), advice)?)
+        advise(&self.fd, range, advice)
     }
+}
+
+/// One call, by an open descriptor.
+fn call(fd: RawFd, direction: Direction, offset: u64, iovecs: &Iovecs) -> Result<usize, Errno> {
+    let iovecs = iovecs.as_slice();
+    let count = libc::c_int::try_from(iovecs.len()).expect("at most IOVECS_MAX");
+    let at = libc::off_t::try_from(offset).expect("checked before");
+    let got = match direction {
+        // SAFETY: the caller has the fd open; each iovec is a part of an `Extent`, whose memory is valid
+        // for the call and may be written by any holder of the extent.
+        Direction::Read => unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) },
+        // SAFETY: as above; the kernel only reads the memory.
+        Direction::Write => unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) },
+    };
+    let errno = |_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO);
+    usize::try_from(got).map_err(errno)
+}
+
+fn advise(fd: &OwnedFd, range: Range<u64>, advice: Advice) -> io::Result<()> {
+    let Some(bytes) = range.end.checked_sub(range.start).and_then(std::num::NonZero::new) else {
+        return Ok(()); // for the kernel, a length of 0 means all the rest
+    };
+    Ok(rustix::fs::fadvise(fd, range.start, Some(bytes), advice)?)
 }
 
 #[cfg(all(test, not(loom)))]

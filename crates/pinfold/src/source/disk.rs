@@ -112,13 +112,13 @@ impl Source for Disk {
     }
 
     fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
-        let advice = match (&self.way, hint) {
+        match (&self.way, hint) {
+            (_, Hint::DontNeed) => self.file.forget(range),
+            (Way::Buffered, Hint::WillNeed) => self.file.advise(range, Advice::WillNeed)?,
             // This cache reads ahead by itself; twice would only fill the kernel's cache.
-            (Way::Direct(_), _) | (_, Hint::Sequential | Hint::Random) => return Ok(()),
-            (Way::Buffered, Hint::WillNeed) => Advice::WillNeed,
-            (Way::Buffered, Hint::DontNeed) => Advice::DontNeed,
-        };
-        self.file.advise(range, advice)
+            (Way::Direct(_), _) | (_, Hint::Sequential | Hint::Random) => {}
+        }
+        Ok(())
     }
 
     fn alignment(&self) -> usize {
@@ -126,6 +126,9 @@ impl Source for Disk {
     }
 
     fn kind(&self) -> Cow<'static, str> {
+        if let Some(errno) = self.file.refused() {
+            return format!("{BUFFERED} (direct I/O was refused: {errno})").into();
+        }
         let why = match &self.way {
             Way::Buffered => return BUFFERED.into(),
             Way::Direct(Ok(ring)) => ring.refused(),

@@ -36,6 +36,7 @@
 // | `uring.rs` | what both kinds of rings share |
 // | `waiting.rs` | the requests of a file that wait for others of it |
 // | `descriptor.rs` | the system calls on an open file |
+// | `beside.rs` | when a read is not direct, and how often a transfer is tried |
 // | `disk.rs`, `memory.rs` | the sources |
 // | `open.rs` | from a path to a source |
 // | `contents.rs` | whether a file's contents have changed |
@@ -46,6 +47,7 @@
 
 mod aligned;
 mod backing;
+mod beside;
 mod clock;
 mod contents;
 mod descriptor;

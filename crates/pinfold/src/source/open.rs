@@ -30,6 +30,7 @@ use std::sync::Arc;
 use rustix::fs::{Advice, AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
+use super::beside::{refuses_direct, uninterrupted};
 use super::contents::{Contents, has_fine_times};
 use super::descriptor::Descriptor;
 use super::disk::Disk;
@@ -71,12 +72,14 @@ pub enum Access {
 /// Whether a file is read by direct I/O or through the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preference {
-    /// By direct I/O where the file system supports it, else through the kernel's page cache.
-    /// [`Cache::sources`](crate::Cache::sources) says which.
+    /// By direct I/O where the file system supports it, else through the kernel's page cache; from
+    /// when a direct read is refused, if that is later. [`Cache::sources`](crate::Cache::sources)
+    /// says which. The end of a file that is being appended to is read through the kernel's page
+    /// cache, too: a direct read would make the kernel write out each append by itself.
     #[default]
     Auto,
     /// By direct I/O, or not at all. So it is an error if the file is open already and read through
-    /// the kernel's page cache.
+    /// the kernel's page cache, and if a direct read is refused later.
     Direct,
     /// Through the kernel's page cache.
     Buffered,
@@ -287,7 +290,11 @@ impl Found {
             ..Descriptor::of(fd, alignment)
         };
         let disk = match direct {
-            Ok(alignment) => Disk::direct(descriptor(alignment), ring),
+            Ok(alignment) => {
+                let mut file = descriptor(alignment);
+                file.beside = file.beside.filter(|_| preference == Preference::Auto);
+                Disk::direct(file, ring)
+            }
             Err(why) if preference == Preference::Direct => {
                 return Err(OpenError::NoDirect { path: path.to_owned(), why });
             }
@@ -303,6 +310,7 @@ impl Found {
             }
         };
         let (file, own_rings) = (disk.file().clone(), disk.for_own_rings());
+        file.note(&stat);
         Ok(Opened { source: Arc::new(disk), file, fine_times, own_rings })
     }
 }
@@ -321,14 +329,14 @@ fn open_fd(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
         Access::ReadWrite => OFlags::RDWR,
     };
     let guarded = mode | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    rustix::io::retry_on_intr(|| rustix::fs::open(path, guarded, Mode::empty()))
+    uninterrupted(|| rustix::fs::open(path, guarded, Mode::empty()))
 }
 
 /// Whether the content of the file, which must not make reads wait, is as long as `told_bytes`. See
 /// the head of this file.
 fn has_length(fd: &OwnedFd, told_bytes: u64, magic: u64) -> bool {
     let made_up = [PROC_MAGIC, DEBUGFS_MAGIC, TRACEFS_MAGIC].contains(&magic);
-    let byte_at = |at| rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut [0], at));
+    let byte_at = |at| uninterrupted(|| rustix::io::pread(fd, &mut [0], at));
     match told_bytes {
         0 if made_up => false,
         0 => match byte_at(0) {
@@ -409,7 +417,7 @@ fn go_direct(
 
 /// Whether a direct read may be of any byte, as no device has it: the flag has no effect then.
 fn takes_any(fd: &OwnedFd) -> bool {
-    rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut [0], 1)).is_ok()
+    uninterrupted(|| rustix::io::pread(fd, &mut [0], 1)).is_ok()
 }
 
 /// What `statx` says: the alignment, nothing (older kernels, some file systems), or "none".
@@ -429,16 +437,17 @@ fn told_alignment(fd: &OwnedFd) -> Result<Option<usize>, NoDirect> {
 
 /// The first of `alignments` at which a read is not refused.
 fn probe(fd: &OwnedFd, alignments: &[usize]) -> Result<usize, NoDirect> {
+    let mut refused = Errno::INVAL;
     for &bytes in alignments {
         // An address that is a multiple of `bytes` and of no more.
         let mut memory = AlignedBuffer::zeroed(2 * bytes, 2 * bytes);
         match rustix::io::pread(fd.as_fd(), &mut memory[bytes..], 0) {
-            Err(Errno::INVAL) => {}
+            Err(errno) if refuses_direct(errno) => refused = errno,
             // The file is empty, so nothing was tried: take the coarsest to be safe.
             Ok(0) if alignments.len() > 1 => return Ok(ALIGNMENT_MAX),
             // Any other error concerns this block, not direct I/O; reads of it will meet it.
             _ => return Ok(bytes),
         }
     }
-    Err(NoDirect::Refused("a direct read of one block", Errno::INVAL))
+    Err(NoDirect::Refused("a direct read of one block", refused))
 }

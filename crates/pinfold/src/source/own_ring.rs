@@ -28,10 +28,13 @@
 use std::cell::RefCell;
 use std::io::{self, PipeReader};
 use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use io_uring::IoUring;
+use rustix::io::Errno;
 
+use super::beside::Tries;
 use super::descriptor::{Descriptor, Iovecs};
 use super::extent::{self, Extent};
 use super::request::Direction;
@@ -103,19 +106,19 @@ pub(super) struct Flight<'a> {
     /// Where its iovecs are, while it is in flight.
     slot: usize,
     done: usize,
-    retries: u8,
+    tries: Tries,
     pub(super) result: Option<io::Result<usize>>,
 }
 
 /// What carries reads out: the kernel by a ring, or a test's device. It has room for
 /// [`READS_MAX`] of them.
 pub(super) trait Carrier {
-    /// Takes the read number `n`, from `at` of `file` on.
+    /// Takes the read number `n`, from `at` of `file` on, by its descriptor `fd`.
     ///
     /// # Safety
     /// The iovecs stay where they are, and their memory is the carrier's, until the completion was
     /// seen or the carrier is gone.
-    unsafe fn push(&mut self, file: &Descriptor, n: usize, at: u64, iovecs: &Iovecs);
+    unsafe fn push(&mut self, file: &Descriptor, fd: RawFd, n: usize, at: u64, iovecs: &Iovecs);
 
     /// Submits what was pushed, waits for so many completions, and returns the number and the
     /// result of each that has come: fewer or more, perhaps none. Each read that was pushed
@@ -127,8 +130,8 @@ pub(super) trait Carrier {
 }
 
 impl Carrier for IoUring {
-    unsafe fn push(&mut self, file: &Descriptor, n: usize, at: u64, iovecs: &Iovecs) {
-        let entry = uring::transfer(file, Direction::Read, at, iovecs).user_data(n as u64);
+    unsafe fn push(&mut self, file: &Descriptor, fd: RawFd, n: usize, at: u64, iovecs: &Iovecs) {
+        let entry = uring::transfer(file, fd, Direction::Read, at, iovecs).user_data(n as u64);
         // SAFETY: the caller's promise.
         let pushed = unsafe { self.submission().push(&entry) };
         assert!(pushed.is_ok(), "the submission queue has room for all reads");
@@ -227,7 +230,8 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
         others: impl FnOnce() -> Vec<Reading<'a>>,
         early: bool,
     ) -> io::Result<()> {
-        let flight = |reading| Flight { reading, slot: 0, done: 0, retries: 0, result: None };
+        let flight =
+            |reading| Flight { reading, slot: 0, done: 0, tries: Tries::default(), result: None };
         self.flights.extend(first.map(flight));
         let mut entered = Ok(());
         if early && !self.flights.is_empty() {
@@ -269,13 +273,15 @@ impl<'c, 'a, C: Carrier> Reads<'c, 'a, C> {
     }
 
     fn launch(&mut self, n: usize) {
-        let Flight { reading: (offset, extents), slot, done, .. } = &self.flights[n];
+        let Flight { reading: (offset, extents), slot, done, tries, .. } = &mut self.flights[n];
+        let end = *offset + extent::total_bytes(extents) as u64;
+        let fd = self.file.for_try(Direction::Read, end, tries);
         let iovecs = &mut self.slots.iovecs[*slot];
         iovecs.fill(extents, *done);
         // SAFETY: the memory is lent to this call, and the iovecs are in a box that is neither
         // moved out of nor freed; both until the completion was seen or the kernel has released
         // the ring.
-        unsafe { self.carrier.push(self.file, n, offset + *done as u64, iovecs) };
+        unsafe { self.carrier.push(self.file, fd, n, *offset + *done as u64, iovecs) };
     }
 
     /// Submits what is launched, waits for so many completions, and sees to all that have come.
@@ -306,11 +312,11 @@ fn landed(file: &Descriptor, flight: &mut Flight<'_>, result: i32) -> bool {
         }
         Ok(flight.done)
     } else {
-        if uring::is_given_back(result) && flight.retries < uring::RETRIES_MAX {
-            flight.retries += 1;
+        let errno = Errno::from_raw_os_error(-result);
+        if file.again(Direction::Read, errno, &mut flight.tries) {
             return false;
         }
-        Err(io::Error::from_raw_os_error(-result))
+        Err(file.error(errno))
     };
     flight.result = Some(result);
     true

@@ -4,7 +4,7 @@
 //! Called by: `ring/`, `own_ring.rs`.
 
 use std::io::{self, PipeReader, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -12,8 +12,6 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use super::descriptor::{Descriptor, Iovecs};
 use super::request::Direction;
 
-/// How often one request is tried again after the kernel gave it back undone.
-pub(super) const RETRIES_MAX: u8 = 8;
 /// Pause after the kernel had no memory to take requests.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -93,14 +91,16 @@ pub(super) fn enter(ring: &mut IoUring, completions: usize) -> io::Result<()> {
     }
 }
 
-/// The entry of a transfer of `iovecs`, which stay where they are until it completes.
+/// The entry of a transfer of `iovecs`, which stay where they are until it completes, by a descriptor
+/// of the file ([`Descriptor::for_try`]).
 pub(super) fn transfer(
     file: &Descriptor,
+    fd: RawFd,
     direction: Direction,
     offset: u64,
     iovecs: &Iovecs,
 ) -> squeue::Entry {
-    let (fd, iovecs) = (types::Fd(file.fd.as_raw_fd()), iovecs.as_slice());
+    let (fd, iovecs) = (types::Fd(fd), iovecs.as_slice());
     let (array, count) = (iovecs.as_ptr(), u32::try_from(iovecs.len()).expect("at most 1024"));
     // A longer one comes back short and is continued.
     let one = (iovecs[0].iov_base.cast(), iovecs[0].iov_len.min(1 << 30) as u32);
@@ -112,11 +112,6 @@ pub(super) fn transfer(
     };
     // Else by a thread of the kernel's, so that whoever submits it waits for nothing.
     if file.begins_at_once { entry } else { entry.flags(squeue::Flags::ASYNC) }
-}
-
-/// Whether a completion's result says that the kernel gave the request back undone.
-pub(super) fn is_given_back(result: i32) -> bool {
-    matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED)
 }
 
 /// Waits until the kernel has released a ring that was dropped, by its pipe of [`set_up`].

@@ -7,7 +7,7 @@ use std::ffi::{CString, OsStr};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -56,7 +56,7 @@ enum Order {
 type Script = dyn Fn(&Asked) -> Answer + Send + Sync;
 
 struct Shared {
-    files_bytes: Vec<u64>,
+    files_bytes: Mutex<Vec<u64>>,
     script: Mutex<Box<Script>>,
     asked: Mutex<Vec<Asked>>,
     held: Mutex<Vec<(Asked, ReplyData)>>,
@@ -79,7 +79,7 @@ impl OddFiles {
     ) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let shared = Arc::new(Shared {
-            files_bytes: files_bytes.to_vec(),
+            files_bytes: Mutex::new(files_bytes.to_vec()),
             script: Mutex::new(Box::new(script)),
             asked: Mutex::default(),
             held: Mutex::default(),
@@ -104,6 +104,11 @@ impl OddFiles {
     /// All reads that have come.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         lock(&self.shared.asked).clone()
+    }
+
+    /// The file has so many bytes from now on.
+    pub(crate) fn set_len(&self, file: usize, bytes: u64) {
+        lock(&self.shared.files_bytes)[file] = bytes;
     }
 
     /// From now on, reads are answered like this.
@@ -166,7 +171,7 @@ fn serve(
 }
 
 fn bytes_of(shared: &Shared, asked: &Asked) -> Vec<u8> {
-    let end = shared.files_bytes[asked.file].min(asked.offset + asked.bytes as u64);
+    let end = lock(&shared.files_bytes)[asked.file].min(asked.offset + asked.bytes as u64);
     (asked.offset..end).map(|at| byte_of(asked.file, at)).collect()
 }
 
@@ -178,9 +183,10 @@ impl Served {
         let file = ino.checked_sub(FIRST).map(|file| file as usize);
         let (kind, size) = match file {
             None => (FileType::Directory, 0),
-            Some(file) => (FileType::RegularFile, *self.0.files_bytes.get(file)?),
+            Some(file) => (FileType::RegularFile, *lock(&self.0.files_bytes).get(file)?),
         };
-        let time = UNIX_EPOCH;
+        // Somebody is just writing to them.
+        let time = SystemTime::now();
         Some(FileAttr {
             ino: INodeNo(ino),
             size,

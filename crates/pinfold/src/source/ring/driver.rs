@@ -25,12 +25,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
 
 use super::queue::{Left, Shared};
+use crate::source::beside::Tries;
 use crate::source::descriptor::{Descriptor, Iovecs};
 use crate::source::pool;
 use crate::source::request::{Direction, Request};
-use crate::source::uring::{self, AbortOnUnwind, RETRIES_MAX};
+use crate::source::uring::{self, AbortOnUnwind};
 use crate::sync::locks::Mutex;
 use crate::threads::start;
 use crate::wait;
@@ -45,7 +47,7 @@ struct Flight {
     file: Arc<Descriptor>,
     request: Request,
     done: usize,
-    retries: u8,
+    tries: Tries,
     /// The kernel was asked to cancel it.
     cancelling: bool,
     iovecs: Iovecs,
@@ -233,7 +235,7 @@ impl Driver {
                 file,
                 request,
                 done: 0,
-                retries: 0,
+                tries: Tries::default(),
                 cancelling: false,
                 iovecs: Iovecs::new(),
             };
@@ -244,9 +246,11 @@ impl Driver {
 
     fn launch(&mut self, slot: usize, mut flight: Box<Flight>) {
         flight.iovecs.fill(flight.request.extents(), flight.done);
-        let offset = flight.request.offset() + flight.done as u64;
-        let entry =
-            uring::transfer(&flight.file, flight.request.direction(), offset, &flight.iovecs);
+        let Flight { file, request, tries, .. } = &mut *flight;
+        let (direction, end) = (request.direction(), request.offset() + request.bytes() as u64);
+        let fd = file.for_try(direction, end, tries);
+        let offset = request.offset() + flight.done as u64;
+        let entry = uring::transfer(&flight.file, fd, direction, offset, &flight.iovecs);
         self.push(&entry.user_data(slot as u64));
         assert!(self.flights[slot].replace(flight).is_none());
     }
@@ -365,10 +369,10 @@ impl Driver {
                 _ => (flight.done < flight.request.bytes() && !ended, Ok(flight.done)),
             }
         } else {
-            let given_back = uring::is_given_back(result);
-            flight.retries += u8::from(given_back);
-            let again = given_back && flight.retries <= RETRIES_MAX && stopped.is_none();
-            (again, Err(io::Error::from_raw_os_error(-result)))
+            let errno = Errno::from_raw_os_error(-result);
+            let Flight { file, request, tries, .. } = &mut *flight;
+            let again = file.again(request.direction(), errno, tries) && stopped.is_none();
+            (again, Err(file.error(errno)))
         };
         if again {
             return Err(flight);

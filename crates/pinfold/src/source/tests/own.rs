@@ -2,6 +2,7 @@
 //! ring.
 
 use std::cell::RefCell;
+use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use super::opening::forbid;
@@ -141,7 +142,7 @@ impl Device {
 }
 
 impl Carrier for Device {
-    unsafe fn push(&mut self, _: &Descriptor, n: usize, at: u64, iovecs: &Iovecs) {
+    unsafe fn push(&mut self, _: &Descriptor, _: RawFd, n: usize, at: u64, iovecs: &Iovecs) {
         self.pushed.push((n, at, iovecs.as_slice().to_vec()));
     }
 
@@ -222,7 +223,7 @@ struct Submissions {
 }
 
 impl Carrier for Submissions {
-    unsafe fn push(&mut self, _: &Descriptor, n: usize, _: u64, iovecs: &Iovecs) {
+    unsafe fn push(&mut self, _: &Descriptor, _: RawFd, n: usize, _: u64, iovecs: &Iovecs) {
         let asked: usize = iovecs.as_slice().iter().map(|part| part.iov_len).sum();
         self.pushed.push((n, i32::try_from(asked).expect("a few KiB")));
         self.new += 1;

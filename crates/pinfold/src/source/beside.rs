@@ -1,0 +1,179 @@
+//! Reads through the kernel's page cache of a file that is otherwise read directly; and which errors
+//! of a transfer are no reason to give it up.
+//!
+//! Belongs here: when a read does not go directly, and how often one is tried. Does not: the calls
+//! themselves. Called by `descriptor.rs`, and through it by the rings; by `open.rs`.
+//!
+//! # When direct I/O is refused
+//! Some file systems accept `O_DIRECT` and refuse direct reads, or only large ones, or only later.
+//! Then the flag is taken from the descriptor, and all reads go through the kernel's page cache from
+//! there on; unless the file was opened for direct I/O alone.
+//!
+//! # The end of a file that somebody writes
+//! A direct read makes the kernel write out what it reads and another program has just written. A
+//! log is read where it grows: each append would be written to the device by itself. So, of a file
+//! that has grown, all from shortly before its former end on is read through the kernel's page cache,
+//! until it was not changed for a minute. That takes a second descriptor, which is opened when the
+//! file is asked for its length, and never by a ring's thread: an open may wait.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+// Not from `crate::sync`: no protocol of the cache depends on it.
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use rustix::fs::{Advice, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::request::Direction;
+
+/// How often a transfer is tried that a signal interrupts, or the kernel gives back undone.
+const TRIES_MAX: u8 = 64;
+/// For so long after a change, bytes may not have been written out. The kernel waits 30 s.
+const WRITTEN_AFTER_S: i64 = 60;
+/// So many bytes before the former end may be read once more: the folio there, and what `refresh.rs`
+/// compares.
+const READ_AGAIN_BYTES: u64 = 128 << 10;
+const PAGE: u64 = 4096;
+
+/// How one transfer has gone so far.
+#[derive(Debug, Default)]
+pub(super) struct Tries {
+    given_back: u8,
+    /// The last one was direct.
+    direct: bool,
+}
+
+/// What is known beside the descriptor of a file that is read directly.
+#[derive(Debug)]
+pub(super) struct Beside {
+    /// The error by which a direct read was refused, or 0.
+    refused: AtomicI32,
+    /// The length when it was last asked for, or [`UNKNOWN`].
+    len_bytes: AtomicU64,
+    /// Reads that end beyond this are not direct.
+    tail: AtomicU64,
+    /// The second descriptor, once it was tried to open it.
+    second: OnceLock<Option<OwnedFd>>,
+}
+
+const UNKNOWN: u64 = u64::MAX;
+
+/// The errors by which a file system says that it has no direct I/O, or none of this kind.
+pub(super) fn refuses_direct(errno: Errno) -> bool {
+    [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOSYS].contains(&errno)
+}
+
+/// Repeats a call that a signal interrupts.
+pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut result = call();
+    for _ in 0..TRIES_MAX {
+        if !matches!(result, Err(Errno::INTR)) {
+            break;
+        }
+        result = call();
+    }
+    result
+}
+
+impl Tries {
+    /// Whether the error says that the transfer was given back undone, and that it is to be tried
+    /// again.
+    pub(super) fn again(&mut self, errno: Errno) -> bool {
+        let given_back = [Errno::INTR, Errno::AGAIN, Errno::CANCELED].contains(&errno);
+        if given_back {
+            self.given_back += 1;
+        }
+        given_back && self.given_back < TRIES_MAX
+    }
+
+    /// Whether the last try was direct.
+    pub(super) fn was_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+impl Beside {
+    pub(super) fn new() -> Self {
+        Beside {
+            refused: AtomicI32::new(0),
+            len_bytes: AtomicU64::new(UNKNOWN),
+            tail: AtomicU64::new(UNKNOWN),
+            second: OnceLock::new(),
+        }
+    }
+
+    /// The error by which a direct read was refused.
+    pub(super) fn refused(&self) -> Option<Errno> {
+        // Relaxed: the flag of the descriptor counts, and its call orders that.
+        Some(self.refused.load(Ordering::Relaxed))
+            .filter(|it| *it != 0)
+            .map(Errno::from_raw_os_error)
+    }
+
+    /// The descriptor for the next try of a transfer that ends there.
+    pub(super) fn descriptor(
+        &self,
+        first: &OwnedFd,
+        direction: Direction,
+        end: u64,
+        tries: &mut Tries,
+    ) -> RawFd {
+        // Relaxed: whichever is read, the bytes are the same.
+        let in_tail = direction == Direction::Read && end > self.tail.load(Ordering::Relaxed);
+        let second = self.second.get().and_then(Option::as_ref).filter(|_| in_tail);
+        tries.direct = second.is_none() && self.refused().is_none();
+        second.unwrap_or(first).as_raw_fd()
+    }
+
+    /// A direct read was refused: from now on none is direct. False if that cannot be had.
+    pub(super) fn refuse(&self, first: &OwnedFd, errno: Errno) -> bool {
+        // Another thread's read may have been before this.
+        let done = rustix::fs::fcntl_setfl(first, OFlags::empty()).is_ok();
+        if done {
+            // Advice only: the cache reads ahead by itself.
+            let _ = rustix::fs::fadvise(first, 0, None, Advice::Random);
+            self.refused.store(errno.raw_os_error(), Ordering::Relaxed); // see `refused`
+        }
+        done
+    }
+
+    /// The descriptor through which some reads have gone to the kernel's page cache, if any.
+    pub(super) fn cached_by<'a>(&'a self, first: &'a OwnedFd) -> Option<&'a OwnedFd> {
+        let refused = self.refused().map(|_| first);
+        refused.or_else(|| self.second.get().and_then(Option::as_ref))
+    }
+
+    /// The file was asked for its attributes.
+    pub(super) fn note(&self, first: &OwnedFd, stat: &Stat) {
+        let len_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        // Relaxed, here and below: of two that ask at the same time, one may set a tail that is too
+        // short, and then a read is direct.
+        let before = self.len_bytes.swap(len_bytes, Ordering::Relaxed);
+        let age = clock_gettime(ClockId::RealtimeCoarse).tv_sec.checked_sub(stat.st_mtime);
+        if age.is_none_or(|age| age.abs() >= WRITTEN_AFTER_S) {
+            self.tail.store(UNKNOWN, Ordering::Relaxed); // see above
+        } else if before < len_bytes {
+            self.second.get_or_init(|| open_again(first).ok());
+            let tail = before.saturating_sub(READ_AGAIN_BYTES) / PAGE * PAGE;
+            self.tail.store(tail, Ordering::Relaxed); // see above
+        }
+    }
+
+    /// Whether all reads are direct.
+    pub(super) fn is_unused(&self) -> bool {
+        let no_tail = self.tail.load(Ordering::Relaxed) == UNKNOWN; // as in `note`
+        no_tail && self.refused().is_none()
+    }
+}
+
+/// Opens the file of a descriptor once more, to be read through the kernel's page cache.
+fn open_again(first: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", first.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let second = uninterrupted(|| rustix::fs::open(path.as_str(), flags, Mode::empty()))?;
+    // Advice only, as above.
+    let _ = rustix::fs::fadvise(&second, 0, None, Advice::Random);
+    Ok(second)
+}

@@ -22,7 +22,7 @@ use rustix::mm::{
     userfaultfd,
 };
 
-use super::protocol::{self, Reply, Request, Stats};
+use super::protocol::{self, Messages, Reply, Request, Stats};
 use super::socket;
 
 /// The kernel's `struct uffdio_api`.
@@ -69,7 +69,7 @@ const USER_MODE_ONLY: u32 = 1;
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
-    received: Vec<u8>,
+    messages: Messages,
 }
 
 impl Connection {
@@ -78,7 +78,7 @@ impl Connection {
     pub fn open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path)
             .with_context(|| format!("cannot connect to {}", path.display()))?;
-        Ok(Connection { stream, received: Vec::new() })
+        Ok(Connection { stream, messages: Messages::default() })
     }
 
     /// Sends a request with a descriptor, and waits for the answer, and the descriptor that comes
@@ -100,10 +100,7 @@ impl Connection {
         let mut descriptors = Vec::new();
         // Ends: each turn receives at least a byte.
         loop {
-            if let Some((message, length)) =
-                protocol::first(&self.received).map_err(|e| anyhow!(e))?
-            {
-                self.received.drain(..length);
+            if let Some(message) = self.messages.next().map_err(|error| anyhow!(error))? {
                 let reply = protocol::reply(message).map_err(|error| anyhow!(error))?;
                 if let Some(why) = reply.error {
                     bail!("the server refuses: {why}");
@@ -113,7 +110,7 @@ impl Connection {
             let mut buf = [0; 4096];
             let got = socket::receive(&self.stream, &mut buf).context("the server")?;
             ensure!(got.bytes > 0, "the server has closed the connection");
-            self.received.extend(&buf[..got.bytes]);
+            self.messages.push(&buf[..got.bytes]);
             descriptors.extend(got.descriptors);
         }
     }
@@ -141,11 +138,11 @@ impl Connection {
         // Ends: with the connection.
         loop {
             match socket::receive(&self.stream, &mut buf) {
-                Ok(got) if got.bytes > 0 => self.received.extend(&buf[..got.bytes]),
+                Ok(got) if got.bytes > 0 => self.messages.push(&buf[..got.bytes]),
                 Ok(_) | Err(_) => break,
             }
         }
-        let (message, _) = protocol::first(&self.received).ok()??;
+        let message = self.messages.next().ok()??;
         protocol::reply(message).ok()?.error
     }
 }

@@ -4,7 +4,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod.rs` | the arguments of `serve` |
-//! | `server.rs` | the loop, connections |
+//! | `server.rs` | the door: new connections |
+//! | `connection.rs` | a connection, in its own thread |
+//! | `peer.rs` | the other side of a connection |
+//! | `faults.rs` | the thread that serves faults |
+//! | `log.rs` | lines on standard error |
 //! | `protocol.rs` | messages |
 //! | `socket.rs` | bytes and descriptors over a socket |
 //! | `record.rs` | working sets |
@@ -14,8 +18,12 @@
 //!
 //! How faults are served is the library's: `crates/pinfold/src/clients/`.
 
+pub mod connection;
+pub mod faults;
 pub mod guest;
 mod holes;
+pub mod log;
+pub mod peer;
 pub mod protocol;
 pub mod record;
 pub mod restore;
@@ -29,8 +37,11 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use pinfold::{Cache, Clients, Options};
 
-use self::record::Recorder;
-use self::server::Server;
+use self::connection::Shared;
+use self::faults::Faults;
+use self::log::Log;
+use self::record::{Recorder, Recording, Written};
+use self::server::Door;
 use crate::size::Size;
 
 /// What happens, for people.
@@ -136,7 +147,6 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     for hole in zeros {
         clients.add_zeros(hole);
     }
-    allow_descriptors();
     let listener = {
         // For the owner alone, from the first moment on.
         let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
@@ -144,44 +154,45 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         rustix::process::umask(before);
         listener?
     };
-    let mut server = Server::new(cache, clients, listener, Duration::from_secs_f64(args.silence))?;
-    let replayed = replay.as_deref().map(record::pages_in);
-    if let Some(runs) = replay {
-        // More than half of the budget is not installed ahead.
-        let most = budget_bytes / record::PAGE_BYTES / 2;
-        server.replay(runs.into_iter().flatten().take(most as usize).collect());
-    }
-    let recorded = recorder.as_ref().map(|(_, known)| record::pages_in(known));
-    if let Some((recorder, known)) = recorder {
-        server.record(recorder, &known);
-    }
-    eprint!(
+    let mut line = format!(
         "serving {path} ({}, {} of it holes) at {}, with a budget of {}",
         Size(bytes),
         Size(zero_bytes),
         args.socket.display(),
         Size(budget_bytes)
     );
-    if let Some(pages) = replayed {
-        eprint!("; {pages} pages are installed ahead");
+    let (log, written) = (Log::start()?, Written::default());
+    let (memory, memory_bytes) = (clients.memory()?, clients.bytes());
+    let (mut faults, asks) = Faults::new(clients, log.clone())?;
+    if let Some(runs) = replay {
+        line += &format!("; {} pages are installed ahead", record::pages_in(&runs));
+        // More than half of the budget is not installed ahead.
+        let most = budget_bytes / record::PAGE_BYTES / 2;
+        faults.replay(runs.into_iter().flatten().take(most as usize).collect());
     }
-    if let Some(pages) = recorded {
-        eprint!("; recording, beside {pages} pages that are");
+    if let Some((recorder, known)) = recorder {
+        line += &format!("; recording, beside {} pages that are", record::pages_in(&known));
+        faults.record(Recording::start(recorder, known, &written, log.clone())?);
     }
-    eprintln!();
-    server.run()
+    let silence = Duration::from_secs_f64(args.silence);
+    let shared =
+        Shared { cache, memory, bytes: memory_bytes, asks, log: log.clone(), silence, written };
+    ignore_limit_signal();
+    let door = Door::new(listener, shared, server::allow_descriptors());
+    let thread = std::thread::Builder::new().name("pinfold-door".to_owned());
+    thread.spawn(move || door.run()).context("no thread for connections")?;
+    log.tell(line);
+    faults.run()
+}
+
+/// A file that must not grow any more, such as a working set, is an error, and no end.
+fn ignore_limit_signal() {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Enough for all of a snapshot that has so many bytes of data, and so much more that an eighth is
 /// unused to the end: then pages are read with those around them. Holes are never cached.
 pub fn default_budget_bytes(data_bytes: u64) -> u64 {
     (data_bytes + data_bytes / 6 + SPARE_BYTES).min(pinfold::BUDGET_MAX_BYTES)
-}
-
-/// As many descriptors as the system lets it have: each client takes two.
-fn allow_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    // With fewer it serves fewer.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

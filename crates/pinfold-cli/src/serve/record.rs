@@ -17,8 +17,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 
 use anyhow::{Context, Result, bail, ensure};
+
+use super::log::Log;
 
 const FIRST_LINE: &str = "pinfold-working-set 1";
 /// A page, in bytes.
@@ -182,6 +187,65 @@ impl Recorder {
             let _ = writeln!(text, "{} {}", run[0], run.len());
         }
         self.write(&text)
+    }
+}
+
+/// A thread that writes a working set: no fault waits for a disk. If it cannot be written any more,
+/// recording ends, and nothing else.
+#[derive(Debug)]
+pub struct Recording {
+    known: Vec<Range<u64>>,
+    touched: Sender<Vec<u64>>,
+}
+
+/// How many pages the file has.
+#[derive(Debug, Clone, Default)]
+pub struct Written(Arc<AtomicU64>);
+
+impl Written {
+    /// So many by now.
+    pub fn pages(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) // a figure
+    }
+}
+
+impl Recording {
+    /// Starts the thread. The file has the `known` pages.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(
+        mut recorder: Recorder,
+        known: Vec<Range<u64>>,
+        written: &Written,
+        log: Log,
+    ) -> Result<Self> {
+        written.0.store(pages_in(&known), Ordering::Relaxed); // a figure
+        let (touched, batches) = channel::<Vec<u64>>();
+        let written = written.clone();
+        let thread = std::thread::Builder::new().name("pinfold-record".to_owned());
+        let work = move || {
+            for pages in batches {
+                if let Err(why) = recorder.add(&pages) {
+                    log.tell(format_args!("the working set is not recorded any more: {why:#}"));
+                    return;
+                }
+                written.0.fetch_add(pages.len() as u64, Ordering::Relaxed); // a figure
+            }
+        };
+        thread.spawn(work).context("no thread to record")?;
+        Ok(Recording { known, touched })
+    }
+
+    /// What the file has had before.
+    pub fn known(&self) -> &[Range<u64>] {
+        &self.known
+    }
+
+    /// Adds pages that were touched, in this order. They wait for their turn in memory: each page is
+    /// touched once. False: it has ended.
+    pub fn add(&self, pages: Vec<u64>) -> bool {
+        self.touched.send(pages).is_ok()
     }
 }
 

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::guest::{Connection, Guest};
 use crate::publish::{self, publish};
+use crate::say;
 use crate::size::Size;
 
 /// What happens, for people.
@@ -168,7 +169,7 @@ fn hold(args: &RestoreArgs) -> Result<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
     let (restored, guest) = restore_and_keep(args)?;
-    println!("{}", serde_json::to_string(&restored)?);
+    say::print(serde_json::to_string(&restored)?)?;
     std::io::stdin().read_line(&mut line)?;
     drop(guest);
     Ok(())
@@ -340,13 +341,13 @@ fn watch(args: &RestoreArgs, link: &Link, mut connection: Connection, guest: &Gu
             Ok(new) => connection = new,
             Err(error) => {
                 // The others wait in the kernel for pages that do not come.
-                eprintln!("error: {error:#}");
+                say::tell(format_args!("error: {error:#}"));
                 std::process::exit(1);
             }
         }
         match connection.closer() {
             Ok(closer) => *lock(&link.closer) = Some(closer),
-            Err(error) => eprintln!("{error:#}"), // then the end of the process closes it
+            Err(error) => say::tell(format_args!("{error:#}")), // then the end of the process closes it
         }
         *lock(&link.reconnects) += 1;
         link.again.notify_all();

@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Descriptors that one message may bring. Of more, the system closes the rest.
+/// Descriptors that are taken of one message. Of more, the system closes the rest.
 const DESCRIPTORS_MAX: usize = 2;
 
 /// What came.
@@ -20,8 +20,9 @@ pub struct Received {
     pub bytes: usize,
     /// With these.
     pub descriptors: Vec<OwnedFd>,
-    /// There were more of them.
-    pub too_many: bool,
+    /// There were more of them than the process may have. Of more than [`DESCRIPTORS_MAX`] nothing
+    /// is said: these are too many in any case.
+    pub left_out: bool,
 }
 
 /// Receives what is there.
@@ -40,8 +41,9 @@ pub fn receive(socket: impl AsFd, buf: &mut [u8]) -> Result<Received, Errno> {
             descriptors.extend(rights);
         }
     }
-    let too_many = got.flags.contains(ReturnFlags::CTRUNC);
-    Ok(Received { bytes: got.bytes, descriptors, too_many })
+    let is_cut = got.flags.contains(ReturnFlags::CTRUNC);
+    let left_out = is_cut && descriptors.len() < DESCRIPTORS_MAX;
+    Ok(Received { bytes: got.bytes, descriptors, left_out })
 }
 
 /// Sends a message with at most one descriptor; returns how many bytes were sent.

@@ -1,0 +1,215 @@
+//! One connection, in a thread of its own. What a client does to it makes nobody else wait: a
+//! message that does not end, one that takes long to be understood, a descriptor whose close waits.
+//!
+//! # States
+//!
+//! | state | the client | ends when |
+//! |---|---|---|
+//! | new | has to say what it wants | it is served; it closes; it was silent too long, or wrong; it gives way |
+//! | served | is silent, or asks for counters | it closes; it cannot be served; it was wrong |
+//!
+//! A connection that ends takes its client with it. What is installed in its memory stays. Called
+//! by `server.rs`.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pinfold::{Cache, ClientId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::faults::Asks;
+use super::log::Log;
+use super::peer::Peer;
+use super::protocol::{self, Messages, Reply, Request, Stats};
+use super::record::Written;
+use super::socket::{self, Received};
+
+/// Bytes that are received at once.
+const RECEIVE_BYTES: usize = 16 << 10;
+
+/// How much less the system prefers the threads of connections to the one that serves faults.
+const NICE: i32 = 10;
+
+/// What the server's descriptors run out of.
+const NO_DESCRIPTORS: &str = "the server has no descriptors left: connect again later";
+
+/// What all connections have.
+#[derive(Debug)]
+pub struct Shared {
+    /// The cache, for its counters.
+    pub cache: Cache,
+    /// The memory that clients share, and its length.
+    pub memory: OwnedFd,
+    /// As `Clients::bytes` says.
+    pub bytes: u64,
+    /// The thread that serves faults.
+    pub asks: Asks,
+    /// Where lines go.
+    pub log: Log,
+    /// How long a client may be silent before it is served.
+    pub silence: Duration,
+    /// Of the working set that is recorded.
+    pub written: Written,
+}
+
+/// A connection, in its thread.
+struct Connection<'a> {
+    shared: &'a Shared,
+    peer: &'a Arc<Peer>,
+    messages: Messages,
+    descriptor: Option<OwnedFd>,
+    /// It has said hello, and so reads what it is told.
+    hears: bool,
+    /// What is served, and this thread's duplicate of its userfaultfd: to close the last one waits
+    /// for the client.
+    client: Option<(ClientId, OwnedFd)>,
+}
+
+/// Has a conversation, until it ends.
+///
+/// What the connection has received is closed by this thread. The caller closes the connection,
+/// once nobody else has it: what it has not received yet is closed with it.
+pub fn run(shared: &Shared, peer: &Arc<Peer>) {
+    // SAFETY: changes the priority of this thread alone. It may fail: then it is like the others.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    let messages = Messages::default();
+    let mut it =
+        Connection { shared, peer, messages, descriptor: None, hears: false, client: None };
+    let ended = peer.begin().and_then(|()| it.hear());
+    let (log, name) = (&shared.log, peer);
+    if let Some((client, _)) = &it.client {
+        shared.asks.remove(*client);
+    }
+    match ended {
+        Err(why) => {
+            log.tell(format_args!("{name} is not served any more: {why}"));
+            if it.hears {
+                let reply = Reply { error: Some(why), ..Reply::new() };
+                // The connection ends in any case.
+                let _ = socket::send(it.peer.stream(), &reply.message(), None);
+            }
+        }
+        Ok(()) if it.messages.is_in_the_middle() || it.descriptor.is_some() => {
+            log.tell(format_args!("{name} has left in the middle of a message"));
+        }
+        Ok(()) if it.client.is_some() => log.tell(format_args!("{name} has left")),
+        Ok(()) => {}
+    }
+}
+
+impl Connection<'_> {
+    /// Until the client closes the connection.
+    ///
+    /// # Errors
+    /// Why it is ended before.
+    fn hear(&mut self) -> Result<(), String> {
+        let begin = Instant::now();
+        let mut buf = vec![0; RECEIVE_BYTES];
+        // Ends: with the connection, at the latest when the process ends that has the other side.
+        loop {
+            self.wait(begin)?;
+            let received = match socket::receive(self.peer.stream(), &mut buf) {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => continue,
+                Err(Errno::CONNRESET) => return Ok(()),
+                Err(error) => return Err(error.to_string()),
+            };
+            let Received { bytes, mut descriptors, left_out } = received;
+            if let Some(why) = self.peer.why_ended() {
+                return Err(why);
+            }
+            if bytes == 0 {
+                return Ok(());
+            }
+            let count = descriptors.len() + usize::from(self.descriptor.is_some());
+            if count > 1 {
+                return Err("it has sent several descriptors, and one is wanted".to_owned());
+            }
+            if left_out {
+                return Err(NO_DESCRIPTORS.to_owned());
+            }
+            self.descriptor = self.descriptor.take().or(descriptors.pop());
+            self.messages.push(&buf[..bytes]);
+            // Ends: each turn takes a message.
+            while let Some(message) = self.messages.next()? {
+                self.hears |= protocol::is_from_a_listener(&message);
+                let request = protocol::request(message)?;
+                self.answer(request)?;
+            }
+            if self.client.is_some() && self.descriptor.is_some() {
+                return Err("it is served already, and sends a descriptor again".to_owned());
+            }
+        }
+    }
+
+    /// Waits until there is something to receive.
+    fn wait(&self, begin: Instant) -> Result<(), String> {
+        let left = match &self.client {
+            Some(_) => None,
+            None => Some(self.shared.silence.saturating_sub(begin.elapsed())),
+        };
+        let wait = left.map(|left| Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let mut fds = [PollFd::new(self.peer.stream(), PollFlags::IN)];
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(_) if left.is_some_and(|left| left.is_zero()) => {
+                let seconds = self.shared.silence.as_secs_f64();
+                Err(format!("it has sent no mappings for {seconds} seconds"))
+            }
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<(), String> {
+        let (reply, descriptor) = match request {
+            Request::Memory => {
+                let memory = self.memory()?;
+                (Reply { bytes: Some(self.shared.bytes), ..Reply::new() }, Some(memory))
+            }
+            Request::Stats => {
+                let stats = self.shared.asks.stats().ok_or("the server ends")?;
+                let touched = self.shared.written.pages();
+                let stats = Stats::new(&stats, &self.shared.cache.sources(), touched);
+                (Reply { stats: Some(stats), ..Reply::new() }, None)
+            }
+            Request::Serve(mappings) => {
+                if self.client.is_some() {
+                    return Err("it is served already, and sends mappings again".to_owned());
+                }
+                let uffd = self.descriptor.take();
+                let uffd = uffd.ok_or("its mappings came without a userfaultfd")?;
+                let twin = uffd.try_clone().map_err(|_| NO_DESCRIPTORS)?;
+                let client = self.shared.asks.add(twin, mappings, self.peer.clone())?;
+                self.client = Some((client, uffd));
+                self.peer.set_served();
+                if !self.hears {
+                    return Ok(()); // Firecracker expects no answer
+                }
+                (Reply { client: Some(self.peer.number()), ..Reply::new() }, None)
+            }
+        };
+        let message = reply.message();
+        match socket::send(self.peer.stream(), &message, descriptor.as_ref()) {
+            Ok(sent) if sent == message.len() => Ok(()),
+            Ok(_) | Err(Errno::AGAIN) => Err("it does not read its answers".to_owned()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(()), // its end is seen next
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// A descriptor of the shared memory, for this client alone.
+    fn memory(&self) -> Result<OwnedFd, String> {
+        let path = format!("/proc/self/fd/{}", self.shared.memory.as_raw_fd());
+        let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        opened.map_err(|why| match why {
+            Errno::MFILE | Errno::NFILE => NO_DESCRIPTORS.to_owned(),
+            why => format!("the memory cannot be opened: {why}"),
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! What a client, a disk or a terminal can do to a server, and to its other clients: nothing. Each
+//! test ends with a client that is served.
+
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests")]
+
+mod ground;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+
+use ground::*;
+
+/// A socket whose last close waits for 600 seconds.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 65536]).is_ok() {}
+    let linger = Some(Duration::from_secs(600));
+    stream.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();
+    (stream.into(), other)
+}
+
+#[test]
+fn a_descriptor_whose_close_waits_makes_nobody_wait() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    let pid = Pid::from_raw(server.child.id().cast_signed()).unwrap();
+    // While it stands still, it has them all, and this process closes none as the last.
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    let mut hostile = Vec::new();
+    for n in 0..20 {
+        let (socket, other) = lingering();
+        let stream = UnixStream::connect(&server.socket).unwrap();
+        let mappings = format!("[{}]", mapping(4096, P, 0, ""));
+        if n % 2 == 0 {
+            send(&stream, &mappings, &[&socket]);
+        } else {
+            // More than it receives at once, and it ends the connection for that: the rest is
+            // closed with the connection.
+            send(&stream, &"?".repeat(20_000), &[]);
+            send(&stream, &mappings, &[&socket]);
+        }
+        hostile.push((stream, other));
+    }
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    result(ground.restore(&["--order", "random"]));
+    // Those that were received are not closed yet: the close waits, in a thread of its own.
+    for (stream, _) in hostile.iter_mut().step_by(2) {
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+    result(ground.restore(&["--private"]));
+}
+
+#[test]
+fn lines_that_nobody_reads_end_nothing_and_make_nobody_wait() {
+    let ground = Ground::new(4 * MIB);
+    for keep in [false, true] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: changes the pipe alone.
+        assert!(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) } > 0);
+        let reader = keep.then_some(reader);
+        let mut server = pinfold("serve");
+        server.arg(ground.snapshot()).arg("--socket").arg(ground.socket());
+        let mut child = server.stderr(Stdio::from(OwnedFd::from(writer))).spawn().unwrap();
+        drop(server);
+        while UnixStream::connect(ground.socket()).is_err() {
+            std::thread::yield_now();
+        }
+        for _ in 0..2000 {
+            let stream = UnixStream::connect(ground.socket()).unwrap();
+            send(&stream, "GET", &[]);
+            closed(&stream);
+        }
+        result(ground.restore(&[]));
+        assert_eq!(child.try_wait().unwrap(), None, "it serves");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::fs::remove_file(ground.socket()).unwrap();
+        drop(reader);
+    }
+    // A full disk.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut server = pinfold("serve");
+    server.arg(ground.snapshot()).arg("--socket").arg(ground.socket());
+    let mut child = server.stdout(full.try_clone().unwrap()).stderr(full).spawn().unwrap();
+    while UnixStream::connect(ground.socket()).is_err() {
+        std::thread::yield_now();
+    }
+    result(ground.restore(&[]));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn limit(pid: u32, which: Resource, most: u64) -> Rlimit {
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(which);
+    let limit = Rlimit { current: Some(most), maximum };
+    rustix::process::prlimit(Pid::from_raw(pid.cast_signed()), which, limit).unwrap()
+}
+
+#[test]
+fn a_working_set_that_cannot_be_written_ends_the_recording_alone() {
+    let ground = Ground::new(4 * MIB);
+    let set = ground.path("set");
+    let server = ground.serve(&["--record", set.to_str().unwrap()]);
+    let recorded = || std::fs::read_to_string(&set).unwrap();
+    let before = recorded();
+    limit(server.child.id(), Resource::Fsize, before.len() as u64 + 8);
+    result(ground.restore(&["--order", "random"]));
+    server.says("the working set is not recorded any more: cannot write");
+    result(ground.restore(&[]));
+    let after = recorded();
+    assert!(after.starts_with(&before) && after.ends_with('\n'), "{after:?}");
+    drop(server);
+    // What could not be read again is refused at the start, without waiting for it.
+    let fifo = ground.path("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    for path in [fifo.to_str().unwrap(), "/dev/full"] {
+        let mut serve = pinfold("serve");
+        serve.arg(ground.snapshot()).arg("--socket").arg(ground.socket());
+        let output = serve.args(["--record", path]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let why = format!("error: cannot write {path}: it is no regular file");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with(&why), "{output:?}");
+    }
+}
+
+#[test]
+fn silent_connections_give_way_and_a_lack_of_descriptors_is_the_servers() {
+    let ground = Ground::new(4 * MIB);
+    let mut few = pinfold("serve");
+    let limit_self = || {
+        let limit = Rlimit { current: Some(100), maximum: Some(100) };
+        Ok(rustix::process::setrlimit(Resource::Nofile, limit)?)
+    };
+    // SAFETY: a system call, before the program begins.
+    unsafe { few.pre_exec(limit_self) };
+    let server = ground.serve_by(few, &["--silence", "3600"]);
+    let silent = [(); 100].map(|()| UnixStream::connect(&server.socket).unwrap());
+    result(ground.restore(&[]));
+    server.says("it is not served yet, and gives way to a new one");
+    drop((silent, server));
+
+    let server = ground.serve(&[]);
+    let pid = server.child.id();
+    let (uffd, at) = two_pages();
+    let ask = || {
+        let stream = UnixStream::connect(&server.socket).unwrap();
+        send(&stream, r#"{"pinfold":1,"want":"stats"}"#, &[]);
+        assert!((&stream).read(&mut [0; 4096]).unwrap() > 0);
+        stream
+    };
+    let stream = ask();
+    let before = limit(pid, Resource::Nofile, 3);
+    send(&stream, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
+    let told = closed(&stream);
+    assert!(told.contains("the server has no descriptors left"), "{told:?}");
+    limit(pid, Resource::Nofile, before.current.unwrap());
+    let stream = ask();
+    send(&stream, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
+    // SAFETY: a page of `two_pages`.
+    assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
+}

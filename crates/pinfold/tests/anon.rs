@@ -570,8 +570,7 @@ fn bad_ranges_are_refused() {
     }
     let larger = subject.space.map_anon(4 * MIB).unwrap();
     let error = larger.hold(PAGE - 1..2 * MIB + PAGE - 1).map(drop).unwrap_err();
-    let text =
-        "their pages have 2101248 bytes, and of all own memory 0 bytes are held, and 2097152";
+    let text = "their pages have 2101248 bytes, and of all maps and own memory 0 bytes are held";
     assert!(error.to_string().contains(text), "{error}");
     map.discard(PAGE..3 * PAGE - 1).unwrap();
     assert_eq!(map.page_out(5..5).unwrap(), 0);

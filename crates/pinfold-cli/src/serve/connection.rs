@@ -134,7 +134,7 @@ impl Connection<'_> {
             self.descriptor = self.descriptor.take().or(descriptors.pop());
             self.messages.push(&buf[..bytes]);
             // Ends: each turn takes a message.
-            while let Some(message) = self.messages.next()? {
+            while let Some(message) = self.messages.take()? {
                 self.hears |= protocol::is_from_a_listener(&message);
                 let request = protocol::request(message)?;
                 self.answer(request)?;

@@ -100,7 +100,7 @@ impl Connection {
         let mut descriptors = Vec::new();
         // Ends: each turn receives at least a byte.
         loop {
-            if let Some(message) = self.messages.next().map_err(|error| anyhow!(error))? {
+            if let Some(message) = self.messages.take().map_err(|error| anyhow!(error))? {
                 let reply = protocol::reply(message).map_err(|error| anyhow!(error))?;
                 if let Some(why) = reply.error {
                     bail!("the server refuses: {why}");
@@ -142,7 +142,7 @@ impl Connection {
                 Ok(_) | Err(_) => break,
             }
         }
-        let message = self.messages.next().ok()??;
+        let message = self.messages.take().ok()??;
         protocol::reply(message).ok()?.error
     }
 }

@@ -165,13 +165,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let (memory, memory_bytes) = (clients.memory()?, clients.bytes());
     let (mut faults, asks) = Faults::new(clients, log.clone())?;
     if let Some(runs) = replay {
-        line += &format!("; {} pages are installed ahead", record::pages_in(&runs));
+        let pages = record::pages_in(&runs);
+        line = format!("{line}; {pages} pages are installed ahead");
         // More than half of the budget is not installed ahead.
         let most = budget_bytes / record::PAGE_BYTES / 2;
         faults.replay(runs.into_iter().flatten().take(most as usize).collect());
     }
     if let Some((recorder, known)) = recorder {
-        line += &format!("; recording, beside {} pages that are", record::pages_in(&known));
+        let pages = record::pages_in(&known);
+        line = format!("{line}; recording, beside {pages} pages that are");
         faults.record(Recording::start(recorder, known, &written, log.clone())?);
     }
     let silence = Duration::from_secs_f64(args.silence);

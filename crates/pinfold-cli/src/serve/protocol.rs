@@ -205,7 +205,7 @@ impl Messages {
     ///
     /// # Errors
     /// It is no message, or too long.
-    pub fn next(&mut self) -> Result<Option<Value>, String> {
+    pub fn take(&mut self) -> Result<Option<Value>, String> {
         while let Some(&byte) = self.bytes.get(self.at) {
             self.at += 1;
             if self.depth == 0 {
@@ -321,7 +321,7 @@ mod tests {
     fn parsed(text: &str) -> Result<Option<Request>, String> {
         let mut messages = Messages::default();
         messages.push(text.as_bytes());
-        messages.next()?.map(request).transpose()
+        messages.take()?.map(request).transpose()
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
         let said = Reply { client: Some(7), ..Reply::new() };
         let mut messages = Messages::default();
         messages.push(&said.message());
-        let message = messages.next().unwrap().unwrap();
+        let message = messages.take().unwrap().unwrap();
         assert_eq!(reply(message).unwrap().client, Some(7));
     }
 
@@ -383,7 +383,7 @@ mod tests {
             let (mut messages, mut found) = (Messages::default(), Vec::new());
             for piece in all.chunks(piece) {
                 messages.push(piece);
-                while let Some(message) = messages.next().unwrap() {
+                while let Some(message) = messages.take().unwrap() {
                     found.push(message);
                 }
             }
@@ -398,7 +398,7 @@ mod tests {
         let mut messages = Messages::default();
         for n in 0..MESSAGE_MAX_BYTES {
             messages.push(if n == 0 { b"[" } else { b" " });
-            assert_eq!((messages.next(), messages.at), (Ok(None), n + 1));
+            assert_eq!((messages.take(), messages.at), (Ok(None), n + 1));
         }
     }
 

@@ -31,6 +31,9 @@ const WHAT: &str = "PINFOLD_FUZZ_WHAT";
 const SEED: &str = "PINFOLD_FUZZ_SEED";
 const SECONDS: &str = "PINFOLD_FUZZ_SECONDS";
 
+/// `UFFD_FEATURE_EVENT_REMOVE`.
+const EVENT_REMOVE: u64 = 1 << 3;
+
 /// Faults of the honest client, beside each kind of load.
 const FAULTS: usize = 300;
 
@@ -54,21 +57,29 @@ fn hostile_clients() {
     let seed = number(SEED).unwrap();
     std::thread::scope(|scope| match &*what {
         "discard" => {
-            let mut connection = Connection::open(socket).unwrap();
-            let guest: &Guest =
-                Box::leak(Box::new(Guest::restore(&mut connection, ClientMemory::Shared).unwrap()));
-            for _ in 0..16 {
-                scope.spawn(|| {
+            // Of each removed range the server hears.
+            let bytes = 64 << 30;
+            let (uffd, at) = private_memory(bytes, EVENT_REMOVE);
+            let stream = UnixStream::connect(socket).unwrap();
+            send(&stream, &format!("[{}]", mapping(at, bytes, 0, "")), &[&uffd]);
+            for n in 0..16 {
+                scope.spawn(move || {
+                    let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
                     loop {
                         // SAFETY: its memory, which nobody else uses.
-                        let _ = unsafe {
-                            madvise(guest.as_ptr().cast(), guest.len(), Advice::LinuxDontNeed)
-                        };
+                        let _ =
+                            unsafe { madvise(at.cast(), bytes as usize, Advice::LinuxDontNeed) };
                         // SAFETY: in its memory.
-                        unsafe { guest.as_ptr().add(8 * P as usize).read_volatile() };
+                        unsafe { at.add((8 + n) * P as usize).read_volatile() };
                     }
                 });
             }
+            scope.spawn(move || {
+                let _stream = stream;
+                loop {
+                    std::thread::park();
+                }
+            });
         }
         "pieces" => {
             let mut streams: Vec<_> = (0..32).map(|_| UnixStream::connect(socket)).collect();

@@ -168,13 +168,24 @@ pub fn bare_uffd() -> OwnedFd {
 
 /// Two pages of private memory, registered for missing pages; never unmapped.
 pub fn two_pages() -> (OwnedFd, usize) {
+    private_memory(2 * P, 0)
+}
+
+/// Private memory of any length, registered for missing pages; never unmapped.
+pub fn private_memory(bytes: u64, features: u64) -> (OwnedFd, usize) {
     let uffd = bare_uffd();
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping.
-    let at =
-        unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * P as usize, prot, MapFlags::PRIVATE) };
+    let at = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            bytes as usize,
+            prot,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    };
     let at = at.unwrap().expose_provenance();
-    let (mut api, mut register) = (Api([0xAA, 0, 0]), Register([at as u64, 2 * P, 1, 0]));
+    let (mut api, mut register) = (Api([0xAA, features, 0]), Register([at as u64, bytes, 1, 0]));
     // SAFETY: the kernel's struct.
     unsafe { ioctl(&uffd, Updater::<OP_API, _>::new(&mut api)) }.unwrap();
     // SAFETY: the kernel's struct, and the mapping above.

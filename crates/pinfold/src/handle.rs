@@ -136,7 +136,7 @@ impl Handle {
                 continue;
             };
             // What maps show is used by accesses that nobody counts.
-            if frame.uses() == 0 && !frame.is_mirrored() {
+            if frame.is_unread() && !frame.is_mirrored() {
                 unread.unused += end - page;
             }
             page = end;

@@ -57,6 +57,14 @@ mutants! {
     /// An insert does not check whether there is a folio already.
     InsertBlindly,
 
+    // ---- of what is kept ----
+    /// Eviction leaves no ghosts.
+    GhostsForgotten,
+    /// A large folio of which a few parts are used stays whole.
+    PartsUnsplit,
+    /// The first read of a folio counts as a use.
+    FirstReadUses,
+
     // ---- of files that others write ----
     /// An open does not compare the file's contents with those that cached pages were read under.
     OpenUncompared,

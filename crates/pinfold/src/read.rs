@@ -111,7 +111,7 @@ impl Handle {
             return false;
         }
         if !frame.is_used_most() {
-            note_use(self, frame, head);
+            note_use(self, frame, head, (found.at as usize, buf.len()));
         }
         true
     }
@@ -197,8 +197,8 @@ impl Handle {
     pub(crate) fn copy_held(&self, held: &Held<'_>, buf: &mut [u8], offset: u64) -> usize {
         let at = (offset - held.offset()) as usize;
         let bytes = buf.len().min(held.frame().file_bytes().saturating_sub(at));
-        if !held.frame().is_used_most() && self.counters().shard().comes_to(held.head().0) {
-            held.frame().note_use();
+        if !held.frame().is_used_most() {
+            note_use(self, held.frame(), held.head(), (at, bytes));
         }
         // SAFETY: inside the folio, which the reference keeps; the bytes of a folio with holders
         // never change. `buf` is the caller's alone.
@@ -210,14 +210,12 @@ impl Handle {
     }
 }
 
-/// Notes a use, unless this thread read the folio last. Out of line: a folio that is read all the
-/// time does not get here.
+/// Notes a read of so many bytes from that byte of the folio on. Out of line: a folio that is read
+/// all the time, in all parts, does not get here.
 #[cold]
 #[inline(never)]
-fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber) {
-    if handle.counters().shard().comes_to(head.0) {
-        frame.note_use();
-    }
+fn note_use(handle: &Handle, frame: &Frame, head: FrameNumber, (at, bytes): (usize, usize)) {
+    frame.note_use(handle.counters().shard().comes_to(head.0), at, bytes);
 }
 
 /// Counts why a short read failed. Out of line, and one function per reason: a reason that is an

@@ -6,7 +6,8 @@
 
 use pinfold_policy::{Answer, Id, NONE, Place, Policy, Residents, S3Fifo, Sweep};
 
-use crate::frame::{Frame, FrameNumber, Frames};
+use crate::frame::{Flags, Frame, FrameNumber, Frames};
+use crate::mutant::{self, Mutant};
 use crate::sync::Mutex;
 
 /// Any policy, for any borrow of the frame table.
@@ -34,6 +35,9 @@ impl Residency {
         let mut policy = self.0.lock();
         let shadow = frames.ghosts().get(file, frames.frame(head).identity().index);
         policy.insert(&mut Entries(frames), head.0, shadow);
+        if !mutant::on(Mutant::FirstReadUses) {
+            frames.frame(head).set_fresh();
+        }
         shadow.is_some_and(|shadow| policy.is_recent(shadow))
     }
 
@@ -88,6 +92,18 @@ impl Residency {
         victims
     }
 
+    /// Whether the folio at `victim`, which was offered, has parts that were used enough to stay.
+    pub(crate) fn stays_in_part(&self, frames: &Frames, victim: FrameNumber) -> bool {
+        frames.frame(victim).is_partly_used()
+            && self.0.lock().stays_in_part(&Entries(frames), victim.0)
+    }
+
+    /// Whether the folio at `head` is on offer.
+    pub(crate) fn is_offered(&self, frames: &Frames, head: FrameNumber) -> bool {
+        let _policy = self.0.lock();
+        matches!(Entries(frames).place(head.0), Place::Offered(_))
+    }
+
     /// The folio at `victim`, of a file that ghosts know as `file`, is frozen and will be evicted.
     /// Call it under its mapping's `change` mutex.
     pub(crate) fn evicted(
@@ -99,7 +115,9 @@ impl Residency {
     ) {
         let mut policy = self.0.lock();
         let mut entries = Entries(frames);
-        if let Some(shadow) = policy.answer(&mut entries, sweep, victim.0, Answer::Evicted) {
+        if let Some(shadow) = policy.answer(&mut entries, sweep, victim.0, Answer::Evicted)
+            && !mutant::on(Mutant::GhostsForgotten)
+        {
             frames.ghosts().put(file, frames.frame(victim).identity().pages(), shadow);
         }
     }
@@ -140,6 +158,12 @@ impl Residents for Entries<'_> {
     }
     fn set_uses(&mut self, id: Id, uses: u8) {
         self.entry(id).set_uses(uses);
+    }
+    fn is_partly_used(&self, id: Id) -> bool {
+        let kept_whole = Flags::MIRRORED | Flags::GRANTED;
+        self.entry(id).is_partly_used()
+            && !self.entry(id).flags().intersects(kept_whole)
+            && !mutant::on(Mutant::PartsUnsplit)
     }
     fn pages(&self, id: Id) -> u32 {
         self.entry(id).order().frames()

@@ -9,7 +9,7 @@
 
 use crate::policy::{PolicyState, Rules};
 use crate::queues::{Queues, Usage};
-use crate::residents::{Queue, Residents};
+use crate::residents::Queue;
 use crate::shadow::Shadow;
 use crate::sweep::Sweep;
 
@@ -59,14 +59,8 @@ impl Rules for Clock {
         self.queues.gives(Queue::Main, sweep).then_some(Queue::Main)
     }
 
-    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, _: &Sweep) -> bool {
-        let id = self.queues.head(queue);
-        let spared = self.second_chance && r.uses(id) > 0;
-        if spared {
-            r.set_uses(id, 0);
-            self.queues.rotate(r, queue, Queue::Main);
-        }
-        spared
+    fn spares(&self, _: Queue, uses: u8) -> Option<u8> {
+        (self.second_chance && uses > 0).then_some(0)
     }
 
     /// As many as the sweep has effort for.

@@ -4,7 +4,7 @@
 //! Not here: any rules (`s3fifo.rs`, `clock.rs`).
 
 use crate::queues::{Queues, Usage};
-use crate::residents::{Id, Queue, Residents};
+use crate::residents::{Id, Place, Queue, Residents};
 use crate::shadow::Shadow;
 use crate::sweep::{Answer, GaveUp, GaveUpReason, Sweep};
 
@@ -58,8 +58,13 @@ pub trait Policy<R: Residents + ?Sized>: PolicyState {
     /// folio that the policy does not hold is left alone.
     fn remove(&mut self, residents: &mut R, id: Id);
 
-    /// A folio was split. `head` keeps its place and has its new weight in the table already; the
-    /// `rest` come next behind it, with the same use count.
+    /// Whether an offered folio was used enough to stay, but in a few of its parts alone: the caller
+    /// splits it, if it can, and those of its parts that were used stay.
+    fn stays_in_part(&self, residents: &R, id: Id) -> bool;
+
+    /// A folio was split. All parts have their new weights and use counts in the table already.
+    /// `head` keeps its place, and the `rest` come next behind it. If it was on offer, the `rest` go
+    /// to the newest end of its queue, and all parts that were used enough are spared.
     ///
     /// # Panics
     /// If the parts do not weigh `pages_before` together.
@@ -83,8 +88,25 @@ pub(crate) trait Rules: PolicyState {
     /// The queue that gives the next candidate: one that [`Queues::gives`]; `None` if none does.
     fn pick(&self, sweep: &Sweep) -> Option<Queue>;
 
+    /// Whether a folio in this queue that was used so often is spared, and then with which count.
+    fn spares(&self, queue: Queue, uses: u8) -> Option<u8>;
+
     /// Spares the head of a queue if it was used enough: moves it to the newest end of main.
-    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool;
+    fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, _: &Sweep) -> bool {
+        self.spare_used(r, queue)
+    }
+
+    /// The same, whatever this sweep met.
+    #[inline]
+    fn spare_used<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue) -> bool {
+        let id = self.queues().head(queue);
+        let spared = self.spares(queue, r.uses(id)).filter(|_| !r.is_partly_used(id));
+        if let Some(uses) = spared {
+            r.set_uses(id, uses);
+            self.queues().rotate(r, queue, Queue::Main);
+        }
+        spared.is_some()
+    }
 
     /// The most folios spared in one call.
     fn reprieves_max(&self) -> u32;
@@ -143,8 +165,22 @@ impl<P: Rules, R: Residents + ?Sized> Policy<R> for P {
         self.queues().take_out(residents, id);
     }
 
+    fn stays_in_part(&self, residents: &R, id: Id) -> bool {
+        let Place::Offered(queue) = residents.place(id) else { return false };
+        self.spares(queue, residents.uses(id)).is_some() && residents.is_partly_used(id)
+    }
+
     fn split(&mut self, residents: &mut R, head: Id, pages_before: u32, rest: &[Id]) {
+        let place = residents.place(head);
         self.queues().split(residents, head, pages_before, rest);
+        let Place::Offered(queue) = place else { return };
+        for &id in std::iter::once(&head).chain(rest) {
+            if let Some(uses) = self.spares(queue, residents.uses(id)) {
+                residents.set_uses(id, uses);
+                self.queues().take_out(residents, id);
+                self.queues().push_tail(residents, id, Queue::Main);
+            }
+        }
     }
 
     fn replace(&mut self, residents: &mut R, old: Id, new: Id) {

@@ -228,7 +228,6 @@ impl Queues {
     ) {
         let pages_after = r.pages(head) + rest.iter().map(|&id| r.pages(id)).sum::<u32>();
         assert_eq!(pages_before, pages_after, "folio {head} lost or gained pages in its split");
-        let uses = r.uses(head);
         let shrunk = u64::from(pages_before - r.pages(head));
         match r.place(head) {
             Place::Out => {}
@@ -241,7 +240,6 @@ impl Queues {
                     let next = r.next(prev);
                     list.link(r, prev, id, next);
                     r.set_place(id, Place::Queued(queue));
-                    r.set_uses(id, uses);
                     prev = id;
                 }
             }
@@ -249,7 +247,6 @@ impl Queues {
                 self.offered.pages -= shrunk;
                 for &id in rest {
                     self.push_tail(r, id, queue);
-                    r.set_uses(id, uses);
                 }
             }
         }

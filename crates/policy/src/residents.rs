@@ -86,6 +86,11 @@ pub trait Residents {
     fn uses(&self, id: Id) -> u8;
     /// Sets the use count; may race with readers that raise it.
     fn set_uses(&mut self, id: Id, uses: u8);
+    /// Whether a large folio was used in a few of its parts alone: then these stay, and not all of
+    /// it.
+    fn is_partly_used(&self, _: Id) -> bool {
+        false
+    }
     /// The folio's weight in pages, `1..=PAGES_MAX`.
     fn pages(&self, id: Id) -> u32;
     /// Where the policy has the folio.

@@ -135,6 +135,14 @@ impl Rules for S3Fifo {
         if returned || self.main_lacks() { Queue::Main } else { Queue::Small }
     }
 
+    #[inline]
+    fn spares(&self, queue: Queue, uses: u8) -> Option<u8> {
+        match queue {
+            Queue::Small => (uses >= self.options.promote_uses).then_some(0),
+            Queue::Main => uses.checked_sub(1),
+        }
+    }
+
     /// By the order at the module's head.
     #[inline]
     fn pick(&self, sweep: &Sweep) -> Option<Queue> {
@@ -151,17 +159,9 @@ impl Rules for S3Fifo {
 
     #[inline]
     fn spare<R: Residents + ?Sized>(&mut self, r: &mut R, queue: Queue, sweep: &Sweep) -> bool {
-        let id = self.queues.head(queue);
-        let uses = r.uses(id);
-        match queue {
-            // It would be offered all the same, after all of main once more.
-            Queue::Small if self.queues.all_refused(Queue::Main, sweep) => return false,
-            Queue::Small if uses >= self.options.promote_uses => r.set_uses(id, 0),
-            Queue::Main if uses > 0 => r.set_uses(id, uses - 1),
-            _ => return false,
-        }
-        self.queues.rotate(r, queue, Queue::Main);
-        true
+        // It would be offered all the same, after all of main once more.
+        let in_vain = queue == Queue::Small && self.queues.all_refused(Queue::Main, sweep);
+        !in_vain && self.spare_used(r, queue)
     }
 
     fn reprieves_max(&self) -> u32 {

@@ -37,7 +37,7 @@ enum Op {
     Victim(Option<Answer>),
     LateAnswer(usize, Answer),
     NewSweep(u32),
-    Split(Id),
+    Split(Id, bool),
     Replace(Id, Id),
 }
 
@@ -55,7 +55,7 @@ fn ops() -> impl Strategy<Value = Op> {
         8 => prop_oneof![3 => answers().prop_map(Some), 1 => Just(None)].prop_map(Op::Victim),
         2 => (any::<usize>(), answers()).prop_map(|(n, a)| Op::LateAnswer(n, a)),
         1 => prop_oneof![0..8_u32, 100..200_u32].prop_map(Op::NewSweep),
-        1 => (0..IDS).prop_map(Op::Split),
+        1 => (0..IDS, any::<bool>()).prop_map(|(id, used)| Op::Split(id, used)),
         1 => (0..IDS, 0..IDS).prop_map(|(old, new)| Op::Replace(old, new)),
     ]
 }
@@ -157,11 +157,16 @@ impl Model {
     }
 
     fn spare(&mut self, queue: Queue, id: Id) -> bool {
-        let uses = self.uses[&id];
         let main_refused =
             !self.main.is_empty() && self.refused[Queue::Main as usize] >= self.main.len();
+        let in_vain = self.kind == Kind::S3Fifo && queue == Queue::Small && main_refused;
+        !in_vain && self.spares(queue, id)
+    }
+
+    fn spares(&mut self, queue: Queue, id: Id) -> bool {
+        let uses = self.uses[&id];
         let left = match (self.kind, queue) {
-            (Kind::S3Fifo, Queue::Small) if uses >= 2 && !main_refused => 0,
+            (Kind::S3Fifo, Queue::Small) if uses >= 2 => 0,
             (Kind::S3Fifo, Queue::Main) if uses >= 1 => uses - 1,
             (Kind::Clock, Queue::Main) if uses >= 1 => 0,
             _ => return false,
@@ -291,25 +296,36 @@ impl Pair {
         }
     }
 
-    fn split(&mut self, head: Id) {
+    /// The new part has no uses, or as many as the folio had.
+    fn split(&mut self, head: Id, used: bool) {
         let before = self.table.pages(head);
         let Some(free) = (0..IDS).find(|&id| id != head && self.is_out(id)) else { return };
         if before == 1 || self.is_out(head) {
             return;
         }
+        let uses = if used { self.table.uses(head) } else { 0 };
+        self.table.set_uses(free, uses);
+        self.model.uses.insert(free, uses);
         for id in [head, free] {
             self.table.set_pages(id, before / 2);
             self.model.pages.insert(id, before / 2);
         }
         self.policy.split(&mut self.table, head, before, &[free]);
-        self.model.uses.insert(free, self.model.uses[&head]);
         match self.model.place(head) {
             Place::Queued(queue) => {
                 let list = self.model.queue(queue);
                 let at = list.iter().position(|&id| id == head).expect("it is there");
                 list.insert(at + 1, free);
             }
-            Place::Offered(queue) => self.model.queue(queue).push_back(free),
+            Place::Offered(queue) => {
+                self.model.queue(queue).push_back(free);
+                for id in [head, free] {
+                    if self.model.spares(queue, id) {
+                        self.model.forget(id);
+                        self.model.main.push_back(id);
+                    }
+                }
+            }
             Place::Out => unreachable!("checked above"),
         }
     }
@@ -373,7 +389,7 @@ impl Pair {
                 self.model.effort_max = effort_max;
                 self.model.refused = [0; 2];
             }
-            Op::Split(id) => self.split(id),
+            Op::Split(id, used) => self.split(id, used),
             Op::Replace(old, new) => self.replace(old, new),
         }
     }

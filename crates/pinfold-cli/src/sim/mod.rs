@@ -7,6 +7,8 @@
 //!
 //! Every page weighs one page. Percentages of capacity are of the distinct pages of the trace.
 
+#[cfg(test)]
+mod against_cache;
 mod args;
 mod engine;
 mod error;

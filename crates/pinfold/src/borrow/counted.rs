@@ -134,8 +134,8 @@ impl Handle {
             self.core.put(head);
             return None;
         }
-        if !used_most && self.counters().shard().comes_to(head.0) {
-            frame.note_use();
+        if !used_most {
+            frame.note_use(self.counters().shard().comes_to(head.0), at as usize, PAGE_BYTES);
         }
         let bytes = predicted(from, at as usize, 0);
         // Not negative: the folio has at least one byte of the page, as it was found.
@@ -224,8 +224,8 @@ impl<'a> FolioRef<'a> {
         let from = held.address(&handle.mapping);
         // SAFETY: the reference is to the folio that has the page, and whose head this is.
         let view = unsafe { View::of(frame, from, at, frame.file_bytes()) }?;
-        if handle.counters().shard().comes_to(head.0) {
-            frame.note_use();
+        if !frame.is_used_most() {
+            frame.note_use(handle.counters().shard().comes_to(head.0), at, PAGE_BYTES);
         }
         // The reference is the guard's from here on.
         std::mem::forget(held);

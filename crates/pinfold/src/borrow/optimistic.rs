@@ -12,7 +12,7 @@
 use super::view::View;
 use crate::error::Result;
 use crate::found::{AnyPage, Found};
-use crate::frame::{Frame, Stamp, copy_racing};
+use crate::frame::{Frame, PAGE_BYTES, Stamp, copy_racing};
 use crate::handle::Handle;
 
 /// A page of a file that nothing holds: its bytes can be copied, and the copy validated.
@@ -80,7 +80,7 @@ impl Handle {
         if frame.read_retry(stamp) {
             return None;
         }
-        if frame.uses() == 0 {
+        if frame.is_unread() {
             note_first_use(frame);
         }
         Some(Optimistic { frame, stamp, view })
@@ -91,7 +91,7 @@ impl Handle {
 #[cold]
 #[inline(never)]
 fn note_first_use(frame: &Frame) {
-    frame.note_use();
+    frame.note_use(true, 0, PAGE_BYTES);
 }
 
 impl Optimistic<'_> {

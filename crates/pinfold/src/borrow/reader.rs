@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-use crate::frame::{Frame, FrameNumber, Stamp};
+use crate::frame::{Frame, FrameNumber, PAGE_BYTES, PAGE_SHIFT, Stamp};
 use crate::handle::Handle;
 use crate::readers::{Barrier, Readers, SEATS_FURTHER, SLOTS, Seat};
 use crate::sync::{AtomicU32, Ordering};
@@ -242,19 +242,21 @@ impl Reader {
         }
     }
 
-    /// Notes a use of the folio, unless this thread borrowed from it last.
+    /// Notes a borrow of the folio's `page`.
     #[inline(always)]
-    pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber) {
-        if !frame.is_used_most() && self.last_head.get() != head.0 {
-            self.come_to(frame, head);
+    pub(super) fn note_use(&self, frame: &Frame, head: FrameNumber, page: u64) {
+        if !frame.is_used_most() {
+            self.come_to(frame, head, page);
         }
     }
 
-    /// Out of line: a page that is used often gets here only three times.
+    /// Out of line: a folio that is used often, in all parts, does not get here.
     #[cold]
     #[inline(never)]
-    fn come_to(&self, frame: &Frame, head: FrameNumber) {
-        self.last_head.set(head.0);
-        frame.note_use();
+    fn come_to(&self, frame: &Frame, head: FrameNumber, page: u64) {
+        let came = self.last_head.replace(head.0) != head.0;
+        // Of the folio that is there now, if it is another one: then any number will do.
+        let at = (page << PAGE_SHIFT).wrapping_sub(frame.start_now());
+        frame.note_use(came, at as usize, PAGE_BYTES);
     }
 }

@@ -314,7 +314,7 @@ fn announce<const ANY: bool, W: Want>(
 #[inline(always)]
 fn announce_again<const ANY: bool>(
     handle: &Handle,
-    Shown { head, stamp, .. }: Shown,
+    Shown { page, head, stamp, .. }: Shown,
     slot: &AtomicU32,
     reader: &Reader,
 ) -> bool {
@@ -329,7 +329,7 @@ fn announce_again<const ANY: bool>(
         slot.store(0, Ordering::Release);
         return false;
     }
-    reader.note_use(frame, head);
+    reader.note_use(frame, head, page);
     true
 }
 
@@ -377,7 +377,7 @@ fn confirmed<const ANY: bool>(
         slot.store(0, Ordering::Release);
         return false;
     }
-    reader.note_use(frame, head);
+    reader.note_use(frame, head, page);
     state.shown.set(Shown { page, head, stamp, bytes, page_bytes });
     true
 }

@@ -75,9 +75,6 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, fence_before_
 /// The mapping of a folio that belongs to no file.
 pub(crate) const MAPPING_NONE: u32 = u32::MAX;
 
-/// The maximum of the two-bit count of uses.
-pub(crate) const USES_MAX: u8 = 3;
-
 /// The link that leads to no entry; above every frame number.
 const LINK_NONE: u32 = u32::MAX;
 
@@ -126,7 +123,7 @@ pub(crate) struct Stamp(u64);
 ///
 /// # Invariants
 ///
-/// `order` is at most [`Order::MAX`], `uses` at most [`USES_MAX`]: only the methods here store.
+/// `order` is at most [`Order::MAX`], `uses` one of those in `uses.rs`: only the methods here store.
 /// `version` only ever grows, over all lifetimes of the frame, so that no stamp of an earlier
 /// lifetime is ever valid again. It moves by 2 with each change and has 64 bits: a writer that
 /// changed one folio every 10 ns, for ever, would wrap round after 2924 years (2^63 * 10 ns).
@@ -149,8 +146,8 @@ pub(crate) struct Frame {
     flags: AtomicU32,
     /// At 40.
     order: AtomicU8,
-    /// At 41.
-    uses: AtomicU8,
+    /// How often it was used, see `uses.rs`. At 41.
+    pub(super) uses: AtomicU8,
     /// The order of the free block that starts here, plus one; 0 where none starts. The
     /// allocator's alone. At 42.
     block: AtomicU8,
@@ -166,9 +163,8 @@ pub(crate) struct Frame {
     /// Bytes from the start on that a counted guard may be taken of at once: as `span_bytes`, but
     /// none of a large folio that is not granted. At 52.
     guard_bytes: AtomicU32,
-    /// At 56: two spare words.
-    #[cfg(not(loom))]
-    _spare_u32: [u32; 2],
+    /// In which parts, a bit each. Not from `crate::sync`: a hint. At 56.
+    pub(super) touched: std::sync::atomic::AtomicU64,
 }
 
 // The model checker's atomics are larger; it has no cache lines either.
@@ -198,8 +194,7 @@ impl Frame {
             span_bytes: AtomicU32::new(0),
             file_bytes: AtomicU32::new(0),
             guard_bytes: AtomicU32::new(0),
-            #[cfg(not(loom))]
-            _spare_u32: [0; 2],
+            touched: 0.into(),
         }
     }
 
@@ -416,13 +411,14 @@ impl Frame {
         self.mapping.store(MAPPING_NONE, Ordering::Relaxed);
         self.order.store(order.get(), Ordering::Relaxed);
         self.flags.store(0, Ordering::Relaxed);
-        self.uses.store(0, Ordering::Relaxed);
+        self.set_uses(0);
+        self.set_fresh();
         // Last. Only here in `frame` is the frozen bit cleared: a release store that pairs with the
         // acquire of a successful `try_get`, and wipes the additions of losers.
         self.count.set(1);
     }
 
-    // ---- flags and uses ----
+    // ---- flags ----
 
     /// The flags.
     #[inline]
@@ -528,38 +524,6 @@ impl Frame {
             flags = now;
             self.store_guard_bytes(flags);
         }
-    }
-
-    /// Notes one more use, up to [`USES_MAX`]. A folio that is used all the time costs its readers
-    /// one load and no store. Two readers at once may count as one, and a stale reader may count a
-    /// use of the folio that is in the frame now: it is a hint.
-    #[inline]
-    pub(crate) fn note_use(&self) {
-        // Relaxed, both: nothing is published by a hint.
-        let uses = self.uses.load(Ordering::Relaxed);
-        if uses < USES_MAX {
-            self.uses.store(uses + 1, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the count of uses is at its maximum.
-    #[inline(always)]
-    pub(crate) fn is_used_most(&self) -> bool {
-        self.uses() >= USES_MAX
-    }
-
-    /// How often the folio was used lately, 0 to [`USES_MAX`].
-    #[inline]
-    pub(crate) fn uses(&self) -> u8 {
-        // Relaxed: a hint.
-        self.uses.load(Ordering::Relaxed)
-    }
-
-    /// Sets the uses, cut off at [`USES_MAX`]; for the policy's sweep.
-    #[inline]
-    pub(crate) fn set_uses(&self, uses: u8) {
-        // Relaxed: a hint.
-        self.uses.store(uses.min(USES_MAX), Ordering::Relaxed);
     }
 
     // ---- links: the lock of the list protects the words ----

@@ -1,5 +1,6 @@
 //! What one entry does, by itself. What holds between threads is in `model`.
 
+use super::super::uses::USES_MAX;
 use super::*;
 
 const ID: Identity = Identity { mapping: 3, index: 1 << 50, order: Order(4) };
@@ -84,12 +85,53 @@ fn flags_tell_who_changed_them() {
 #[test]
 fn uses_stop_at_their_maximum() {
     let frame = live();
+    frame.set_uses(0);
     for expected in [1, 2, 3, 3] {
-        frame.note_use();
+        assert!(!frame.is_used_most() || expected == 3);
+        frame.note_use(true, 0, 1);
+        frame.note_use(false, 0, 1);
         assert_eq!(frame.uses(), expected);
     }
     frame.set_uses(200);
     assert_eq!(frame.uses(), USES_MAX);
+}
+
+#[test]
+fn the_first_read_is_what_it_was_brought_for() {
+    let frame = live();
+    frame.note_use(false, 0, 1);
+    assert!(frame.is_unread());
+    frame.note_use(true, 0, 1);
+    assert!(!frame.is_unread());
+    frame.note_use(false, 4096, 1);
+    assert_eq!((frame.uses(), frame.is_partly_used()), (0, false));
+    frame.note_use(true, 0, 1);
+    assert_eq!(frame.uses(), 1);
+}
+
+#[test]
+fn uses_of_a_large_folio_are_told_apart_until_they_are_everywhere() {
+    for order in Order::all().skip(1) {
+        let frame = Frame::new();
+        frame.hand_out(order);
+        frame.set_uses(0);
+        for _ in 0..USES_MAX {
+            frame.note_use(true, 0, 1);
+        }
+        let part = Frame::part_order(order);
+        let parts = order.frames() / part.frames();
+        assert!(frame.is_partly_used() && !frame.is_used_most(), "{order:?}");
+        assert!(frame.is_piece_used(0, part));
+        assert!((1..parts).all(|n| !frame.is_piece_used(n, part)));
+        frame.note_use(false, order.bytes() - part.bytes() - 1, 2);
+        let used = (0..parts).filter(|&n| frame.is_piece_used(n, part));
+        let last = [0, parts.saturating_sub(2), parts - 1];
+        assert!(used.eq(last.into_iter().collect::<std::collections::BTreeSet<_>>()), "{order:?}");
+        frame.note_use(false, 0, order.bytes());
+        assert!(!frame.is_partly_used() && frame.is_used_most(), "{order:?}");
+        frame.set_uses(2);
+        assert!(!frame.is_partly_used(), "nothing is known of its parts");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Frames: the memory of the cache, and its allocation.
 //!
 //! What belongs here: the units of memory (`units`), the arena (`arena`), the table with one entry
-//! per frame (`table`), the words of an entry, by which readers check a frame (`entry`), the
-//! allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
+//! per frame (`table`), the words of an entry, by which readers check a frame (`entry`) and say how
+//! they use it (`uses`), the allocator (`buddy`), the prediction of a page's address (`predict`), prefetches of memory
 //! (`prefetch`), giving memory back to the system (`give_back`), what a handle keeps of the arena
 //! (`window`), and the handle over them that all other modules call (`Frames`, in this file). What
 //! does not: which page of which file a frame holds and how it is found (`index`), where its bytes
@@ -25,6 +25,7 @@ mod prefetch;
 mod run_map;
 mod table;
 mod units;
+mod uses;
 mod window;
 
 #[cfg(all(test, not(any(loom, shuttle))))]

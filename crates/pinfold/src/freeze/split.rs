@@ -3,8 +3,9 @@
 //! Under the `change` mutex:
 //! 1. reserve the index nodes that the pieces need, so that no later step fails;
 //! 2. freeze, version of the head odd; no reader has announced it;
-//! 3. hand out each piece in its own frames (count 1, the index's), with its identity. The tails'
-//!    versions were odd before; the head becomes a smaller folio in the same frame;
+//! 3. hand out each piece in its own frames (count 1, the index's), with its identity and the uses
+//!    of its part. The tails' versions were odd before; the head becomes a smaller folio in the
+//!    same frame;
 //! 4. tell the policy, under the same hold of its lock as step 3;
 //! 5. store the pieces to the folio's index slots: a racing look-up finds the old head or the
 //!    piece; the old head's identity refuses it if its page is no longer there;
@@ -66,7 +67,9 @@ pub(crate) fn split(
 fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, pieces: u32) {
     let (uses, file_bytes, mirrored) = {
         let frame = core.frames.frame(folio.frame);
-        (frame.uses(), frame.file_bytes(), frame.flags() & Flags::MIRRORED)
+        let uses = |n| if frame.is_piece_used(n, order) { frame.uses() } else { 0 };
+        let uses: Vec<u8> = (0..pieces).map(uses).collect();
+        (uses, frame.file_bytes(), frame.flags() & Flags::MIRRORED)
     };
     let piece = |n: u32| FrameNumber(folio.frame.0 + n * order.frames());
     let rest: Vec<u32> = (1..pieces).map(|n| piece(n).0).collect();
@@ -76,7 +79,7 @@ fn hand_out_pieces(core: &Core, mapping: u32, folio: FolioAt, order: Order, piec
             let index = folio.page + u64::from(n * order.frames());
             frame.hand_out(order);
             frame.set_flags(mirrored);
-            frame.set_uses(uses);
+            frame.set_uses(uses[n as usize]);
             frame.set_identity(Identity { mapping, index, order });
             frame.set_file_bytes(
                 file_bytes.saturating_sub(n as usize * order.bytes()).min(order.bytes()),

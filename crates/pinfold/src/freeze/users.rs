@@ -13,6 +13,8 @@
 //! its file while it was in use. The other files of this folder work on folios without users.
 //! Called by these, and by `reclaim`.
 
+use pinfold_policy::Answer;
+
 use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::{Flags, Frame, FrameNumber};
@@ -30,6 +32,16 @@ pub(crate) enum InUse {
     Borrowed,
     /// Its bytes are newer than the source's, and must be written first.
     Dirty,
+}
+
+impl InUse {
+    /// What the policy is told of a folio that stays for this reason.
+    pub(crate) fn answer(self) -> Answer {
+        match self {
+            InUse::Busy | InUse::Borrowed | InUse::Dirty => Answer::Busy,
+            InUse::Pinned => Answer::Pinned,
+        }
+    }
 }
 
 /// Freezes a folio to which only the index has a reference, and makes its version odd. From here on

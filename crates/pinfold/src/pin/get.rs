@@ -263,7 +263,9 @@ fn quick<const KIND: u8>(seek: Seek<'_>) -> Option<Pinned> {
         handle.core.unpin(head, frame, pages);
         return None;
     }
-    frame.note_use();
+    if !frame.is_used_most() {
+        frame.note_use(true, at as usize, (pages as usize) << PAGE_SHIFT);
+    }
     Some(Pinned { head, skip: (at >> PAGE_SHIFT) as u32, pages })
 }
 
@@ -369,7 +371,9 @@ fn pin_held(
         handle.core.unpin(head, frame, pages);
         return Ok(None);
     }
-    frame.note_use();
+    if !frame.is_used_most() {
+        frame.note_use(true, (skip as usize) << PAGE_SHIFT, (pages as usize) << PAGE_SHIFT);
+    }
     Ok(Some(Pinned { head, skip: skip as u32, pages }))
 }
 

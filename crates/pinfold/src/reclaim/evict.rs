@@ -1,7 +1,8 @@
 //! Eviction: frees the frames of folios that are not in use.
 //!
 //! For one batch:
-//! 1. ask the policy which folios should go next; mapped ones go in pieces (`mapped.rs`);
+//! 1. ask the policy which folios should go next; mapped ones go in pieces (`mapped.rs`), and of a
+//!    large folio that was used in a few parts the others go (`parts.rs`);
 //! 2. freeze them together (`freeze/batch.rs`): from here on there are no new references, no
 //!    optimistic read succeeds, and no reader borrows them. Folios in use stay, and so do dirty
 //!    ones: here their write-out will be started;
@@ -15,10 +16,10 @@
 
 use std::ops::Range;
 
-use pinfold_policy::{Answer, Sweep, SweepCounts};
+use pinfold_policy::{Sweep, SweepCounts};
 
-use super::compact;
 use super::mapped::Turns;
+use super::{compact, parts};
 use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::{FrameNumber, Identity};
@@ -73,7 +74,9 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
         if folios.is_empty() {
             break;
         }
-        handed_over += evict_batch(core, folios, &mut sweep, if_dirty);
+        for batch in folios.chunks(FOLIOS_AT_ONCE) {
+            handed_over += evict_batch(core, batch.to_vec(), &mut sweep, if_dirty);
+        }
     }
     turns.end(core);
     compact::take_back_run(core);
@@ -109,7 +112,9 @@ fn next_folios(core: &Core, sweep: &mut Sweep, turns: &mut Turns, pages: u64) ->
                 victims.pop();
                 turns.offer(core, sweep, last);
             }
-            folios.extend(victims.into_iter().map(|head| Candidate::of(core, head)));
+            for head in victims {
+                parts::push(core, sweep, head, &mut folios);
+            }
             offered = folios.iter().map(|it| u64::from(it.identity.order.frames())).sum();
         }
         if !folios.is_empty() || !turns.has_piece() {
@@ -192,11 +197,7 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
         }
     }
     for (folio, why) in stayed {
-        let answer = match why {
-            InUse::Busy | InUse::Borrowed | InUse::Dirty => Answer::Busy,
-            InUse::Pinned => Answer::Pinned,
-        };
-        core.residency.stays(&core.frames, sweep, folio.head, answer);
+        core.residency.stays(&core.frames, sweep, folio.head, why.answer());
     }
     handed_over
 }

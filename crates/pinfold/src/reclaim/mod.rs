@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `mod.rs` | allocating folios and index nodes, and waiting for memory |
 //! | `evict.rs` | eviction, step by step |
+//! | `parts.rs` | what is evicted of a large folio that is used in parts |
 //! | `mapped.rs` | which mapped folios are evicted, and when |
 //! | `daemon.rs` | the thread that evicts ahead of need |
 //! | `writers.rs` | the threads that write own memory to the swap |
@@ -31,6 +32,7 @@ pub(crate) mod daemon;
 mod evict;
 mod lent;
 mod mapped;
+mod parts;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod unmovable;

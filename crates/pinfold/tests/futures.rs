@@ -678,7 +678,7 @@ fn a_waker_that_is_replaced_may_own_the_last_reference_to_a_page() {
         let cache = Cache::new(Options::new(1 << 20)).unwrap();
         let (file, other) = (random(&cache, memory(300)), random(&cache, memory(300)));
         let guard = file.get(1).unwrap().into_owned();
-        file.invalidate(PAGE..PAGE + 1).unwrap();
+        file.invalidate(PAGE..=PAGE).unwrap();
         let _held = hold_all(&other);
         let mut get = pin!(file.get_async(2));
         let first = Waker::from(Arc::new(Owns(Mutex::new(guard))));

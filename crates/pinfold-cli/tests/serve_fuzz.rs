@@ -181,8 +181,10 @@ fn faults(server: &Server, count: usize) -> Vec<Duration> {
             let right = if page % 64 < 8 || page % 64 == 20 { 0 } else { page + 1 };
             let begin = Instant::now();
             // SAFETY: a page of the guest's memory, which begins with such a word.
-            let word =
-                unsafe { guest.as_ptr().add((page * P) as usize).cast::<u64>().read_volatile() };
+            let word = unsafe {
+                guest.as_ptr().add((page * P) as usize).cast::<[u8; 8]>().read_volatile()
+            };
+            let word = u64::from_ne_bytes(word);
             let took = begin.elapsed();
             assert_eq!(word, right, "page {page}");
             // SAFETY: its memory. The server does not hear of it, so the bytes come again.

@@ -23,7 +23,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other, _) = listener.accept().unwrap();
     stream.set_nonblocking(true).unwrap();
-    while stream.write(&[0; 65536]).is_ok() {}
+    while stream.write(&[0; 4096]).is_ok() {}
     let linger = Some(Duration::from_secs(600));
     stream.set_nonblocking(false).unwrap();
     rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();

@@ -210,6 +210,7 @@
 //! | `event_loop` | an event loop of one's own, by epoll and [`Completions`], without a runtime |
 //! | `pin_to_socket` | pinned bytes as the fixed buffers of an `io_uring`, sent without a copy |
 //! | `open` | what opening a file and [`File::refresh`] cost, beside the standard library's open |
+//! | `cold` | how long a file takes that is read once, by many readers, with a large and a small budget |
 //! | `hits` | hits by each of the ways in, to count their instructions by callgrind |
 //!
 //! # What blocks

@@ -113,7 +113,7 @@ impl Sides {
     }
 
     fn run(&mut self, requests: impl IntoIterator<Item = Page>) -> Missed {
-        let (mut misses, mut count) = (0, 0);
+        let (mut misses, mut count) = (0, 0_u32);
         let before = self.pages_read.load(Ordering::Relaxed);
         let mut buf = [0; 64];
         for page in requests {
@@ -130,7 +130,7 @@ impl Sides {
         }
         self.settle();
         let read = self.pages_read.load(Ordering::Relaxed) - before;
-        let of_all = |part: u64| part as f64 / count as f64;
+        let of_all = |part: u64| part as f64 / f64::from(count);
         Missed { cache: of_all(read), simulated: of_all(misses) }
     }
 
@@ -279,7 +279,11 @@ fn popular_pages_of_many_files() {
         pages.shuffle(&mut random);
         let ranks = Zipf::new(pages.len() as f64, skew).expect("a law");
         for round in 1..=3 {
-            let draw = |_| pages[random.sample(ranks) as usize - 1];
+            let draw = |_| {
+                #[allow(clippy::cast_sign_loss, reason = "ranks begin at 1")]
+                let rank = random.sample(ranks) as usize;
+                pages[rank - 1]
+            };
             let requests: Vec<Page> = (0..100_000).map(draw).collect();
             let missed = sides.run(requests);
             println!("{what}, round {round}: {missed:.3?}");

@@ -110,7 +110,7 @@ impl Server {
             match self.said.recv_timeout(left) {
                 Ok(line) if line.contains(part) => return line,
                 Ok(line) => all.push(line),
-                Err(_) => panic!("it has not said {part:?}, but {all:#?}"),
+                Err(why) => panic!("{why}: it has not said {part:?}, but {all:#?}"),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The other side of a connection, as all threads see it: who it is, and how it is told to end.
 
 use std::fmt;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,9 +21,7 @@ pub struct Peer {
 impl Peer {
     /// The other side of a new connection.
     pub fn new(number: u64, stream: UnixStream) -> Self {
-        let credentials = rustix::net::sockopt::socket_peercred(&stream).ok();
-        let pid = credentials.map(|it| it.pid.as_raw_nonzero().get());
-        let user = credentials.map_or(u32::MAX, |it| it.uid.as_raw());
+        let (pid, user) = credentials(&stream).map_or((None, u32::MAX), |it| known(&it));
         let (is_served, ended) = (AtomicBool::new(false), Mutex::new(None));
         Peer { number, pid, user, stream, is_served, ended }
     }
@@ -32,8 +31,8 @@ impl Peer {
         self.number
     }
 
-    /// Its process, as a number: the clients of one have one share. Of a process of another
-    /// namespace, whose number cannot be seen, its user.
+    /// Its process, as a number: the clients of one have one share. A process of another pid
+    /// namespace may have no number here: then all such processes of one user have one share.
     pub fn owner(&self) -> u64 {
         u64::from(self.user) << 32 | u64::from(self.pid.unwrap_or(0).unsigned_abs())
     }
@@ -76,6 +75,31 @@ impl Peer {
     }
 }
 
+/// Who has connected, as the system says.
+///
+/// Not by rustix, whose struct has no pid of 0. The kernel reports 0 for a process that has no
+/// number in this process's pid namespace.
+fn credentials(stream: &UnixStream) -> Option<libc::ucred> {
+    let mut it = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the struct is the kernel's for this option, and `bytes` is its size.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut it).cast(),
+            &raw mut bytes,
+        )
+    };
+    (done == 0).then_some(it)
+}
+
+/// The process, if it has a number here, and its user.
+fn known(it: &libc::ucred) -> (Option<i32>, u32) {
+    ((it.pid != 0).then_some(it.pid), it.uid)
+}
+
 /// How it is told of.
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,5 +107,21 @@ impl fmt::Display for Peer {
             Some(pid) => write!(f, "client {} (pid {pid})", self.number),
             None => write!(f, "client {}", self.number),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_a_number_here_has_its_user() {
+        let of = |pid, uid| known(&libc::ucred { pid, uid, gid: 0 });
+        assert_eq!(of(0, 7), (None, 7));
+        assert_eq!(of(5, 7), (Some(5), 7));
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::new(1, stream);
+        let user = u64::from(rustix::process::getuid().as_raw());
+        assert_eq!(peer.owner(), user << 32 | u64::from(std::process::id()));
     }
 }

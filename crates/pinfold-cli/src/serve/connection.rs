@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::faults::Asks;
-use super::log::Log;
+use super::log::{self, Log};
 use super::peer::Peer;
 use super::protocol::{self, Messages, Reply, Request, Stats};
 use super::record::Written;
@@ -79,13 +79,14 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
     let mut it =
         Connection { shared, peer, messages, descriptor: None, hears: false, client: None };
     let ended = peer.begin().and_then(|()| it.hear());
-    let (log, name) = (&shared.log, peer);
+    let (lines, name) = (&shared.log, peer);
     if let Some((client, _)) = &it.client {
         shared.asks.remove(*client);
     }
     match ended {
         Err(why) => {
-            log.tell(format_args!("{name} is not served any more: {why}"));
+            let why = log::one_line(why);
+            lines.tell(format_args!("{name} is not served any more: {why}"));
             if it.hears {
                 let reply = Reply { error: Some(why), ..Reply::new() };
                 // The connection ends in any case.
@@ -93,9 +94,9 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
             }
         }
         Ok(()) if it.messages.is_in_the_middle() || it.descriptor.is_some() => {
-            log.tell(format_args!("{name} has left in the middle of a message"));
+            lines.tell(format_args!("{name} has left in the middle of a message"));
         }
-        Ok(()) if it.client.is_some() => log.tell(format_args!("{name} has left")),
+        Ok(()) if it.client.is_some() => lines.tell(format_args!("{name} has left")),
         Ok(()) => {}
     }
 }

@@ -1,8 +1,9 @@
 //! The server's lines on standard error. Whoever writes one waits for nothing: the lines go to a
 //! thread that may wait for a reader, and fail. There is an end to how many they are, whatever
-//! clients do: what is left out is counted, and told.
+//! clients do: what is left out is counted, and told. A line has a longest length, and is one line:
+//! clients' own words may be in it.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -18,6 +19,9 @@ const QUEUE_MAX: usize = 256;
 /// Lines at once, and one more after each of these times.
 const BURST: u32 = 512;
 const EACH: Duration = Duration::from_millis(50);
+
+/// The most characters of a line, and of a reason that a client is given.
+const LINE_MAX: usize = 512;
 
 /// Where lines are told.
 #[derive(Debug, Clone)]
@@ -43,9 +47,37 @@ impl Log {
 
     /// Tells a line, unless there are too many.
     pub fn tell(&self, line: impl Display) {
-        if self.lines.try_send(line.to_string()).is_err() {
+        if self.lines.try_send(one_line(line)).is_err() {
             self.left_out.fetch_add(1, Ordering::Relaxed); // a figure
         }
+    }
+}
+
+/// What is printed, as one line: control characters are replaced, and what is too long is cut.
+pub fn one_line(words: impl Display) -> String {
+    let mut line = Line { text: String::new(), left: LINE_MAX };
+    // Fails where the line is cut: the rest is not even formatted.
+    if write!(line, "{words}").is_err() {
+        line.text.push('…');
+    }
+    line.text
+}
+
+struct Line {
+    text: String,
+    left: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, words: &str) -> fmt::Result {
+        for it in words.chars() {
+            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
+            // Those that reverse the order of what follows forge a line, too.
+            let is_shown = !it.is_control()
+                && !matches!(it, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            self.text.push(if is_shown { it } else { char::REPLACEMENT_CHARACTER });
+        }
+        Ok(())
     }
 }
 
@@ -98,6 +130,19 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_words_are_one_line_of_a_bounded_length() {
+        let (lines, queue) = sync_channel(2);
+        let log = Log { lines, left_out: Arc::default() };
+        log.tell("a\nclient 9 has left\r\u{1b}[2J\u{9b}\u{202e}\0é");
+        assert_eq!(
+            queue.recv().unwrap(),
+            "a\u{fffd}client 9 has left\u{fffd}\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}é"
+        );
+        log.tell("é".repeat(100_000));
+        assert_eq!(queue.recv().unwrap(), "é".repeat(LINE_MAX) + "…");
+    }
 
     #[test]
     fn there_are_many_lines_at_once_and_few_for_ever() {

@@ -193,6 +193,9 @@ impl Cache {
     /// the same time. Since Linux 6.13 this is not so for files on ext4, XFS and btrfs that are read
     /// directly.
     ///
+    /// What a [refresh](File::refresh) has kept of a file that has grown is dropped by the next
+    /// `open`, too: the refresh compares a part of it only.
+    ///
     /// # What can be opened
     ///
     /// The length is the one that the file system reports; that of a block device is the device's.

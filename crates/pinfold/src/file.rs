@@ -552,7 +552,8 @@ impl File {
     /// how far they can be trusted). They do not say whether a longer file was appended to. It
     /// counts as such if the first 64 KiB of what is cached and the 64 KiB before the old end are
     /// still the same; one that was written to elsewhere, too, needs
-    /// [`invalidate`](Self::invalidate). Of a source that the program implements, and of a block
+    /// [`invalidate`](Self::invalidate), or the next [`Cache::open`](crate::Cache::open), which
+    /// drops all that was kept so. Of a source that the program implements, and of a block
     /// device, only the length is known. Guards and pins keep what they have.
     ///
     /// Cost: while nothing has changed, one system call, which looks at the path. After a change,

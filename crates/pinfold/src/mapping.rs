@@ -143,9 +143,11 @@ impl ReadUnder {
         (self.settled || self.grown) && self.is(contents)
     }
 
-    /// Whether pages that were read under it are those of a file with these contents.
+    /// Whether pages that were read under it are those of a file with these contents. Those of a file
+    /// that has grown were compared in part only.
     pub(crate) fn is_settled_as(&self, contents: &Contents) -> bool {
-        mutant::on(Mutant::OpenUncompared) || (self.settled && self.is(contents))
+        let grown = self.grown && !mutant::on(Mutant::OpenTrustsGrown);
+        mutant::on(Mutant::OpenUncompared) || (self.settled && !grown && self.is(contents))
     }
 }
 

@@ -70,6 +70,8 @@ mutants! {
     OpenUncompared,
     /// A file that has grown is not compared with what is cached.
     GrownUncompared,
+    /// An open trusts the pages of a file that a refresh has found grown.
+    OpenTrustsGrown,
 
     // ---- of mirrors ----
     /// A copy takes single pages of others out of its place.

@@ -232,6 +232,39 @@ fn a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all() {
     }
 }
 
+/// A refresh compares a part of what is cached with a file that has grown; an open trusts none of it.
+#[test]
+fn an_open_does_not_trust_that_a_file_has_only_grown() {
+    for preference in WAYS {
+        for closed in [false, true] {
+            println!("{preference:?}, closed {closed}");
+            let ground = Ground::new(preference);
+            let mut now = vec![b'a'; 1_000_000];
+            let path = ground.file("log", &now);
+            let file = ground.open(&path);
+            check(&file, &now);
+            let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            other.write_all_at(b"b", 500_000).unwrap();
+            other.write_all_at(b"more", 1_000_000).unwrap();
+            now[500_000] = b'b';
+            now.extend(b"more");
+            // Times that are settled, on any kernel.
+            tick(&path);
+            assert_eq!(file.refresh().unwrap().changed, Changed::Grown);
+            let kept = (!closed).then_some(file);
+            let again = ground.open(&path);
+            check(&again, &now);
+            if let Some(file) = kept {
+                check(&file, &now);
+            }
+            // Now its pages are known to be its own.
+            let misses = ground.cache.stats().misses;
+            check(&ground.open(&path), &now);
+            assert_eq!(ground.cache.stats().misses, misses, "nothing was dropped");
+        }
+    }
+}
+
 #[test]
 fn a_refresh_goes_by_the_path_of_its_handle() {
     let ground = Ground::new(Preference::Auto);
@@ -320,6 +353,7 @@ fn a_deleted_file_goes_with_its_last_handle() {
 const MUTANTS: &[(&str, &str)] = &[
     ("a_file_that_was_closed_is_opened_as_it_is", "OpenUncompared"),
     ("an_open_shows_what_has_changed_to_all_handles", "OpenUncompared"),
+    ("an_open_does_not_trust_that_a_file_has_only_grown", "OpenTrustsGrown"),
     ("a_refresh_of_a_file_that_was_cut_and_has_grown_again_drops_all", "GrownUncompared"),
 ];
 

@@ -376,6 +376,9 @@ fn a_space_installs_the_handler_that_is_gone() {
     assert_eq!(signal, Some(libc::SIGBUS));
 }
 
+/// What a handler is.
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
 /// What was there when `passes_on` was installed.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
@@ -671,84 +674,6 @@ fn without_privileges_what_is_held_can_be_written() {
                 end.store(true, Ordering::Relaxed);
             });
         }
-    });
-    assert_eq!(signal, None);
-}
-
-/// The handler of maps, to which the test's passes on.
-static MAPS_HANDLER: AtomicUsize = AtomicUsize::new(0);
-/// The lowest address of what the kernel has put on the stack for the last signal.
-static FRAME: AtomicUsize = AtomicUsize::new(0);
-
-/// What a handler is.
-type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-
-/// As that of a runtime that has all signals handled on an alternate stack, and passes them on.
-extern "C" fn on_alternate_stack(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    FRAME.store(context.addr(), Ordering::Relaxed);
-    let handler = MAPS_HANDLER.load(Ordering::Relaxed);
-    // SAFETY: the handler that was there before, which takes what the kernel gives.
-    let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
-    handler(signal, info, context);
-}
-
-/// Calls `body` with an alternate stack for signals. Returns how many bytes of it were used below
-/// what the kernel had put there.
-fn used_of_alternate_stack(body: impl FnOnce()) -> usize {
-    const UNTOUCHED: u8 = 0xa5;
-    let mut stack = vec![UNTOUCHED; 128 << 10];
-    let alternate =
-        libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: 128 << 10 };
-    // SAFETY: the stack is there until the other one is set again.
-    let mut before: libc::stack_t = unsafe { std::mem::zeroed() };
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::sigaltstack(&raw const alternate, &raw mut before) }, 0);
-    body();
-    // SAFETY: what was there.
-    assert_eq!(unsafe { libc::sigaltstack(&raw const before, ptr::null_mut()) }, 0);
-    let untouched = stack.iter().take_while(|&&byte| byte == UNTOUCHED).count();
-    assert!(untouched < stack.len(), "no signal came");
-    FRAME.load(Ordering::Relaxed) - (stack.as_ptr().addr() + untouched)
-}
-
-#[test]
-fn a_fault_takes_little_of_the_stack_of_its_thread() {
-    let signal = alone("a_fault_takes_little_of_the_stack_of_its_thread", || {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        std::fs::write(dir.path().join("file"), vec![7; 16 << 20]).unwrap();
-        let cache = Cache::new(Options::new(8 << 20).swap(dir.path(), 32 << 20)).unwrap();
-        let of_system = cache.open(dir.path().join("file")).unwrap();
-        let own_source = Subject::new();
-        let space = Space::new(&cache, SpaceOptions::new()).unwrap();
-        let file = space.map_file(&of_system, 0..16 << 20).unwrap();
-        let attached = own_source.map(0);
-        let own = space.map_anon(16 << 20).unwrap();
-        // SAFETY: an empty action.
-        let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = on_alternate_stack as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-        // SAFETY: to ask alone.
-        assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut before) }, 0);
-        MAPS_HANDLER.store(before.sa_sigaction, Ordering::Relaxed);
-        // SAFETY: the handler passes all on.
-        assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) }, 0);
-        let used = used_of_alternate_stack(|| {
-            for _ in 0..2 {
-                for page in 0..(16 << 20) / PAGE {
-                    touch_at(file.as_ptr().wrapping_add(page * PAGE));
-                    // SAFETY: memory of this test alone.
-                    unsafe { own.as_mut_ptr().wrapping_add(page * PAGE).write_volatile(1) };
-                }
-            }
-            for page in 0..PAGES {
-                touch(&attached, page);
-            }
-        });
-        assert!(cache.swap_stats().unwrap().pages_read > 0);
-        println!("a fault takes {used} bytes of its thread's stack beside the kernel's frame");
-        assert!(used <= 4096, "{used}");
     });
     assert_eq!(signal, None);
 }

@@ -139,7 +139,9 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
     let at = || unsafe { info_of.si_addr() }.addr();
     // SAFETY: as above.
     let access = || unsafe { access(context) };
-    let is_ours = info_of.si_code == NO_ADDRESS && serves(at(), access());
+    // SAFETY: as above.
+    let alternate = || unsafe { (*context.cast::<libc::ucontext_t>()).uc_stack };
+    let is_ours = info_of.si_code == NO_ADDRESS && serves(at(), access(), &alternate());
     if !is_ours {
         // SAFETY: what the kernel has given, passed on.
         unsafe { pass_on(signal, info, context) };
@@ -151,11 +153,11 @@ unsafe extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, contex
     unsafe { *own = errno };
 }
 
-/// Whether the access to `address` can be repeated.
-fn serves(address: usize, access: Access) -> bool {
+/// Whether the access to `address` can be repeated. `alternate` is the thread's alternate stack.
+fn serves(address: usize, access: Access, alternate: &libc::stack_t) -> bool {
     // A panic, which is a mistake of this crate's, is an access that fails.
     let serve = || guarded("a fault", || Ok(core::serve_signal(address, access)));
-    matches!(on_own_stack(serve), Ok(Fault::Served))
+    matches!(on_own_stack(alternate, serve), Ok(Fault::Served))
 }
 
 /// What the access did that the kernel has stopped. Where the processor's report is not understood,

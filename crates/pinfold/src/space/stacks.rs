@@ -7,10 +7,17 @@
 //!
 //! A few stacks are kept, with the memory that was touched of them; further ones are mapped for one
 //! fault. There is no lock: a child that was forked in the middle of one would wait for ever.
+//!
+//! The kernel takes a thread for one on its alternate stack by its stack pointer alone. If that left
+//! an alternate stack with live frames, the next signal that is handled there would overwrite them
+//! from the top. So meanwhile the stack of the fault is the alternate one: such a signal, that of a
+//! fault within the fault too, is handled below what is there. In between, where one of the two is
+//! wrong, all signals are blocked. A forked child has the stacks, the mask and the alternate stack
+//! of the thread that forks, and goes on in the same way.
 
 // Not from `crate::sync`: no model has signals.
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{mem, ptr};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
@@ -47,6 +54,30 @@ impl Stack {
         Some(Stack(at.cast::<u8>().wrapping_add(PAGE_BYTES)))
     }
 
+    /// Calls `body`, which must not panic, on this stack.
+    fn run<R>(&self, body: impl FnOnce() -> R) -> R {
+        // SAFETY: so many bytes are there, nobody else uses them, and `body` returns.
+        unsafe { psm::on_stack(self.0, BYTES, body) }
+    }
+
+    /// The same for a thread that is on its alternate stack.
+    fn run_as_alternate<R>(&self, body: impl FnOnce() -> R) -> R {
+        let own = libc::stack_t { ss_sp: self.0.cast(), ss_flags: 0, ss_size: BYTES };
+        let mask = block_signals();
+        let (done, before) = self.run(|| {
+            // Only here: the kernel refuses it to a thread that is on the one before.
+            let before = set_alternate(&own);
+            set_mask(&mask);
+            let done = body();
+            block_signals();
+            (done, before)
+        });
+        // Only here, as above.
+        set_alternate(&before);
+        set_mask(&mask);
+        done
+    }
+
     fn give_back(self) {
         let empty = |slot: &&AtomicPtr<u8>| {
             // Release: pairs with the acquire in `take`.
@@ -63,10 +94,43 @@ impl Stack {
 }
 
 /// Calls `body`, which must not panic, on a stack of its own; on this one if there is none.
-pub(super) fn on_own_stack<R>(body: impl FnOnce() -> R) -> R {
+/// `alternate` is the thread's alternate stack when it got the signal, as the kernel has told it.
+pub(super) fn on_own_stack<R>(alternate: &libc::stack_t, body: impl FnOnce() -> R) -> R {
     let Some(stack) = Stack::take() else { return body() };
-    // SAFETY: so many bytes are there, nobody else uses them, and `body` returns.
-    let done = unsafe { psm::on_stack(stack.0, BYTES, body) };
+    // Without an alternate stack, there are no bytes.
+    let above = psm::stack_pointer().addr().wrapping_sub(alternate.ss_sp.addr());
+    let is_on_it = above < alternate.ss_size;
+    let done = if is_on_it { stack.run_as_alternate(body) } else { stack.run(body) };
     stack.give_back();
     done
+}
+
+/// Sets the alternate stack of this thread, which must not be on the one before, and returns that
+/// one.
+fn set_alternate(stack: &libc::stack_t) -> libc::stack_t {
+    // SAFETY: all zeros are a stack's description.
+    let mut before: libc::stack_t = unsafe { mem::zeroed() };
+    // SAFETY: the memory is there as long as it is the alternate stack: `run_as_alternate` returns
+    // only after it has set the other one, which was there before.
+    let done = unsafe { libc::sigaltstack(ptr::from_ref(stack), &raw mut before) };
+    debug_assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    before
+}
+
+/// Blocks all signals for this thread, and returns those that were blocked.
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: an empty set is one.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { mem::zeroed() };
+    // SAFETY: a set of this function's.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };
+    before
+}
+
+/// Blocks these signals alone for this thread.
+fn set_mask(blocked: &libc::sigset_t) {
+    let mask = ptr::from_ref(blocked);
+    // SAFETY: a set.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
 }

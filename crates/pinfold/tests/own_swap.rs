@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use pinfold::source::{Extent, Memory, Source};
-use pinfold::{AnonMap, Cache, Hint, Options, Space, SpaceOptions};
+use pinfold::{AnonMap, Cache, File, Hint, Options, Space, SpaceOptions};
 use pinfold_testing::faulty::{Fault, Faulty, Operation, Rule, When};
 
 const PAGE: usize = 4096;
@@ -222,5 +222,34 @@ fn a_few_dirty_pages_do_not_keep_the_budget_from_files() {
         println!("the swap {name}: {} MiB resident", have / MIB);
         assert!(have >= 52 * MIB, "the swap {name}: {have}");
         hangs.go_on();
+    }
+}
+
+/// The swap is full, and far more dirty memory than one sweep looks at comes before the pages of a
+/// file: these leave, for own memory and for other files.
+#[test]
+fn much_dirty_memory_that_a_full_swap_does_not_take_lets_clean_pages_leave() {
+    const OWN: usize = 448 * MIB;
+    const FILE: usize = 48 * MIB;
+    let swap = Arc::new(Memory::new(Vec::new()));
+    let options = Options::new(512 * MIB as u64).swap_source(swap, PAGE as u64);
+    let cache = Cache::new(options).unwrap();
+    let space = Space::new(&cache, SpaceOptions::new()).unwrap();
+    let own = space.map_anon(OWN).unwrap();
+    let attach = |name| cache.attach(name, Arc::new(Memory::new(vec![7; FILE]))).unwrap();
+    let files = ["used", "new", "newer"].map(attach);
+    let read = |file: &File| {
+        let mut bytes = vec![0; MIB];
+        for at in (0..FILE).step_by(MIB) {
+            assert_eq!(file.read_at(&mut bytes, at as u64).unwrap(), MIB);
+        }
+    };
+    (0..3).for_each(|_| read(&files[0]));
+    for page in 0..OWN / PAGE {
+        word(&own, page).store(1, Ordering::Relaxed);
+    }
+    files.iter().for_each(read);
+    for page in 0..OWN / PAGE {
+        assert_eq!(word(&own, page).load(Ordering::Relaxed), 1, "page {page}");
     }
 }

@@ -15,8 +15,9 @@
 //! 8. tell the policy which folios stayed.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use pinfold_policy::{Sweep, SweepCounts};
+use pinfold_policy::{Answer, Sweep, SweepCounts};
 
 use super::mapped::Turns;
 use super::{compact, parts};
@@ -24,7 +25,7 @@ use crate::core::Core;
 use crate::counters::Event;
 use crate::frame::{FrameNumber, Identity};
 use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse, To};
-use crate::mapping::Changing;
+use crate::mapping::{Changing, Mapping};
 use crate::mirror::{Leaving, join};
 use crate::mutant::{self, Mutant};
 
@@ -45,8 +46,8 @@ const GAP_FOLIOS_MAX: u32 = 8;
 /// bring would wait for all of them.
 pub(super) const EVICTORS_MAX: u32 = 8;
 
-/// Evicts in batches until `pages` are evicted, or are on their way to the swap, or the effort is
-/// spent. Evicts nothing while as many threads do as may: their progress is to be waited for. Waits
+/// Evicts in batches until `pages` are evicted, or are on their way to a swap that takes them, or the
+/// effort is spent. Evicts nothing while as many threads do as may: their progress is to be waited for. Waits
 /// for no write: dirty folios of the program's own memory are handed over to who writes them.
 pub(crate) fn evict(core: &Core, pages: u32, effort_max: u32) -> SweepCounts {
     let turn = core.pressure.evictors.enter(EVICTORS_MAX);
@@ -75,7 +76,9 @@ pub(crate) fn evict_at_once(core: &Core, pages: u32, effort_max: u32) -> SweepCo
             break;
         }
         for batch in folios.chunks(FOLIOS_AT_ONCE) {
-            handed_over += evict_batch(core, batch.to_vec(), &mut sweep, if_dirty);
+            let handed = evict_batch(core, batch.to_vec(), &mut sweep, if_dirty);
+            // What the swap does not take stays: what is clean has to do.
+            handed_over += if takes_dirty(core) { handed } else { 0 };
         }
     }
     turns.end(core);
@@ -143,6 +146,11 @@ pub(super) fn evict_handed_over(core: &Core, pages: &[(FrameNumber, Identity)]) 
     }
 }
 
+/// Whether dirty folios of the program's own memory may get to the swap now.
+fn takes_dirty(core: &Core) -> bool {
+    core.swap.as_ref().is_some_and(|swap| swap.takes_pages())
+}
+
 /// What becomes of dirty folios that the program's own memory has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IfDirty {
@@ -197,7 +205,12 @@ fn evict_batch(core: &Core, folios: Vec<Candidate>, sweep: &mut Sweep, if_dirty:
         }
     }
     for (folio, why) in stayed {
-        core.residency.stays(&core.frames, sweep, folio.head, why.answer());
+        // What the swap does not take must not stand before what is clean again and again.
+        let is_own = |it: &Arc<Mapping>| it.id == folio.identity.mapping && it.own().is_some();
+        let lasts =
+            why == InUse::Dirty && !takes_dirty(core) && batch.mappings().iter().any(is_own);
+        let answer = if lasts { Answer::Pinned } else { why.answer() };
+        core.residency.stays(&core.frames, sweep, folio.head, answer);
     }
     handed_over
 }

@@ -221,6 +221,11 @@ impl Swap {
         rest.lasts() && !matches!(rest.now, Some((_, Why::Full)) if has_slots())
     }
 
+    /// Whether pages that are handed to it may get there now.
+    pub(crate) fn takes_pages(&self) -> bool {
+        self.slots.free() > 0 && !self.rests()
+    }
+
     /// Reads adjacent slots, from `first` on.
     pub(crate) fn read(&self, first: Slot, to: &mut [u8]) -> io::Result<()> {
         let bytes = to.len();

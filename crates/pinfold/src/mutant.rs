@@ -253,6 +253,8 @@ mutants! {
     TurnWithoutEnd,
     /// Reads for a client that has left do not count any more.
     ReadsForgotten,
+    /// Reads ahead for a client that has left go on, however many there are.
+    AheadOfTheGone,
     /// A client whose memory is gone is served as long as its connection is open.
     DeadIsServed,
     /// Any number of a client's faults rest.

@@ -182,6 +182,35 @@ fn who_comes_back_has_no_more_reads_than_who_stays() {
     assert!(!caught.0, "the mutant does nothing");
 }
 
+/// Reads that are kept after many owners have left for whom pages were read ahead.
+fn left_ahead() -> usize {
+    let (_cache, file, gate) = gated(64 << 20);
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    let pages: Arc<[u64]> = (0..1000).map(|n| n * 16).collect();
+    for owner in 1..20 {
+        let uffd = guest.uffd().try_clone().unwrap();
+        let id = clients.add(uffd, &[guest.mapping()], owner).unwrap();
+        clients.install_ahead(id, &pages);
+        // Ends: no other client has work to do.
+        while clients.jobs.values().all(|job| job.client != id.0) {
+            clients.work();
+        }
+        clients.remove(id);
+        assert!(mutant::on(Mutant::AheadOfTheGone) || clients.turns.owner(owner).is_none());
+    }
+    let kept = clients.jobs.len() + clients.completions.len();
+    gate.open();
+    kept
+}
+
+#[test]
+fn nothing_is_read_ahead_for_who_has_left() {
+    assert_eq!(left_ahead(), 0);
+    let caught = mutant::with(Some(Mutant::AheadOfTheGone), left_ahead);
+    assert!(caught > 19, "the mutant does nothing: {caught}");
+}
+
 /// How many faults of a client rest.
 fn resting() -> usize {
     let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));

@@ -369,16 +369,24 @@ impl Clients {
         }
     }
 
-    /// The reads for faults of a client that has left. The first of them go on: what they bring is
-    /// likely to be wanted. More are not begun if they were not yet.
+    /// The reads of a client that has left. The first ones for faults go on: what they bring is
+    /// likely to be wanted. Of the others, those that were not begun yet never are. So what is kept
+    /// of all that have left is bounded, also while the source does not answer.
     fn leave_reads(&mut self, id: u64, reads: usize) {
-        if self.of_nobody + reads <= READS_MAX {
+        let go_on = self.of_nobody + reads <= READS_MAX;
+        if go_on {
             self.of_nobody += reads;
+        }
+        let is_kept = |job: &Job| {
+            let is_of_fault = matches!(job.what, Read::Fault(_));
+            go_on && (is_of_fault || mutant::on(Mutant::AheadOfTheGone))
+        };
+        let (jobs, turns) = (&mut self.jobs, &mut self.turns);
+        let gone = jobs.extract_if(|_, job| job.client == id && !is_kept(job));
+        let gone: HashMap<u64, Job> = gone.collect();
+        if gone.is_empty() {
             return;
         }
-        let (jobs, turns) = (&mut self.jobs, &mut self.turns);
-        let gone = jobs.extract_if(|_, job| job.client == id);
-        let gone: HashMap<u64, Job> = gone.collect();
         for job in gone.values() {
             turns.change(job.owner, |it| match job.what {
                 Read::Fault(_) => it.reads = it.reads.saturating_sub(1),

@@ -63,8 +63,6 @@ pub(super) struct Owner {
 pub(super) struct Turns {
     ready: VecDeque<u64>,
     owners: HashMap<u64, Owner>,
-    /// Times that this thread has slept, as far as that was asked.
-    slept: i64,
 }
 
 /// A turn that is going on.
@@ -72,11 +70,13 @@ pub(super) struct Turns {
 pub(super) struct Turn {
     begin: Instant,
     messages: usize,
+    /// How often the thread had slept before.
+    slept: i64,
 }
 
 impl Turn {
     pub(super) fn begin() -> Self {
-        Turn { begin: Instant::now(), messages: 0 }
+        Turn { begin: Instant::now(), messages: 0, slept: times_slept() }
     }
 
     /// Messages were heard.
@@ -141,7 +141,6 @@ impl Turns {
             let has = owner.clients + owner.reads + owner.ahead;
             has > 0 || owner.rests_until.is_some()
         });
-        self.slept = times_slept();
     }
 
     /// A client, which is not among them, has something to do.
@@ -162,10 +161,7 @@ impl Turns {
     /// A turn has ended. Whether the loop goes on.
     pub(super) fn end(&mut self, owner: u64, turn: Turn, loop_began: Instant) -> bool {
         let took = turn.begin.elapsed();
-        let has_slept = took > BLOCKED && {
-            let before = std::mem::replace(&mut self.slept, times_slept());
-            self.slept > before
-        };
+        let has_slept = took > BLOCKED && times_slept() > turn.slept;
         let are_others = self.owners.len() > 1;
         if let Some(it) = self.owners.get_mut(&owner) {
             it.used += took;
@@ -213,5 +209,27 @@ mod tests {
         turns.go(1);
         turns.begin_round();
         assert!(turns.owner(1).is_none(), "nothing is kept of who has left");
+    }
+
+    #[test]
+    fn who_is_slow_does_not_rest_for_who_slept_before() {
+        // Ends: with a turn in which nothing makes this thread wait.
+        let turns = loop {
+            let mut turns = Turns::default();
+            turns.come(1);
+            turns.come(2);
+            turns.begin_round();
+            let turn = Turn::begin();
+            std::thread::sleep(Duration::from_nanos(1));
+            turns.end(1, turn, Instant::now());
+            let turn = Turn::begin();
+            let slept = times_slept();
+            while turn.begin.elapsed() < 2 * BLOCKED {}
+            turns.end(2, turn, Instant::now());
+            if times_slept() == slept && turns.rests_until(1).is_none() {
+                break turns;
+            }
+        };
+        assert!(turns.rests_until(2).is_none());
     }
 }

@@ -46,7 +46,7 @@ pub(super) enum Message {
         /// So much.
         bytes: u64,
     },
-    /// The process has forked, and its child's memory has a userfaultfd, too (closed by now).
+    /// The process has forked, and its child's memory has a userfaultfd, too (another thread closes it).
     Forked,
     /// This library does not know it.
     Unknown(u8),
@@ -213,7 +213,10 @@ fn message(raw: abi::Message) -> Message {
         EVENT_REMAP => Message::Moved { from: first, to: second, bytes: third },
         EVENT_FORK => {
             // SAFETY: the kernel has just made this descriptor for the reader of the message.
-            drop(unsafe { OwnedFd::from_raw_fd(first as i32) });
+            let child = unsafe { OwnedFd::from_raw_fd(first as i32) };
+            // This close waits for the lock of the child's memory, so another thread does it.
+            let closes = std::thread::Builder::new().name("pinfold-close".to_owned());
+            let _ = closes.spawn(move || drop(child)); // no thread: closed here after all
             Message::Forked
         }
         other => Message::Unknown(other),

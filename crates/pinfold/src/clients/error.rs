@@ -1,6 +1,9 @@
 //! Why a client is not served, or not any more.
 
 use std::ops::Range;
+use std::sync::Arc;
+
+use rustix::io::Errno;
 
 use crate::error::Error;
 
@@ -77,10 +80,27 @@ pub enum ClientError {
     /// The userfaultfd cannot be waited for.
     #[error("its userfaultfd is not in non-blocking mode, or broken")]
     Blocking,
+    /// The system refuses to read the userfaultfd.
+    #[error("its userfaultfd cannot be read: {cause}")]
+    Read {
+        /// The system's error.
+        cause: Arc<std::io::Error>,
+    },
     /// The process has ended, or has replaced its memory by execve(2).
     #[error("its memory is gone")]
     Gone,
     /// The cache cannot serve it.
     #[error(transparent)]
     Cache(#[from] Error),
+}
+
+impl ClientError {
+    /// A userfaultfd could not be read. That may be this process's fault: a message of a fork needs
+    /// a descriptor.
+    pub(super) fn of_read(cause: Errno) -> Self {
+        match cause {
+            Errno::WOULDBLOCK => ClientError::Blocking,
+            cause => ClientError::Read { cause: Arc::new(cause.into()) },
+        }
+    }
 }

@@ -287,3 +287,19 @@ fn a_client_whose_memory_is_gone_is_served_no_longer() {
     let caught = mutant::with(Some(Mutant::DeadIsServed), of_the_dead);
     assert!(caught.is_empty(), "the mutant does nothing");
 }
+
+#[test]
+fn a_read_that_the_system_refuses_is_told_as_it_is() {
+    use rustix::mm::{UserfaultfdFlags, userfaultfd};
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: it is never used for any memory: nobody has agreed on its version.
+    let uffd = unsafe { userfaultfd(flags | UserfaultfdFlags::from_bits_retain(1)) }.unwrap();
+    let id = clients.add(uffd, &[guest.mapping()], 1).unwrap().0;
+    clients.clients.get_mut(&id).unwrap().has_said = true;
+    let refused = clients.hear(id, &mut turns::Turn::begin(), &mut Vec::new()).unwrap_err();
+    let ClientError::Read { cause } = &refused else { panic!("{refused:?}") };
+    assert_eq!(cause.kind(), std::io::ErrorKind::InvalidInput);
+}

@@ -161,7 +161,7 @@ impl Clients {
     }
 
     /// Reads a client's messages, as many as fit into its turn.
-    fn hear(
+    pub(super) fn hear(
         &mut self,
         id: u64,
         turn: &mut Turn,
@@ -174,7 +174,7 @@ impl Clients {
             && !self.has_to_pause(client)
         {
             let mut messages = Vec::with_capacity(foreign::MESSAGES_MAX);
-            client.uffd().read(&mut messages).map_err(|_| ClientError::Blocking)?;
+            client.uffd().read(&mut messages).map_err(ClientError::of_read)?;
             turn.heard(messages.len());
             let are_all = messages.len() < foreign::MESSAGES_MAX;
             self.take(id, messages, told)?;

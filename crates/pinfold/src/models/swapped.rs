@@ -121,7 +121,7 @@ impl Machine {
             _ => Seen::Open,
         };
         if self.looks {
-            self.give(states.distrust(page.into(), Some(seen)));
+            self.give(states.distrust(page.into(), Some(seen), || self.allow(page)));
         }
         if states.may_leave(page.into()) {
             memory.store(0, Ordering::SeqCst);

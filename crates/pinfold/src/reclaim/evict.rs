@@ -28,6 +28,7 @@ use crate::freeze::{self, Batch, Candidate, Frozen, FrozenBatch, InUse, To};
 use crate::mapping::{Changing, Mapping};
 use crate::mirror::{Leaving, join};
 use crate::mutant::{self, Mutant};
+use crate::swap::Swap;
 
 /// The most folios that one sweep examines.
 pub(crate) const EFFORT_MAX: u32 = crate::sizes::SWEEP_EFFORT_MAX;
@@ -148,7 +149,7 @@ pub(super) fn evict_handed_over(core: &Core, pages: &[(FrameNumber, Identity)]) 
 
 /// Whether dirty folios of the program's own memory may get to the swap now.
 fn takes_dirty(core: &Core) -> bool {
-    core.swap.as_ref().is_some_and(|swap| swap.takes_pages())
+    core.swap.as_ref().is_some_and(Swap::takes_pages)
 }
 
 /// What becomes of dirty folios that the program's own memory has.

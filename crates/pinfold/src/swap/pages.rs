@@ -202,13 +202,23 @@ impl Pages {
     }
 
     /// The page table was looked up for a page, right before it would leave. If a store may have
-    /// come without a fault, it counts as stored to. `None`: the system does not tell.
-    pub(crate) fn distrust(&mut self, page: u64, seen: Option<Seen>) -> Unused {
+    /// come without a fault, it counts as stored to. `None`: the system does not tell; then it may
+    /// still be protected, and `allow` ends that.
+    pub(crate) fn distrust(
+        &mut self,
+        page: u64,
+        seen: Option<Seen>,
+        allow: impl FnOnce(),
+    ) -> Unused {
         let no_store_came = matches!(seen, Some(Seen::Protected | Seen::Absent));
         if no_store_came || !self.may_leave(page) || mutant::on(Mutant::ProtectionTrusted) {
             return Unused(None);
         }
-        self.store(page, || {})
+        self.store(page, || {
+            if seen.is_none() {
+                allow()
+            }
+        })
     }
 
     /// Whether the page may leave memory.
@@ -372,6 +382,20 @@ mod tests {
         assert_eq!(pages.store(1, || {}), Unused(Some(Slot(21))));
         assert_eq!(pages.forget(1), Ok(Unused(None)));
         assert_eq!(pages.get(1), State::Origin);
+    }
+
+    #[test]
+    fn a_page_of_which_the_system_does_not_tell_is_not_protected_any_more() {
+        let distrusted = |seen| {
+            let (mut pages, mut allowed) = (Pages::new(1).unwrap(), false);
+            assert_eq!(pages.distrust(0, seen, || allowed = true), Unused(None));
+            (pages.get(0), allowed)
+        };
+        // The next store to it would be a fault again and again: a dirty page is not protected.
+        assert_eq!(distrusted(None), (State::Dirty, true));
+        assert_eq!(distrusted(Some(Seen::Open)), (State::Dirty, false));
+        assert_eq!(distrusted(Some(Seen::Protected)), (State::Origin, false));
+        assert_eq!(distrusted(Some(Seen::Absent)), (State::Origin, false));
     }
 
     /// Whether a page can leave, be forgotten or be written again while an older version of it is

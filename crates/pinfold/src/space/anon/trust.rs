@@ -89,7 +89,11 @@ impl Area {
             calls::merge_nothing(&self.addresses(&(0..self.pages())));
         }
         let seen = self.seen(&clean);
-        clean.iter().zip(seen).map(|(&page, seen)| states.distrust(page, seen)).collect()
+        let distrust = |(&page, seen)| {
+            let allow = || calls::protect(self.fd(), &self.addresses(&(page..page + 1)), false);
+            states.distrust(page, seen, allow)
+        };
+        clean.iter().zip(seen).map(distrust).collect()
     }
 
     /// What the page table has for these pages, in rising order: one system call for adjacent ones.

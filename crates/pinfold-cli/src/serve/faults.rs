@@ -150,11 +150,15 @@ impl Faults {
             match command {
                 Command::Add(uffd, mappings, peer, reply) => {
                     let added = self.clients.add(uffd, &mappings, peer.owner());
-                    if let Ok(client) = added {
-                        self.peers.insert(client, (peer, 0));
-                        if let Some(pages) = &self.replay {
-                            self.clients.install_ahead(client, pages);
+                    match added {
+                        Ok(client) => {
+                            self.peers.insert(client, (peer, 0));
+                            if let Some(pages) = &self.replay {
+                                self.clients.install_ahead(client, pages);
+                            }
                         }
+                        // Before the answer: else this could be the last of the connection.
+                        Err(_) => drop(peer),
                     }
                     let _ = reply.send(added);
                 }

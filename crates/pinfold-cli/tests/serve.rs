@@ -331,6 +331,12 @@ fn a_client_that_is_wrong_is_told_of_and_nobody_else_is_concerned() {
     send(&polite, &format!("[{one}]"), &[&null]);
     assert!(closed(&polite).contains("is no userfaultfd, but /dev/null"));
     server.says("is no userfaultfd");
+    // Descriptors that nobody takes are limited for all together.
+    let greedy = connect();
+    send(&greedy, r#"{"pinfold":1,"want":"memory"}"#, &[]);
+    send(&greedy, r#"{"pinfold":1,"want":"memory"}"#, &[]);
+    server.says("was sent the memory already, and asks for it again");
+    closed(&greedy);
     result(ground.restore(&[]));
 }
 

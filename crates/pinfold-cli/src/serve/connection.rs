@@ -60,6 +60,8 @@ struct Connection<'a> {
     shared: &'a Shared,
     peer: &'a Arc<Peer>,
     messages: Messages,
+    /// It was sent a descriptor of the memory.
+    has_memory: bool,
     descriptor: Option<OwnedFd>,
     /// It has said hello, and so reads what it is told.
     hears: bool,
@@ -76,8 +78,15 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
     // SAFETY: changes the priority of this thread alone. It may fail: then it is like the others.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     let messages = Messages::default();
-    let mut it =
-        Connection { shared, peer, messages, descriptor: None, hears: false, client: None };
+    let mut it = Connection {
+        shared,
+        peer,
+        messages,
+        has_memory: false,
+        descriptor: None,
+        hears: false,
+        client: None,
+    };
     let ended = peer.begin().and_then(|()| it.hear());
     let (lines, name) = (&shared.log, peer);
     if let Some((client, _)) = &it.client {
@@ -170,6 +179,11 @@ impl Connection<'_> {
     fn answer(&mut self, request: Request) -> Result<(), String> {
         let (reply, descriptor) = match request {
             Request::Memory => {
+                // The system limits the descriptors that were sent and not received, of all
+                // connections together.
+                if std::mem::replace(&mut self.has_memory, true) {
+                    return Err("it was sent the memory already, and asks for it again".to_owned());
+                }
                 let memory = self.memory()?;
                 (Reply { bytes: Some(self.shared.bytes), ..Reply::new() }, Some(memory))
             }
@@ -199,6 +213,7 @@ impl Connection<'_> {
         match socket::send(self.peer.stream(), &message, descriptor.as_ref()) {
             Ok(sent) if sent == message.len() => Ok(()),
             Ok(_) | Err(Errno::AGAIN) => Err("it does not read its answers".to_owned()),
+            Err(Errno::TOOMANYREFS) => Err(NO_DESCRIPTORS.to_owned()),
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()), // its end is seen next
             Err(error) => Err(error.to_string()),
         }

@@ -385,6 +385,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_taken_away_while_it_was_written_is_lost_whatever_was_written() {
+        let mut pages = Pages::new(1).unwrap();
+        let _ = pages.store(0, || {});
+        assert_eq!(begin(&mut pages, [(0, Slot(1))].into_iter(), |_| {}).len(), 1);
+        assert_eq!(pages.miss(0), Err(IsWriting));
+        assert_eq!(pages.store(0, || {}), Unused(None));
+        assert_eq!(pages.end_write(0, Slot(1), Written::InSlot, || {}), Unused(Some(Slot(1))));
+        assert_eq!((pages.miss(0), pages.get(0)), (Ok(()), State::Lost));
+    }
+
+    #[test]
     fn a_page_of_which_the_system_does_not_tell_is_not_protected_any_more() {
         let distrusted = |seen| {
             let (mut pages, mut allowed) = (Pages::new(1).unwrap(), false);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::bring::give;
 use super::protect::Protection;
 use super::{Area, pages_of};
 use crate::core::{Core, Held};
@@ -11,6 +12,7 @@ use crate::handle::Handle;
 use crate::mapping::Changing;
 use crate::source::Extent;
 use crate::space::vma::Access;
+use crate::swap::pages::IsWriting;
 use crate::task::{Waiter, now};
 
 /// At most this part of a budget is held.
@@ -118,7 +120,13 @@ impl Area {
             return Ok(copied);
         }
         self.take_out_zeros(page);
-        let gone = Area::miss(&handle.core, &mut changing, page).unwrap_or_default();
+        let missed = Area::miss(&handle.core, &mut changing, page);
+        let gone = missed.unwrap_or_else(|IsWriting| {
+            // What is being written may be these zeros: it does not count, as after a store.
+            let states = changing.own().expect("own memory has states");
+            give(&handle.core, states.store(page, || {}));
+            Vec::new()
+        });
         drop(changing);
         crate::freeze::let_go(&handle.core, &gone);
         let why = "the program took the page out of memory while it was copied";

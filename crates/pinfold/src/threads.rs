@@ -1,6 +1,6 @@
 //! Starting the cache's threads: without signals, and with an error that says what was not started.
 //!
-//! Every thread of the cache is started here. It blocks all signals that a program can be sent: so a
+//! Every thread of the cache is started in [`without_signals`], nearly all by [`start`]. It blocks all signals that a program can be sent: so a
 //! signal handler of the program never runs on a thread of the cache, where it might wait for what
 //! this thread alone can give it. The signals that an instruction of the thread itself causes stay
 //! as they are: the kernel would end the process if they were blocked, and a source of the program

@@ -118,6 +118,8 @@ pub(crate) struct Mapping {
 pub(crate) struct ReadUnder {
     contents: Contents,
     settled: bool,
+    /// It is settled only as long as all reads are direct (`source/contents.rs`).
+    by_fine_times: bool,
     /// It was appended to, as far as is known. Who goes on reading it trusts in that.
     grown: bool,
 }
@@ -125,8 +127,9 @@ pub(crate) struct ReadUnder {
 impl ReadUnder {
     /// The file has had these contents just now. `backing` is of the file.
     pub(crate) fn now(contents: Contents, backing: &Backing) -> Self {
-        let settled = contents.are_settled(backing.has_fine_times());
-        ReadUnder { contents, settled, grown: false }
+        let by_age = contents.are_settled(false);
+        let settled = by_age || contents.are_settled(backing.has_fine_times());
+        ReadUnder { contents, settled, by_fine_times: !by_age, grown: false }
     }
 
     /// The same, after an append.
@@ -204,7 +207,12 @@ impl Mapping {
 
     /// What its cached pages were read under, if it is a file of the system.
     pub(crate) fn read_under(&self) -> Option<ReadUnder> {
-        *self.read_under.lock()
+        let indirect = self.backing.is_read_indirectly() && !mutant::on(Mutant::FineTimesStay);
+        let mut under = self.read_under.lock();
+        if let Some(under) = under.as_mut().filter(|under| under.by_fine_times && indirect) {
+            under.settled = false;
+        }
+        *under
     }
 
     /// Notes that nothing is cached that was read before the file had these contents. The caller
@@ -554,6 +562,8 @@ impl Mappings {
         }
         let outdated = mapping.outdated.load(Ordering::Relaxed);
         let for_good = mapping.identity.is_none() || outdated;
+        // Its descriptor, which is about to go, knows whether all reads were direct.
+        mapping.read_under();
         Closed { for_good, source: mapping.backing.let_go() }
     }
 
@@ -629,6 +639,8 @@ fn changed(mapping: &Mapping, identity: Option<&Identity>, path: &Path) -> Optio
 mod tests {
     use std::sync::Arc;
 
+    use super::ReadUnder;
+    use crate::mutant::{self, Mutant};
     use crate::source::Memory;
     use crate::{Cache, ErrorKind, File, Options, Result};
 
@@ -640,6 +652,47 @@ mod tests {
         let mut buf = vec![0; 64 << 10];
         assert_eq!(file.read_at(&mut buf, 0).unwrap(), buf.len());
         assert!(buf.iter().all(|&read| read == byte));
+    }
+
+    /// Whether contents that were settled by fine times are settled before reads are direct no more,
+    /// and after; the file is closed then, or is not. `None`: it is not read directly here.
+    fn settled_by_fine_times(closed: bool) -> Option<[bool; 2]> {
+        let on_disk = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(on_disk.path(), [7; 9000]).unwrap();
+        let cache = Cache::new(Options::new(1 << 20)).unwrap();
+        let file = cache.open(on_disk.path()).unwrap();
+        if file.is_buffered() {
+            return None;
+        }
+        check_first(&file);
+        let mapping = file.handle().mapping.clone();
+        let contents = mapping.backing.contents().unwrap().unwrap();
+        let under = ReadUnder { contents, settled: true, by_fine_times: true, grown: false };
+        mapping.set_read_under(under);
+        let before = mapping.has_pages_of(Some(&contents));
+        mapping.backing.refuse_direct();
+        let kept = (!closed).then_some(file);
+        let after = mapping.has_pages_of(Some(&contents));
+        drop(kept);
+        Some([before, after])
+    }
+
+    fn check_first(file: &File) {
+        let mut buf = [0; 100];
+        assert_eq!(file.read_at(&mut buf, 0).unwrap(), 100);
+        assert_eq!(buf, [7; 100]);
+    }
+
+    #[test]
+    fn fine_times_say_nothing_once_reads_are_not_direct() {
+        for closed in [false, true] {
+            let Some(settled) = settled_by_fine_times(closed) else {
+                return println!("skipped: no direct reads here");
+            };
+            assert_eq!(settled, [true, false], "closed: {closed}");
+            let stay = mutant::with(Some(Mutant::FineTimesStay), || settled_by_fine_times(closed));
+            assert_eq!(stay, Some([true; 2]), "the mutant does nothing");
+        }
     }
 
     /// A cache may have any number of files in its life; free numbers are reused.

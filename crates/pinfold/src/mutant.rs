@@ -72,6 +72,8 @@ mutants! {
     GrownUncompared,
     /// An open trusts the pages of a file that a refresh has found grown.
     OpenTrustsGrown,
+    /// Contents that were settled by fine times stay so when reads are direct no more.
+    FineTimesStay,
 
     // ---- of mirrors ----
     /// A copy takes single pages of others out of its place.

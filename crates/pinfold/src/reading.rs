@@ -27,7 +27,8 @@ impl File {
         FileReader { file: self.clone(), at, page: None }
     }
 
-    /// As [`read_at`](Self::read_at), into memory that need not be initialised. Returns the part of
+    /// As [`read_at`](Self::read_at), into memory that need not be initialised: it is zeroed first,
+    /// which is what this costs more than `read_at`. Returns the part of
     /// it that now is: `buf.len()` bytes, fewer only at the end of the file.
     ///
     /// ```
@@ -49,9 +50,9 @@ impl File {
         buf: &'b mut [MaybeUninit<u8>],
         offset: u64,
     ) -> Result<&'b mut [u8]> {
+        buf.fill(MaybeUninit::new(0));
         let (at, len) = (buf.as_mut_ptr().cast::<u8>(), buf.len());
-        // SAFETY: the caller's memory, to which a read only stores, by its address: nothing looks
-        // at what it has.
+        // SAFETY: the caller's memory, borrowed for as long as this, and initialised just now.
         let buf = unsafe { std::slice::from_raw_parts_mut(at, len) };
         let bytes = self.read_at(buf, offset)?;
         Ok(&mut buf[..bytes])

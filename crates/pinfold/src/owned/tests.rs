@@ -1,9 +1,13 @@
 //! What owned bytes keep.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
+use std::thread::ThreadId;
 
 use super::OwnedBytes;
+use crate::core::Core;
 use crate::mutant::{self, Mutant};
+use crate::pressure::{Claim, Refused};
 use crate::source::Memory;
 use crate::{Cache, ErrorKind, Options};
 
@@ -58,4 +62,44 @@ fn copies_count_as_held() {
     assert!(said >= least && least > 400_000, "{said}, {least}");
     let (said, least) = mutant::with(Some(Mutant::CopyUncounted), held);
     assert!(said < least, "the mutant does nothing: {said}, {least}");
+}
+
+/// Notes how much copies have whenever a thread wakes it.
+struct Levels {
+    core: Arc<Core>,
+    thread: ThreadId,
+    seen: Mutex<Vec<u32>>,
+}
+
+impl Wake for Levels {
+    fn wake(self: Arc<Self>) {
+        if std::thread::current().id() == self.thread {
+            self.seen.lock().unwrap().push(self.core.pressure.copied.pages());
+        }
+    }
+}
+
+#[test]
+fn who_is_woken_by_the_drop_of_a_copy_finds_its_share_free() {
+    let cache = Cache::new(Options::new(16 * MIB)).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 64 << 20]))).unwrap();
+    let core = cache.core().clone();
+    let thread = std::thread::current().id();
+    // Ends: unless the reclaiming thread is the first to wake it, each time.
+    loop {
+        let kept = file.bytes(1..5 * MIB).unwrap();
+        assert!(core.pressure.copied.pages() > 0);
+        let levels = Arc::new(Levels { core: core.clone(), thread, seen: Mutex::default() });
+        let waker = Waker::from(levels.clone());
+        let why = (Refused::OwnFile, core.pressure.progress_seen());
+        let Some(turn) = core.pressure.queue((7, None), why, Claim::default(), &waker) else {
+            continue;
+        };
+        drop(kept);
+        core.pressure.leave(7, turn);
+        if let Some(first) = levels.seen.lock().unwrap().first() {
+            assert_eq!(*first, 0, "it was woken too early");
+            break;
+        }
+    }
 }

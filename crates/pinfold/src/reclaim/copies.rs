@@ -157,11 +157,13 @@ impl Copied {
     /// Gives back what it has.
     fn let_go(&mut self, put: fn(&Core, FrameNumber)) {
         self.outside = None; // first: the arena and this together have no more than the budget
+        // Before the puts, each of which may wake one that waits for this share. Whoever counts it
+        // now may find the memory not free yet: then the puts wake that one.
+        self.core.pressure.copied.take_back(std::mem::take(&mut self.counted));
         for head in self.heads.drain(..) {
             put(&self.core, head);
         }
         self.got = 0;
-        self.core.pressure.copied.take_back(std::mem::take(&mut self.counted));
     }
 
     /// Where its bytes are.

@@ -295,6 +295,18 @@ impl Backing {
         current.file.as_ref().is_some_and(fine)
     }
 
+    /// Whether it is a file of which not all reads are direct by now. Once it is closed nobody knows.
+    pub(crate) fn is_read_indirectly(&self) -> bool {
+        let current = self.current.read();
+        current.file.as_ref().is_some_and(|file| !file.descriptor.is_all_direct())
+    }
+
+    /// As if the file system had refused a direct read.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn refuse_direct(&self) {
+        self.current.read().file.as_ref().expect("a file").descriptor.refuse_direct();
+    }
+
     pub(crate) fn advise(&self, range: Range<u64>, hint: Hint) -> io::Result<()> {
         guarded("advise", || self.source().advise(range, hint))
     }

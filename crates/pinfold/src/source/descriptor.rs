@@ -176,6 +176,13 @@ impl Descriptor {
         io::Error::new(cause.kind(), text)
     }
 
+    /// As if it was.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn refuse_direct(&self) {
+        let refused = self.beside.as_ref().is_some_and(|it| it.refuse(&self.fd, Errno::INVAL));
+        assert!(refused, "it was not direct, or has to be");
+    }
+
     /// The error by which direct I/O was refused, since when there is none.
     pub(super) fn refused(&self) -> Option<Errno> {
         self.beside.as_ref()?.refused()

@@ -172,6 +172,8 @@ impl<'a, const BITS: u32> IndexWriter<'a, BITS> {
         let node = self.descend(page, level);
         let count = 1 << (order % BITS);
         let first = slot_of::<BITS>(page, level * BITS);
+        let mut slots = first..first + count;
+        assert!(slots.all(|slot| node.load(slot) == Entry::EMPTY), "the range was checked");
         debug_assert!(Mark::ALL.iter().all(|&m| node.marks(m) & slot_mask(first, count) == 0));
         self.store(Seat::Slots { node, first, count }, entry);
         node.count(count.cast_signed());

@@ -216,7 +216,7 @@ impl Pages {
         }
         self.store(page, || {
             if seen.is_none() {
-                allow()
+                allow();
             }
         })
     }

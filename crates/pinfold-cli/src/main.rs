@@ -7,7 +7,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // One line, whatever RUST_BACKTRACE says: most errors are of the command line or of a file.
         Err(error) => {
-            pinfold_cli::say::tell(format_args!("error: {error:#}"));
+            pinfold_cli::say::tell(format_args!("error: {}", pinfold_cli::say::chain(&error)));
             ExitCode::FAILURE
         }
     }

@@ -34,3 +34,13 @@ pub fn tell(line: impl Display) {
     // One write, so that lines of several processes do not mix. There is nobody to tell of an error.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
+
+/// An error and its causes in one line. Errors of the cache say their cause themselves: what the
+/// line ends with already is not said again.
+pub fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |line, cause| match line.as_str() {
+        "" => cause,
+        said if said.ends_with(&cause) => line,
+        said => format!("{said}: {cause}"),
+    })
+}

@@ -341,7 +341,7 @@ fn watch(args: &RestoreArgs, link: &Link, mut connection: Connection, guest: &Gu
             Ok(new) => connection = new,
             Err(error) => {
                 // The others wait in the kernel for pages that do not come.
-                say::tell(format_args!("error: {error:#}"));
+                say::tell(format_args!("error: {}", say::chain(&error)));
                 std::process::exit(1);
             }
         }

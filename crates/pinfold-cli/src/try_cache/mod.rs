@@ -93,9 +93,11 @@ pub fn run(args: &TryArgs) -> Result<()> {
         None => (bytes / BUDGET_PART).clamp(pinfold::BUDGET_MIN_BYTES, pinfold::BUDGET_MAX_BYTES),
     };
     let cache = Cache::new(Options::new(budget_bytes))?;
+    // A temporary file has no name by now, and what is cached of it goes with its last handle.
+    let handle = cache.open(&subject.path)?;
     let checked = check::everything(&cache, &subject)?;
     let (stats, sources) = (cache.stats(), cache.sources());
-    drop(cache);
+    drop((handle, cache));
     let figures = measure::all(&subject, budget_bytes, args.seconds)?;
     let result = report::Report::new(&subject, &checked, &stats, &sources, figures)?;
     publish(args.json.as_deref(), &result.text(), &result)

@@ -118,8 +118,11 @@ impl Model {
     }
 
     fn is_recent(&self, ghost: usize) -> bool {
-        let since: u64 = self.ghosts[ghost..].iter().map(|&p| u64::from(p)).sum();
-        self.kind == Kind::S3Fifo && since <= self.capacity * 90 / 100
+        // Ages are counted in units of two pages where the capacity is above 2^10 (`shadow.rs`).
+        let unit = if self.capacity > 1 << 10 { 2 } else { 1 };
+        let pages = |ghosts: &[u32]| ghosts.iter().map(|&p| u64::from(p)).sum::<u64>();
+        let (left, now) = (pages(&self.ghosts[..ghost]) / unit, pages(&self.ghosts) / unit);
+        self.kind == Kind::S3Fifo && (now - left) * unit <= self.capacity * 90 / 100
     }
 
     fn insert(&mut self, id: Id, ghost: Option<usize>) {

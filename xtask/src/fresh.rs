@@ -1,4 +1,4 @@
-//! `cargo xtask fresh`: README's commands in a bare Debian 12, so that what a machine happens to
+//! `cargo xtask fresh`: a README's commands in a bare Debian 12, so that what a machine happens to
 //! have cannot make them pass. The root lies in `target/fresh` and goes when the command ends.
 //!
 //! What is mounted there is mounted in a namespace of its own, and ends with the last process in
@@ -33,21 +33,25 @@ const CLONE: &str = "/pinfold";
 
 #[derive(Debug, Args)]
 pub(crate) struct FreshArgs {
-    /// Run only this one of README's commands: try or test
+    /// The folder of the project whose README has the commands
+    #[arg(long = "in", value_name = "FOLDER", default_value = ".")]
+    folder: PathBuf,
+    /// Run only this one of README's commands, named by its last word: try or test
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Leave the root where it is; the next `fresh` removes it
     #[arg(long)]
     keep: bool,
-    /// Lend it the lab's sources and objects, too; what it builds stays in them
-    #[arg(long)]
-    lend_lab: bool,
+    /// Lend it this folder, too, at the same path, and name the folder in this variable; what is
+    /// written to it stays
+    #[arg(long, value_name = "VARIABLE=FOLDER", value_parser = lent)]
+    lend: Option<(String, PathBuf)>,
     /// Only see whether it can be done here; nothing is run
-    #[arg(long, conflicts_with_all = ["only", "keep", "lend_lab"])]
+    #[arg(long, conflicts_with_all = ["folder", "only", "keep", "lend"])]
     check: bool,
 }
 
-/// Runs README's commands in a bare root.
+/// Runs a README's commands in a bare root.
 ///
 /// # Errors
 /// If there can be no such root here; the first command that fails; a signal.
@@ -58,7 +62,9 @@ pub(crate) fn run(sh: &Shell, args: &FreshArgs) -> Result<()> {
         println!("a bare root can be made here");
         return Ok(());
     }
-    let commands = commands(&sh.read_file("README.md")?, args.only.as_deref())?;
+    ensure!(args.folder.is_relative(), "{} is no folder of this repository", args.folder.display());
+    let readme = sh.read_file(args.folder.join("README.md"))?;
+    let commands = commands(&readme, args.only.as_deref())?;
     let folder = RootFolder::take(&sh.current_dir().canonicalize()?)?;
     let mut report = String::new();
     let ended = in_root(sh, args, &commands, &folder.root, &interrupted, &mut report);
@@ -168,19 +174,21 @@ fn in_root(
     // Everything is built once there.
     jail.variable("CARGO_INCREMENTAL", OsStr::new("0"));
     timed("lending it what it needs", &mut || {
-        lend_rust(sh, root, &mut jail)?;
+        lend_rust(sh, &args.folder, root, &mut jail)?;
         clone(sh, root)?;
-        if args.lend_lab { lend_lab(&mut jail) } else { Ok(()) }
+        args.lend.as_ref().map_or(Ok(()), |(variable, folder)| lend(&mut jail, variable, folder))
     })?;
+    let there = Path::new(CLONE).join(&args.folder);
     for (_, command) in commands {
-        timed(command, &mut || jail.shell(CLONE, command, interrupted))?;
+        timed(command, &mut || jail.shell(&there, command, interrupted))?;
     }
     Ok(())
 }
 
-/// The toolchain where it is, and what cargo has downloaded, complete.
-fn lend_rust(sh: &Shell, root: &Path, jail: &mut Jail) -> Result<()> {
-    cmd!(sh, "cargo fetch --quiet --locked").run()?;
+/// The toolchain where it is, and what cargo has downloaded, complete for this project.
+fn lend_rust(sh: &Shell, project: &Path, root: &Path, jail: &mut Jail) -> Result<()> {
+    let manifest = project.join("Cargo.toml");
+    cmd!(sh, "cargo fetch --quiet --locked --manifest-path {manifest}").run()?;
     let toolchain = PathBuf::from(cmd!(sh, "rustc --print sysroot").quiet().read()?);
     if toolchain == Path::new("/usr") {
         bail!("Rust is in /usr, which is not lent: use rustup's");
@@ -215,17 +223,18 @@ fn clone(sh: &Shell, root: &Path) -> Result<()> {
     Ok(cmd!(sh, "git -C {there} checkout --quiet FETCH_HEAD").quiet().run()?)
 }
 
-/// The lab's cache, at the same path as here: a kernel's object files contain their paths.
-fn lend_lab(jail: &mut Jail) -> Result<()> {
-    let of = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = of("PINFOLD_LAB_CACHE")
-        .or_else(|| Some(of("XDG_CACHE_HOME")?.join("pinfold-lab")))
-        .or_else(|| Some(of("HOME")?.join(".cache/pinfold-lab")))
-        .context("where is the lab's cache? Set PINFOLD_LAB_CACHE")?;
-    let cache = std::path::absolute(cache)?;
-    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    jail.lend(&cache, true);
-    jail.variable("PINFOLD_LAB_CACHE", cache.as_os_str());
+/// A variable and a folder, from the command line.
+fn lent(argument: &str) -> Result<(String, PathBuf)> {
+    let (variable, folder) = argument.split_once('=').context("no = in it")?;
+    ensure!(!variable.is_empty() && !folder.is_empty(), "the variable or the folder is empty");
+    Ok((variable.to_owned(), std::path::absolute(folder)?))
+}
+
+/// A folder of the host's, which is made if it is not there.
+fn lend(jail: &mut Jail, variable: &str, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    jail.lend(folder, true);
+    jail.variable(variable, folder.as_os_str());
     Ok(())
 }
 
@@ -254,6 +263,15 @@ mod tests {
         let readme = include_str!("../../README.md");
         let names: Vec<_> = commands(readme, None).unwrap().into_iter().map(|c| c.0).collect();
         assert_eq!(names, ["try", "test"]);
+    }
+
+    #[test]
+    fn what_is_lent_has_a_name() {
+        assert_eq!(lent("A=/b=c").unwrap(), ("A".to_owned(), PathBuf::from("/b=c")));
+        assert!(lent("A=b").unwrap().1.is_absolute());
+        for wrong in ["/b", "=/b", "A="] {
+            lent(wrong).unwrap_err();
+        }
     }
 
     #[test]

@@ -3,7 +3,6 @@
 mod aarch64;
 mod compare;
 mod fresh;
-mod kernel;
 mod modules;
 mod packages;
 mod pin_counts;
@@ -12,7 +11,7 @@ mod probes;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use packages::Need;
 use xshell::{Shell, cmd};
 
@@ -27,18 +26,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run everything that has to pass: format, modules, lints, documentation, tests, models,
-    /// tracepoints, kernels
+    /// tracepoints
     Test,
     Modules(modules::ModulesArgs),
     /// Run README's commands in a new, bare Debian 12; needs root
     Fresh(fresh::FreshArgs),
-    /// Run the kernel lab: prepare, check, build, run, test, stress, bench, cores, report
-    /// (`kernel --help` for all)
-    #[command(disable_help_flag = true)]
-    Kernel(LabArgs),
-    /// Check the litmus tests of the kernel patches; needs herd7 to run them
-    #[command(disable_help_flag = true)]
-    Litmus(LabArgs),
     /// Lint and test the other caches that `bench get` compares with, one of them RocksDB's
     Peers,
     /// Build for aarch64 and run the cache's and the count's tests under qemu; not part of `test`
@@ -50,13 +42,6 @@ enum Command {
     PinCounts,
 }
 
-/// Arguments that are passed on to the lab unchanged.
-#[derive(Debug, Args)]
-struct LabArgs {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    rest: Vec<String>,
-}
-
 fn main() -> Result<()> {
     let command = Cli::parse().command;
     let sh = Shell::new()?;
@@ -66,8 +51,6 @@ fn main() -> Result<()> {
         Command::Test => test(&sh),
         Command::Modules(args) => modules::run(&sh.current_dir(), &args),
         Command::Fresh(args) => fresh::run(&sh, &args),
-        Command::Kernel(args) => kernel::pass_on(&sh, "kernel", &args.rest),
-        Command::Litmus(args) => kernel::pass_on(&sh, "litmus", &args.rest),
         Command::Peers => peers(&sh),
         Command::Aarch64 => aarch64::run(&sh),
         Command::Probes => probes::run(&sh),
@@ -81,11 +64,8 @@ impl Command {
     fn needs(&self) -> Vec<Need> {
         match self {
             Command::Test => PARTS.iter().flat_map(|part| part.needs).copied().collect(),
-            Command::Kernel(args) => kernel::needs(&args.rest),
             // `fresh` brings its own, once it knows that it may.
-            Command::Compare(_) | Command::Fresh(_) | Command::Litmus(_) | Command::Modules(_) => {
-                vec![]
-            }
+            Command::Compare(_) | Command::Fresh(_) | Command::Modules(_) => vec![],
             Command::Peers => vec![Need::Peers],
             Command::Aarch64 => vec![Need::Aarch64],
             Command::Probes => vec![Need::Probes],
@@ -133,13 +113,12 @@ struct Part {
 }
 
 /// Quick and strict parts first. No part begins before the packages of all parts are installed.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 5] = [
     Part { name: "format and lints", needs: &[Need::Peers], run: lints },
     Part { name: "documentation", needs: &[], run: documentation },
-    Part { name: "tests", needs: &[Need::Lab], run: tests },
+    Part { name: "tests", needs: &[], run: tests },
     Part { name: "models", needs: &[], run: models },
     Part { name: "tracepoints", needs: &[Need::Probes], run: probes::run },
-    Part { name: "kernels", needs: &[Need::Lab], run: kernel::all },
 ];
 
 fn test(sh: &Shell) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The only list of Debian packages that the project's commands need. `main` installs them before a
+//! The only list of Debian packages that these commands need. `main` installs them before a
 //! command begins; where it lacks the permission, the error names them.
 
 use anyhow::{Context, Result, bail};
@@ -8,16 +8,10 @@ use xshell::{Shell, cmd};
 /// What needs packages beside README's prerequisites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The kernel lab, and its unit tests.
-    Lab,
-    /// Compilers and emulators of the lab's other machines.
-    Machines,
     /// The other caches of `bench get`, one of them RocksDB's.
     Peers,
     /// The debugger that stops at the tracepoints.
     Probes,
-    /// Reads of this machine's kernel counted.
-    Traces,
     /// Instructions counted.
     Valgrind,
     /// A compiler and an emulator for aarch64.
@@ -29,40 +23,8 @@ pub(crate) enum Need {
 impl Need {
     fn packages(self) -> &'static [&'static str] {
         match self {
-            // The headers are the kernel's build's (libelf) and its selftests'.
-            Need::Lab => &[
-                "bc",
-                "bison",
-                "busybox-static",
-                "cpio",
-                "e2fsprogs",
-                "flex",
-                "gcc",
-                "git",
-                "libc6-dev",
-                "libcap-dev",
-                "libelf-dev",
-                "libnuma-dev",
-                "linux-source-6.12",
-                "make",
-                "perl",
-                "python3",
-                "qemu-system-x86",
-                "xz-utils",
-            ],
-            Need::Machines => &[
-                "gcc-aarch64-linux-gnu",
-                "gcc-arm-linux-gnueabi",
-                "gcc-m68k-linux-gnu",
-                "gcc-powerpc64le-linux-gnu",
-                "gcc-riscv64-linux-gnu",
-                "gcc-s390x-linux-gnu",
-                "libc6-dev-arm64-cross",
-                "qemu-system-arm",
-            ],
             Need::Peers => &["g++", "librocksdb-dev"],
             Need::Probes => &["gdb"],
-            Need::Traces => &["bpftrace"],
             Need::Valgrind => &["valgrind"],
             Need::Aarch64 => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"],
             Need::Root => &["mmdebstrap"],

@@ -112,7 +112,7 @@ pub mod checked {
         /// compare-and-swap succeed on a value older than a concurrent store, and a later load then
         /// see the swap's value as the newest (in the cache: a frame that is never freed). A swap
         /// of the same ordering is stronger in one thing only, that it continues release sequences;
-        /// `tests/explore.rs` and the litmus tests have the plain store.
+        /// `tests/explore.rs` has the plain store.
         fn store(&self, value: u64, order: Ordering) {
             self.0.swap(value, order);
         }

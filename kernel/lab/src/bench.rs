@@ -1,6 +1,6 @@
-//! `kernel bench` counts the instructions of the plain and of the patched kernel. The guest's
+//! `lab bench` counts the instructions of the plain and of the patched kernel. The guest's
 //! clock advances by one nanosecond for each instruction, so a time that its programs print is
-//! a count, which differs little from boot to boot. Where KVM works, `kernel bench` also
+//! a count, which differs little from boot to boot. Where KVM works, `lab bench` also
 //! measures the table of threads.
 
 use crate::kernels::{Config, Tree};

@@ -1,4 +1,4 @@
-//! `kernel cores` measures the count on this machine's own cores, without booting: a built
+//! `lab cores` measures the count on this machine's own cores, without booting: a built
 //! kernel's own objects run in a program, plain and patched in turn (`kernel/cores`).
 
 mod code;

@@ -1,4 +1,4 @@
-//! `kernel faults` runs the workloads of `kernel/guest/faults.sh` on kernels that differ in what a
+//! `lab faults` runs the workloads of `kernel/guest/faults.sh` on kernels that differ in what a
 //! page fault does with its lock while it waits, and compares what they counted: *plain* retries
 //! under `mmap_lock`, *drop* under the VMA's lock, and *hold* keeps the VMA's lock.
 //!
@@ -107,7 +107,7 @@ pub(crate) fn begin_build(paths: &Paths) -> Result<Building> {
     Ok(Building::begin(move || build::build(&paths, Tree::Drop, Config::Faults).map(drop)))
 }
 
-/// What `kernel test` has of it: the `KUnit` tests and the selftest on *drop*.
+/// What `lab test` has of it: the `KUnit` tests and the selftest on *drop*.
 ///
 /// # Errors
 /// If the kernel does not build or boot, there is a splat, or a case fails.
@@ -141,7 +141,7 @@ pub(crate) fn debug(paths: &Paths) -> Result<()> {
     alone(paths, Tree::Series, Config::Debug, &WORKLOADS).map(drop)
 }
 
-/// `kernel faults`.
+/// `lab faults`.
 ///
 /// # Errors
 /// If a kernel does not build or boot, there is a splat in its log, or a workload reads wrong

@@ -67,8 +67,7 @@ pub(crate) fn root(paths: &Paths, extra: &[PathBuf]) -> Result<PathBuf> {
     for dir in ["bin", "lab"] {
         fs::create_dir_all(root.join(dir))?;
     }
-    let busybox =
-        busybox().context("no static busybox; `cargo xtask kernel prepare` installs one")?;
+    let busybox = busybox().context("no static busybox; `cargo lab prepare` installs one")?;
     fs::copy(busybox, root.join("bin/busybox"))?;
     fs::copy(paths.kernel.join("guest/init.sh"), root.join("init"))?;
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;

@@ -104,19 +104,16 @@ mod tests {
         let paths = Paths::new(dir.path(), dir.path());
         fs::create_dir(dir.path().join("results")).unwrap();
         let now = vec!["plain".to_string(), "series".to_string()];
-        let load = |now: &[String]| read::<Vec<u32>>(&paths, "counts", "kernel bench", now);
+        let load = |now: &[String]| read::<Vec<u32>>(&paths, "counts", "lab bench", now);
         let error = load(&now).unwrap_err().to_string();
-        assert!(error.contains("no ") && error.contains("`kernel bench`"), "{error}");
+        assert!(error.contains("no ") && error.contains("`lab bench`"), "{error}");
         write(&paths, "counts", &Kept { of: now.clone(), result: vec![1] }).unwrap();
         assert_eq!(load(&now).unwrap(), [1]);
         for at in 0..2 {
             let mut other = now.clone();
             other[at] += "+";
             let error = load(&other).unwrap_err().to_string();
-            assert!(
-                error.contains("another series") && error.contains("`kernel bench`"),
-                "{error}"
-            );
+            assert!(error.contains("another series") && error.contains("`lab bench`"), "{error}");
         }
         fs::write(paths.result("counts"), "[1]").unwrap();
         assert!(load(&now).unwrap_err().to_string().contains("older lab"));

@@ -271,7 +271,7 @@ pub(crate) fn run(paths: &Paths, model: Option<PathBuf>, write: bool) -> Result<
     let model = model.unwrap_or_else(|| paths.source(Tree::Plain).join("tools/memory-model"));
     if !model.join("linux-kernel.cfg").is_file() {
         bail!(
-            "no memory model in {}: run `cargo xtask kernel prepare`, or give a folder by --model",
+            "no memory model in {}: run `cargo lab prepare`, or give a folder by --model",
             model.display()
         );
     }

@@ -55,7 +55,7 @@ fn one(paths: &Paths, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// `kernel machines`: builds for each machine, and boots those that can be. One that fails does
+/// `lab machines`: builds for each machine, and boots those that can be. One that fails does
 /// not keep the others from being tried: each takes long.
 ///
 /// # Errors

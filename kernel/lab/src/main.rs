@@ -1,8 +1,7 @@
 //! The kernel lab builds, boots, tests and measures kernels with and without the series, and
 //! runs the litmus tests under the kernel's memory model.
 //!
-//! This file is the command line and nothing else. `cargo xtask kernel` and
-//! `cargo xtask litmus` pass their arguments on to it.
+//! This file is the command line and nothing else.
 
 mod bench;
 mod build;
@@ -24,6 +23,8 @@ mod lock;
 mod machines;
 mod mutants;
 mod overlap;
+mod own;
+mod packages;
 mod paths;
 mod pins;
 mod prepare;
@@ -53,7 +54,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "pinfold-lab", bin_name = "cargo xtask", version, about)]
+#[command(name = "pinfold-lab", bin_name = "cargo lab", version, about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -61,28 +62,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build, boot, test and measure kernels with and without the series.
-    #[command(subcommand)]
-    Kernel(Kernel),
-    /// Check the litmus tests, and run them if herd7 is there.
-    Litmus {
-        /// The folder of the memory model (default: the prepared kernel's tools/memory-model).
-        #[arg(long)]
-        model: Option<PathBuf>,
-        /// Write the table of verdicts to kernel/litmus/README.md.
-        #[arg(long)]
-        write: bool,
-    },
-}
-
-#[derive(Subcommand)]
-enum Kernel {
     /// Unpack Debian's kernel source into the cache, and apply the series.
     Prepare,
-    /// Check what every change has to pass: the series applies and passes checkpatch.pl; a
-    /// tiny patched kernel and the fast kernels, plain and patched, build, boot, and pass their
-    /// `KUnit` tests; their code runs on this machine's cores without a wrong count; and no
-    /// number of instructions grows by more than 1 %.
+    /// Check what every change has to pass: the lab's own code; the series applies and passes
+    /// checkpatch.pl; a tiny kernel with all patches builds, boots, and passes its `KUnit` tests;
+    /// and what `litmus` checks.
     Check,
     /// Build a kernel; a second build reuses the first.
     Build(Which),
@@ -100,8 +84,10 @@ enum Kernel {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Do what `check` does, race short reads, count pins, test page faults that wait, break the
-    /// kernel by each mutant, and run the kernel's own selftests on plain and patched.
+    /// Do what `check` does; build and boot the fast kernels, plain and patched, whose code runs on
+    /// this machine's cores without a wrong count; count instructions; race short reads, count
+    /// pins, test page faults that wait, break the kernel by each mutant, and run the kernel's own
+    /// selftests on plain and patched.
     Test {
         /// Also run the stress on the debug kernels (KASAN with lockdep, and KCSAN), the workloads
         /// of page faults that wait on one, and their mutants.
@@ -184,11 +170,33 @@ enum Kernel {
         /// The file to write (default: report.md in the cache folder).
         #[arg(long)]
         out: Option<PathBuf>,
-        /// The output of `pinfold bench ref --only cas,frozen32 --json FILE`: both instruction
-        /// sequences on this machine's cores.
-        #[arg(long = "ref", value_name = "FILE")]
-        cores: Option<PathBuf>,
     },
+    /// Check the litmus tests, and run them if herd7 is there.
+    Litmus {
+        /// The folder of the memory model (default: the prepared kernel's tools/memory-model).
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Write the table of verdicts to kernel/litmus/README.md.
+        #[arg(long)]
+        write: bool,
+    },
+}
+
+impl Command {
+    /// The lists of packages that are installed before the command begins.
+    fn needs(&self) -> &'static [&'static [&'static str]] {
+        match self {
+            Command::Litmus { .. } => &[],
+            Command::ReadSizes { .. } => &[packages::TRACES],
+            Command::Machines => &[packages::KERNELS, packages::MACHINES],
+            _ => &[packages::KERNELS],
+        }
+    }
+
+    /// Whether it needs nothing of the cache that another run may be changing.
+    fn is_apart(&self) -> bool {
+        matches!(self, Command::Litmus { .. } | Command::ReadSizes { .. })
+    }
 }
 
 #[derive(Args)]
@@ -209,43 +217,33 @@ impl Which {
     }
 }
 
-fn run(cli: Cli) -> Result<()> {
-    let paths = Paths::find()?;
-    match cli.command {
-        Command::Litmus { model, write } => litmus::run(&paths, model, write),
-        // It needs nothing of the cache that another run may be changing.
-        Command::Kernel(kernel @ Kernel::ReadSizes { .. }) => run_kernel(&paths, kernel),
-        Command::Kernel(kernel) => {
-            let _lock = lock::take(&paths)?;
-            run_kernel(&paths, kernel)
-        }
-    }
-}
-
-fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
-    match kernel {
-        Kernel::Prepare => prepare::prepare(paths),
-        Kernel::Check => suite::check(paths),
-        Kernel::Build(which) => {
+fn run(command: Command) -> Result<()> {
+    let paths = &Paths::find()?;
+    let _lock = (!command.is_apart()).then(|| lock::take(paths)).transpose()?;
+    packages::bring(paths, command.needs())?;
+    match command {
+        Command::Prepare => prepare::prepare(paths),
+        Command::Check => suite::check(paths),
+        Command::Build(which) => {
             prepare::prepare(paths)?;
             let image = build::build(paths, which.tree(), which.config)?;
             println!("{}", image.display());
             Ok(())
         }
-        Kernel::Run { which, limit_s, append, command } => {
+        Command::Run { which, limit_s, append, command } => {
             prepare::prepare(paths)?;
             let image = build::build(paths, which.tree(), which.config)?;
             suite::run_command(paths, &image, &command.join(" "), &append, limit_s)
         }
-        Kernel::Each => suite::each(paths),
-        Kernel::Selftests => suite::selftests(paths),
-        Kernel::Mutants { only } => suite::mutants(paths, &only),
-        Kernel::Machines => {
+        Command::Each => suite::each(paths),
+        Command::Selftests => suite::selftests(paths),
+        Command::Mutants { only } => suite::mutants(paths, &only),
+        Command::Machines => {
             prepare::prepare(paths)?;
             machines::machines(paths)
         }
-        Kernel::Test { full, each } => suite::test(paths, full, each),
-        Kernel::Stress { plain, config, seconds, idle } => {
+        Command::Test { full, each } => suite::test(paths, full, each),
+        Command::Stress { plain, config, seconds, idle } => {
             prepare::prepare(paths)?;
             let load = stress::Load { seconds, idle };
             if plain {
@@ -254,25 +252,90 @@ fn run_kernel(paths: &Paths, kernel: Kernel) -> Result<()> {
                 stress::series(paths, config, load)
             }
         }
-        Kernel::Bench { json } => bench::bench(paths, json.as_deref()),
-        Kernel::Writes => writes::writes(paths),
-        Kernel::Pins { json } => pins::pins(paths, json.as_deref()),
-        Kernel::Cores(plan) => cores::cores(paths, &plan),
-        Kernel::Faults(plan) => faults::faults(paths, &plan),
-        Kernel::Reads(plan) => reads::reads(paths, &plan),
-        Kernel::ReadSizes { name, command } => {
+        Command::Bench { json } => bench::bench(paths, json.as_deref()),
+        Command::Writes => writes::writes(paths),
+        Command::Pins { json } => pins::pins(paths, json.as_deref()),
+        Command::Cores(plan) => cores::cores(paths, &plan),
+        Command::Faults(plan) => faults::faults(paths, &plan),
+        Command::Reads(plan) => reads::reads(paths, &plan),
+        Command::ReadSizes { name, command } => {
             read_sizes::read_sizes(paths, name.as_deref(), &command)
         }
-        Kernel::Report { out, cores } => report::report(paths, out, cores.as_deref()),
+        Command::Report { out } => report::report(paths, out),
+        Command::Litmus { model, write } => litmus::run(paths, model, write),
     }
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pinfold-lab: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    fn commands() -> BTreeSet<String> {
+        Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
+    }
+
+    #[test]
+    fn the_readme_has_a_row_for_each_command() {
+        let rows = include_str!("../README.md").lines();
+        let rows = rows.filter_map(|line| line.strip_prefix("| `cargo lab "));
+        let named = rows.filter_map(|row| row.split([' ', '`']).next()).map(str::to_owned);
+        assert_eq!(named.collect::<BTreeSet<_>>(), commands());
+    }
+
+    /// The first word after each `cargo lab`, also across lines.
+    fn named(text: &str) -> BTreeSet<String> {
+        let words: Vec<_> = text.split_whitespace().filter(|word| *word != "//!").collect();
+        let after = words.windows(3).filter(|w| w[0].ends_with("cargo") && w[1] == "lab");
+        let is_of_word = |c: char| c.is_ascii_lowercase() || c == '-';
+        after.filter_map(|w| w[2].split(|c| !is_of_word(c)).next().map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn each_command_that_a_document_or_a_mail_names_is_there() {
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()];
+        let (mut all, mut files) = (BTreeSet::new(), 0);
+        while let Some(folder) = folders.pop() {
+            for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() && !path.ends_with("target") {
+                    folders.push(path);
+                } else if path.is_file() {
+                    let found = named(&fs::read_to_string(&path).unwrap());
+                    files += usize::from(!found.is_empty());
+                    all.extend(found);
+                }
+            }
+        }
+        // Prose has it without a command.
+        all.remove("");
+        all.retain(|command| !commands().contains(command));
+        assert_eq!(all, BTreeSet::new(), "no such commands");
+        assert!(files > 20, "{files}");
+    }
+
+    #[test]
+    fn no_package_is_installed_for_what_needs_none() {
+        let needs = |line: &str| {
+            let args = ["lab"].into_iter().chain(line.split(' '));
+            Cli::try_parse_from(args).unwrap().command.needs()
+        };
+        assert!(needs("litmus").is_empty());
+        assert_eq!(needs("check"), [packages::KERNELS]);
+        assert_eq!(needs("run -- pread_bench --help"), [packages::KERNELS]);
+        assert_eq!(needs("read-sizes -- git status"), [packages::TRACES]);
+        assert_eq!(needs("machines"), [packages::KERNELS, packages::MACHINES]);
     }
 }

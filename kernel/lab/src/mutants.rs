@@ -1,4 +1,4 @@
-//! `kernel mutants`: the patches of `kernel/mutants` break the patched kernel on purpose, each in
+//! `lab mutants`: the patches of `kernel/mutants` break the patched kernel on purpose, each in
 //! one way, and a `KUnit` case must notice. A test that notices nothing shows nothing.
 
 mod in_part;

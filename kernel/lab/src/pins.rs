@@ -1,4 +1,4 @@
-//! `kernel pins` counts what pinning and unpinning costs for each page: instructions, and cache
+//! `lab pins` counts what pinning and unpinning costs for each page: instructions, and cache
 //! lines that are touched, of struct pages and of other memory. It does so on three kernels:
 //! *page by page* is plain with its loop over the folios of long-term pins taken back, and *plain*
 //! and *patched* are as elsewhere. A plugin of QEMU's emulator counts
@@ -371,7 +371,7 @@ fn is_about_pins(error: &str) -> bool {
 /// Most of the guest's memory is movable, and so are the pages of programs.
 const MOVABLE: &str = "movablecore=1536M";
 
-/// `kernel pins`.
+/// `lab pins`.
 ///
 /// # Errors
 /// If a kernel does not build or boot, a page stays pinned, or a figure is not what the patches

@@ -35,7 +35,7 @@ pub(crate) fn prepare_tree(paths: &Paths, tree: Tree) -> Result<()> {
 fn stamp(tarball: &Path) -> Result<String> {
     let meta = fs::metadata(tarball).with_context(|| {
         let tarball = tarball.display();
-        format!("the kernel source {tarball} is missing; `cargo xtask kernel prepare` installs it")
+        format!("the kernel source {tarball} is missing; `cargo lab prepare` installs it")
     })?;
     let time = meta.modified()?.duration_since(std::time::UNIX_EPOCH)?.as_secs();
     Ok(format!("{} {} {time}\n", tarball.display(), meta.len()))
@@ -51,8 +51,7 @@ fn stamp_file(paths: &Paths) -> PathBuf {
 /// # Errors
 /// If nothing was unpacked yet.
 pub(crate) fn unpacked(paths: &Paths) -> Result<String> {
-    fs::read_to_string(stamp_file(paths))
-        .context("no kernel source; run `cargo xtask kernel prepare` first")
+    fs::read_to_string(stamp_file(paths)).context("no kernel source; run `cargo lab prepare` first")
 }
 
 fn unpack(paths: &Paths, tarball: &Path) -> Result<()> {

@@ -1,4 +1,4 @@
-//! `kernel read-sizes`: how many bytes a program's reads of cached files return. bpftrace counts
+//! `lab read-sizes`: how many bytes a program's reads of cached files return. bpftrace counts
 //! them on this machine's own kernel (`trace/read_sizes.bt`).
 
 use crate::paths::Paths;
@@ -117,7 +117,7 @@ fn command_line(command: &[String]) -> Result<String> {
     Ok(words.join(" "))
 }
 
-/// `kernel read-sizes`: runs a program, and prints how much its reads of cached files return.
+/// `lab read-sizes`: runs a program, and prints how much its reads of cached files return.
 ///
 /// # Errors
 /// If bpftrace or the program does not run, or nothing was read.

@@ -1,4 +1,4 @@
-//! `kernel reads` shows that short reads without a reference return what ordinary reads may
+//! `lab reads` shows that short reads without a reference return what ordinary reads may
 //! return, while somebody truncates, punches holes, or writes (`kernel/guest/read_races.c`).
 //!
 //! The program has a table of what an ordinary read may return in each race, and the lab looks
@@ -90,7 +90,7 @@ fn races(paths: &Paths, seconds: u32) -> Result<()> {
     Ok(())
 }
 
-/// `kernel reads`.
+/// `lab reads`.
 ///
 /// # Errors
 /// If a kernel does not build or boot, or a read has returned what no ordinary read returns.
@@ -101,7 +101,7 @@ pub(crate) fn reads(paths: &Paths, plan: &Plan) -> Result<()> {
     if plan.mutants { mutants::mutants(paths) } else { races(paths, plan.seconds) }
 }
 
-/// The step of `kernel test`: both.
+/// The step of `lab test`: both.
 ///
 /// # Errors
 /// The same.

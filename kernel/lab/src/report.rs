@@ -1,4 +1,4 @@
-//! `kernel report` writes a Markdown page that compares plain and patched, from the results that
+//! `lab report` writes a Markdown page that compares plain and patched, from the results that
 //! other commands have kept in the cache, and from the pages of `kernel/docs` that say what was
 //! objected and what is still open. It measures nothing itself but the kernels' size.
 
@@ -8,18 +8,17 @@ use crate::kernels::{Config, Tree};
 use crate::paths::Paths;
 use crate::{bench, build, cc, cores, faults, kept, pins, prepare, selftests, series, writes};
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The parts of the patches: each has a section of the report, and a page in `kernel/docs`.
 const PARTS: [&str; 4] = ["count", "reads", "pins", "faults"];
 
 /// Commands whose results are in a section, and at length in an appendix.
-const CORES: &str = "cargo xtask kernel cores";
-const FAULTS: &str = "cargo xtask kernel faults";
-const SELFTESTS: &str = "cargo xtask kernel selftests";
+const CORES: &str = "cargo lab cores";
+const FAULTS: &str = "cargo lab faults";
+const SELFTESTS: &str = "cargo lab selftests";
 
 /// The counts of page faults that the section shows. The appendix has all.
 const OF_FAULTS: [&str; 8] = [
@@ -73,70 +72,14 @@ fn around_lock(lines: &[String]) -> Result<&[String]> {
 /// Checks that the two kernels were built from the series and the source as they are now.
 fn check_kernels(paths: &Paths) -> Result<()> {
     if !series::is_applied(paths)? {
-        bail!("the patched source tree is older than the series; run `cargo xtask kernel test`");
+        bail!("the patched source tree is older than the series; run `cargo lab test`");
     }
     for tree in [Tree::Plain, Tree::Series] {
         if !build::is_current(paths, tree, Config::Fast) {
-            bail!(
-                "the {} kernel is older than its source; run `cargo xtask kernel test`",
-                tree.name()
-            );
+            bail!("the {} kernel is older than its source; run `cargo lab test`", tree.name());
         }
     }
     Ok(())
-}
-
-/// The part of the JSON of `pinfold bench ref` that the page shows.
-#[derive(Deserialize)]
-struct Cores {
-    machine: Machine,
-    rows: Vec<CoresRow>,
-}
-
-#[derive(Deserialize)]
-struct Machine {
-    cpu: String,
-    cores: u32,
-}
-
-#[derive(Deserialize)]
-struct CoresRow {
-    engine: String,
-    threads: u32,
-    median: f64,
-    mean: f64,
-    stddev: f64,
-}
-
-/// The benchmark's table, with the ratio.
-fn sequences(file: &Path) -> Result<String> {
-    let text =
-        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let found: Cores = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not the JSON of `pinfold bench ref`", file.display()))?;
-    let mut table = format!(
-        "Get and put of one shared count, operations per second of all threads together\n\
-         (`pinfold bench ref`, {}, {} cores; medians, and the spread of the runs):\n\n\
-         | threads | compare-and-swap | frozen bit | ratio |\n|---:|---:|---:|---:|\n",
-        found.machine.cpu, found.machine.cores
-    );
-    let mut pairs = 0;
-    for cas in found.rows.iter().filter(|r| r.engine == "cas") {
-        let Some(bit) =
-            found.rows.iter().find(|r| r.engine == "frozen32" && r.threads == cas.threads)
-        else {
-            continue;
-        };
-        let cell =
-            |r: &CoresRow| format!("{:.1} M ± {:.1} %", r.median / 1e6, r.stddev / r.mean * 100.0);
-        let ratio = bit.median / cas.median;
-        let _ = writeln!(table, "| {} | {} | {} | {ratio:.2} |", cas.threads, cell(cas), cell(bit));
-        pairs += 1;
-    }
-    if pairs == 0 {
-        bail!("{} has no rows of both cas and frozen32", file.display());
-    }
-    Ok(table)
 }
 
 /// Sentences about limits, as a list.
@@ -144,12 +87,12 @@ fn list(limits: impl IntoIterator<Item = String>) -> String {
     limits.into_iter().fold(String::new(), |list, limit| list + "- " + &limit + "\n")
 }
 
-/// What was measured by `kernel cores`, if it was.
+/// What was measured by `lab cores`, if it was.
 fn measured_on_cores(paths: &Paths) -> Option<cores::Figures> {
     kept::load(paths, cores::CORES, CORES).ok()
 }
 
-/// The section of `kernel cores`. The tables are in the appendix.
+/// The section of `lab cores`. The tables are in the appendix.
 fn kernels_on_cores(figures: Option<&cores::Figures>) -> String {
     let Some(figures) = figures else { return not_measured(CORES) };
     format!(
@@ -164,7 +107,7 @@ fn kernels_on_cores(figures: Option<&cores::Figures>) -> String {
     )
 }
 
-/// The appendix of `kernel cores`.
+/// The appendix of `lab cores`.
 fn all_on_cores(figures: &cores::Figures) -> String {
     format!(
         "\n## Appendix: real cores\n\n\
@@ -205,13 +148,13 @@ fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) 
     let mut text = String::from(
         "\n## Short reads\n\n\
          What a read may return, and the sizes of reads: [reads.md](reads.md).\n\
-         On real cores they are the cases `short-read` of `cargo xtask kernel cores`, above.\n\n\
-         Instructions (`cargo xtask kernel bench`) with `vm.short_reads` on; plain has no such \
+         On real cores they are the cases `short-read` of `cargo lab cores`, above.\n\n\
+         Instructions (`cargo lab bench`) with `vm.short_reads` on; plain has no such \
          switch.\nRows with `miss` and `ahead` are reads of pages that are not cached, of ext4 on \
          zram.\n\n",
     );
     text += &of_counts(counts);
-    let command = "cargo xtask kernel writes";
+    let command = "cargo lab writes";
     let _ =
         write!(text, "\nWrites to the struct page for each read of 64 bytes (`{command}`):\n\n");
     match kept::load::<Vec<writes::Row>>(paths, writes::TABLE, command) {
@@ -230,7 +173,7 @@ fn short_reads<'a>(paths: &Paths, counts: impl Iterator<Item = &'a bench::Row>) 
 
 /// The section of pins.
 fn pins(paths: &Paths) -> String {
-    let command = "cargo xtask kernel pins";
+    let command = "cargo lab pins";
     format!(
         "\n## Pins\n\nWhat the figures mean: [pins.md](pins.md).\n\n\
          Instructions, and cache lines of struct pages and of other memory, for each page \
@@ -246,7 +189,7 @@ fn pins(paths: &Paths) -> String {
     )
 }
 
-/// What was counted by `kernel faults`, if it was.
+/// What was counted by `lab faults`, if it was.
 fn counted_faults(paths: &Paths) -> Option<faults::Figures> {
     kept::load_of(paths, faults::KEPT_OF, faults::FIGURES, FAULTS).ok()
 }
@@ -308,7 +251,7 @@ fn costs<'a>(rows: impl Iterator<Item = &'a bench::Row>) -> Option<String> {
     let by = |a: &&&bench::Row, b: &&&bench::Row| a.percent().total_cmp(&b.percent());
     let (least, most) = (rows.iter().min_by(by)?, rows.iter().max_by(by)?);
     Some(format!(
-        "Of the {} paths that `cargo xtask kernel bench` counts with short reads off, patched has \
+        "Of the {} paths that `cargo lab bench` counts with short reads off, patched has \
          between\n{:+.2} % (`{}`) and {:+.2} % (`{}`) more instructions than plain. The\nlimit \
          is {:+} %. All are in the [appendix](#appendix-instructions). The large savings of \
          `gup_test`\nare those of the series for pins.\n",
@@ -384,7 +327,7 @@ fn head(paths: &Paths) -> Result<String> {
         "# The patches on Linux {}, plain beside patched\n\n\
          Patched has {} of the {sent} patches; the others are an alternative to the last series. \
          The kernels are\nfor x86-64, and built by {}.\n\n\
-         `cargo xtask kernel report` has written this page. It takes the size and the last listing \
+         `cargo lab report` has written this page. It takes the size and the last listing \
          from the\nkernels that are built, and measures nothing else; each section names the command \
          that does.\n{}",
         prepare::version(&paths.source(Tree::Plain))?,
@@ -397,11 +340,10 @@ fn head(paths: &Paths) -> Result<String> {
 /// Writes the page.
 ///
 /// # Errors
-/// If a count is missing or was measured on other kernels, `cores` is not the benchmark's JSON, or
-/// the page cannot be written.
-pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) -> Result<()> {
+/// If a count is missing or was measured on other kernels, or the page cannot be written.
+pub(crate) fn report(paths: &Paths, out: Option<PathBuf>) -> Result<()> {
     check_kernels(paths)?;
-    let bench = "cargo xtask kernel bench";
+    let bench = "cargo lab bench";
     let counts: Vec<bench::Row> = kept::load(paths, bench::COUNTS, bench)?;
     let threads: Option<String> = kept::load(paths, bench::THREADS, bench)?;
     let is_of_reads = |row: &&bench::Row| row.case.starts_with(bench::SHORT);
@@ -419,10 +361,6 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     text += &failures(&bench::regressions(&counts));
     text += "\n### The kernels' own code on real cores\n\n";
     text += &kernels_on_cores(on_cores.as_ref());
-    if let Some(file) = cores {
-        let _ =
-            write!(text, "\n### Both instruction sequences on real cores\n\n{}", sequences(file)?);
-    }
     if let Some(table) = threads {
         let _ = write!(
             text,
@@ -449,7 +387,7 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
     );
     text += &selftests_of(tests.as_deref());
     text += "\n## Appendix: instructions\n\n\
-             `cargo xtask kernel bench` counts them with an emulator whose clock advances by one \
+             `cargo lab bench` counts them with an emulator whose clock advances by one \
              nanosecond for\neach (QEMU's TCG with `-icount shift=0,sleep=off`, one CPU). A figure is \
              of one read, one fault, one\npage of `gup_test`, or one fork: `fork-2048-pages` has the \
              child's exit and the wait in it,\n`fork-call-2048-pages` the system call alone. Short \
@@ -468,27 +406,6 @@ pub(crate) fn report(paths: &Paths, out: Option<PathBuf>, cores: Option<&Path>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_ratio_is_of_equal_threads() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("ref.json");
-        let row = |engine: &str, threads: u32, median: f64| {
-            format!(
-                "{{\"engine\":\"{engine}\",\"threads\":{threads},\"median\":{median},\"mean\":1,\"stddev\":0}}"
-            )
-        };
-        let page = |rows: &[String]| {
-            let rows = rows.join(",");
-            let json = format!("{{\"machine\":{{\"cpu\":\"c\",\"cores\":2}},\"rows\":[{rows}]}}");
-            fs::write(&file, json).unwrap();
-            sequences(&file)
-        };
-        let (one, two) = (row("cas", 1, 2e6), row("cas", 2, 1e6));
-        let table = page(&[one.clone(), two, row("frozen32", 2, 1.5e6)]).unwrap();
-        assert!(table.ends_with("| 2 | 1.0 M ± 0.0 % | 1.5 M ± 0.0 % | 1.50 |\n"), "{table}");
-        assert!(page(&[one]).unwrap_err().to_string().contains("no rows of both"));
-    }
 
     #[test]
     fn a_table_of_a_command_that_failed_says_so() {

@@ -115,7 +115,7 @@ const ANY: &str = "any";
 pub(crate) const RESULT: &str = "selftests";
 
 /// The time limit of a test, in seconds: three times what the slowest takes on a host with two cores
-/// that does nothing else. `kernel test` builds beside them.
+/// that does nothing else. `lab test` builds beside them.
 const LIMIT_S: u32 = 360;
 /// What separates the results of a test that was run again.
 const THEN: &str = ", then ";
@@ -287,7 +287,7 @@ fn compile_one(
     cc::compile(program, &prepare::unpacked(paths)?, &mut gcc, binary, &log)
 }
 
-/// Compiles `gup_test` alone, which `kernel bench` uses, too.
+/// Compiles `gup_test` alone, which `lab bench` uses, too.
 ///
 /// # Errors
 /// If it does not compile.

@@ -1,7 +1,7 @@
 //! The steps of a command that takes hours. Each that passes is recorded, so that after an
 //! interruption, or a step that failed, the same command goes on with the first that has not passed.
-//! It starts anew if anything below `kernel` has changed but the documents, or the tools have, and
-//! after all steps have passed.
+//! It starts anew if anything below `kernel` has changed but documents and cargo's `target`, or the
+//! tools have, and after all steps have passed.
 
 use crate::paths::Paths;
 use crate::{build, cc, prepare, proc};
@@ -47,9 +47,7 @@ impl Steps {
         };
         let before = passed.len();
         if before > 0 {
-            println!(
-                "kernel {command}: goes on where an earlier run ended; passed: {before} steps"
-            );
+            println!("lab {command}: goes on where an earlier run ended; passed: {before} steps");
         }
         let (passed, started) = (Mutex::new(passed), Instant::now());
         Ok(Self { command, file, inputs, passed, before, started })
@@ -78,12 +76,12 @@ impl Steps {
     /// If the step fails. The error has its name.
     pub(crate) fn step(&self, step: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.has(step) {
-            println!("kernel {}: {step}: passed before", self.command);
+            println!("lab {}: {step}: passed before", self.command);
             return Ok(());
         }
         let started = Instant::now();
-        run().with_context(|| format!("kernel {}: {step}", self.command))?;
-        println!("kernel {}: {step}: passed in {}", self.command, minutes(started.elapsed()));
+        run().with_context(|| format!("lab {}: {step}", self.command))?;
+        println!("lab {}: {step}: passed in {}", self.command, minutes(started.elapsed()));
         self.pass(step)
     }
 
@@ -99,7 +97,7 @@ impl Steps {
             before => format!(", {before} of them in an earlier run"),
         };
         let time = minutes(self.started.elapsed());
-        println!("kernel {}: all {all} steps passed{earlier}, in {time}", self.command);
+        println!("lab {}: all {all} steps passed{earlier}, in {time}", self.command);
         Ok(())
     }
 }
@@ -117,7 +115,7 @@ fn all_text(dir: &Path) -> Result<String> {
         .collect::<Result<_>>()?;
     entries.sort();
     for path in entries {
-        if path.is_dir() && !path.ends_with("docs") {
+        if path.is_dir() && !path.ends_with("docs") && !path.ends_with("target") {
             all += &all_text(&path)?;
         } else if path.is_file() && path.extension().is_none_or(|e| e != "md") {
             let _ = write!(all, "{}\n{}", path.display(), build::read(&path)?);
@@ -136,7 +134,7 @@ mod tests {
     fn a_run_goes_on_with_the_step_that_failed_unless_something_has_changed() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path().join("kernel"), dir.path());
-        for folder in ["kernel/series", "kernel/docs", "results"] {
+        for folder in ["kernel/series", "kernel/docs", "kernel/target", "results"] {
             fs::create_dir_all(dir.path().join(folder)).unwrap();
         }
         let write = |file: &str, text: &str| fs::write(paths.kernel.join(file), text).unwrap();
@@ -159,10 +157,11 @@ mod tests {
             };
             (names.into_inner(), error)
         };
-        assert_eq!(ran("b", ""), (vec!["a", "b"], "kernel test: b: why".to_string()));
+        assert_eq!(ran("b", ""), (vec!["a", "b"], "lab test: b: why".to_string()));
         assert_eq!(ran("b", "").0, ["b"]);
-        // What is only read by people changes nothing.
+        // What is only read by people changes nothing, nor does what cargo has built.
         write("docs/runs.txt", "x");
+        write("target/lab", "x");
         write("README.md", "x");
         assert_eq!(ran("c", "").0, ["b", "c"]);
         assert_eq!(ran("c", "gcc 13").0, ["a", "b", "c"]);

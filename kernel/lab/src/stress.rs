@@ -1,4 +1,4 @@
-//! `kernel stress` runs `kernel/guest/stress.sh` in one kernel for some minutes. If there are
+//! `lab stress` runs `kernel/guest/stress.sh` in one kernel for some minutes. If there are
 //! splats in the patched kernel's log, the plain kernel runs the same stress. A splat that the
 //! plain kernel has as well is not caused by the series; any other is an error. Wrong data is
 //! always an error.

@@ -1,7 +1,7 @@
-//! `kernel check` builds and boots both kernels, and counts instructions. `kernel test` adds the
-//! races of short reads, the counts of pins, the kernel's selftests, the selftest of page faults that
-//! wait, and the mutants; its `--full` adds the debug kernels, and its `--each` builds and boots every
-//! patch by itself.
+//! `lab check` checks the lab itself, the patches, one tiny kernel with all of them, and the litmus
+//! tests. `lab test` adds the fast kernels, counts of instructions, the races of short reads, the
+//! counts of pins, the kernel's selftests, the selftest of page faults that wait, and the mutants; its
+//! `--full` adds the debug kernels, and its `--each` builds and boots every patch by itself.
 
 use crate::failures::Failures;
 use crate::kernels::{Config, Tree};
@@ -11,14 +11,14 @@ use crate::qemu::{self, Boot};
 use crate::smoke::Kernel;
 use crate::steps::Steps;
 use crate::{
-    bench, build, cores, cover, faults, fixes, guest, mutants, overlap, pins, prepare, reads,
-    selftests, series, smoke, stress,
+    bench, build, cores, cover, faults, fixes, guest, litmus, mutants, overlap, own, pins, prepare,
+    reads, selftests, series, smoke, stress,
 };
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// `kernel run`: boots a kernel with these parameters, runs a command in it, and prints its output.
+/// `lab run`: boots a kernel with these parameters, runs a command in it, and prints its output.
 ///
 /// # Errors
 /// If the boot or the command fails.
@@ -70,48 +70,53 @@ fn sources(paths: &Paths) -> Result<()> {
     failed.end()
 }
 
-/// `kernel check`: what every change of the project has to pass.
+/// `lab check`: what every change has to pass, in minutes. The lab's own code, the patches, one tiny
+/// kernel with all of them, and the litmus tests.
 ///
 /// # Errors
 /// The first step that fails.
 pub(crate) fn check(paths: &Paths) -> Result<()> {
-    kernels(paths)?;
-    bench::bench(paths, None)?;
-    println!("kernel check: passed");
+    own::check(paths)?;
+    tiny(paths)?;
+    litmus::run(paths, None, false)?;
+    println!("lab check: passed");
     Ok(())
 }
 
-/// Checks the patches, builds and boots both kernels, and checks their code on the host's cores. The
-/// tiny kernel comes first: it is the quickest, and the only one here with the checks of `DEBUG_VM`.
-fn kernels(paths: &Paths) -> Result<()> {
+/// Checks the patches, builds the tiny patched kernel, and runs its `KUnit` tests with the checks of
+/// `DEBUG_VM`.
+fn tiny(paths: &Paths) -> Result<()> {
     prepare::prepare(paths)?;
+    let (tree, config) = (Tree::Series, Config::Tiny);
     let building = {
         let paths = paths.clone();
-        Building::begin(move || build::build(&paths, Tree::Series, Config::Tiny).map(drop))
+        Building::begin(move || build::build(&paths, tree, config).map(drop))
     };
     // These keep one CPU busy.
     sources(paths)?;
     building.end()?;
-    for (tree, config) in
-        [(Tree::Series, Config::Tiny), (Tree::Plain, Config::Fast), (Tree::Series, Config::Fast)]
-    {
-        build::build(paths, tree, config)?;
-        smoke::smoke(paths, tree, config)?;
-        if config == Config::Tiny {
-            smoke::kunit_beside_hugetlb(paths)?;
-        }
+    smoke::smoke(paths, tree, config)?;
+    smoke::kunit_beside_hugetlb(paths)
+}
+
+/// Builds and boots the fast kernels, and checks their code on the host's cores.
+fn fast(paths: &Paths) -> Result<()> {
+    for tree in [Tree::Plain, Tree::Series] {
+        build::build(paths, tree, Config::Fast)?;
+        smoke::smoke(paths, tree, Config::Fast)?;
     }
     cores::smoke(paths)
 }
 
-/// `kernel test`: the same, and the steps that take longer.
+/// `lab test`: the same, and the steps that take longer.
 ///
 /// # Errors
 /// The first step that fails.
 pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     prepare::prepare(paths)?;
     let steps = Steps::of(paths, "test")?;
-    steps.step("kernels", || kernels(paths))?;
+    steps.step("check", || check(paths))?;
+    steps.step("fast kernels", || fast(paths))?;
     let faults = "page faults that wait";
     let building = (!steps.has(faults)).then(|| faults::begin_build(paths)).transpose()?;
     steps.step("counts of instructions", || bench::bench(paths, None))?;
@@ -139,7 +144,7 @@ pub(crate) fn test(paths: &Paths, full: bool, each: bool) -> Result<()> {
     steps.end()
 }
 
-/// `kernel mutants`: breaks the patched kernel by all mutants, or by those that are named.
+/// `lab mutants`: breaks the patched kernel by all mutants, or by those that are named.
 ///
 /// # Errors
 /// The first mutant that is not noticed.
@@ -149,7 +154,7 @@ pub(crate) fn mutants(paths: &Paths, only: &[String]) -> Result<()> {
     if only.is_empty() { pins::mutant_of_moving(paths) } else { Ok(()) }
 }
 
-/// `kernel selftests`: the step of `kernel test` that takes longest.
+/// `lab selftests`: the step of `lab test` that takes longest.
 ///
 /// # Errors
 /// If a kernel does not build, or a selftest has another result than is known.
@@ -161,7 +166,7 @@ pub(crate) fn selftests(paths: &Paths) -> Result<()> {
     selftests::compare(paths)
 }
 
-/// `kernel each`: what `kernel test --each` does besides.
+/// `lab each`: what `lab test --each` does besides.
 ///
 /// # Errors
 /// If a patch does not apply, or its kernel does not build, boot, or pass its tests.

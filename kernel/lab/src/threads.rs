@@ -32,7 +32,7 @@ pub(crate) fn table(paths: &Paths) -> Result<Option<String>> {
     if !qemu::kvm_works(paths, &images[1], &root)? {
         println!(
             "no table of threads: KVM does not boot these kernels here, and emulated time means \
-             nothing; `pinfold bench ref` compares both instruction sequences on this machine"
+             nothing; `cargo lab cores` runs the kernels' own code on this machine's cores"
         );
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! `kernel writes` counts the writes to the struct page of a file's page for each 64-byte read of
+//! `lab writes` counts the writes to the struct page of a file's page for each 64-byte read of
 //! it: to the reference count, and to the rest of the line, such as the folio lock. A plugin of
 //! QEMU's emulator counts them (`kernel/lab/plugin/line_writes.c`).
 
@@ -130,7 +130,7 @@ fn count(paths: &Paths, tree: Tree, dir: &str, way: Way) -> Result<PerRead> {
     parse(&build::read(&out)?, way).with_context(|| name)
 }
 
-/// `kernel writes`: counts on both kernels, on tmpfs and on ext4.
+/// `lab writes`: counts on both kernels, on tmpfs and on ext4.
 ///
 /// # Errors
 /// If a kernel does not boot, or the plugin has counted another page.

@@ -102,7 +102,7 @@ impl Jail {
     ///
     /// # Errors
     /// If it fails, or we are interrupted.
-    pub(super) fn shell(&self, folder: &str, line: &str, interrupted: &Interrupted) -> Result<()> {
+    pub(super) fn shell(&self, folder: &Path, line: &str, interrupted: &Interrupted) -> Result<()> {
         let mut command = jailed();
         command.args(["sh", "-c", ENTER, "sh"]).arg(&self.root).args(&self.lent).arg("--");
         command.args(["env", "-i", "HOME=/root", "LANG=C.UTF-8", "CARGO_NET_OFFLINE=true"]);
@@ -115,7 +115,7 @@ impl Jail {
             }
         }
         // No `exec`: the shell is the first process, which has to bury the orphans.
-        command.arg("sh").arg("-c").arg(format!("cd {folder}; {line}; exit $?"));
+        command.arg("sh").arg("-c").arg(format!("cd {} && {line}; exit $?", folder.display()));
         ended(&mut command, line, interrupted)
     }
 

@@ -80,7 +80,7 @@ pub(crate) fn run(root: &Path, args: &ModulesArgs) -> Result<()> {
 
 /// The folders of the workspace's crates, in the order of their names.
 fn all_crates(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut all = vec![PathBuf::from("kernel/lab"), PathBuf::from("xtask")];
+    let mut all = vec![PathBuf::from("xtask")];
     for entry in fs::read_dir(root.join("crates")).context("crates")? {
         let krate = Path::new("crates").join(entry?.file_name());
         if root.join(&krate).join("Cargo.toml").exists() {

@@ -1,4 +1,4 @@
-//! The figures of `kernel cores`: their rows in JSON, their tables, and their limits.
+//! The figures of `lab cores`: their rows in JSON, their tables, and their limits.
 
 use super::program::LAYOUTS;
 use anyhow::{Context, Result};
@@ -161,7 +161,7 @@ impl Sample {
     }
 }
 
-/// All that `kernel cores` has measured.
+/// All that `lab cores` has measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Figures {
     pub(crate) machine: Machine,

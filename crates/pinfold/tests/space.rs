@@ -595,7 +595,8 @@ fn crowd(options: SpaceOptions) -> Vec<usize> {
                         let (share, is_last) = (done / CROWD, done == CROWD * SHARES.end());
                         let is_asked = done.is_multiple_of(CROWD) && share.is_power_of_two();
                         if is_asked && SHARES.contains(&share) {
-                            let is_fair = counts().min().is_some_and(|least| least * SHARE_OF_MEAN >= share);
+                            let is_fair =
+                                counts().min().is_some_and(|least| least * SHARE_OF_MEAN >= share);
                             over.fetch_or(is_fair || is_last, Ordering::Relaxed);
                         }
                     }

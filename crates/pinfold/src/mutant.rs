@@ -253,6 +253,8 @@ mutants! {
     ShortAnew,
     /// A client's turn goes on until it has nothing more to say.
     TurnWithoutEnd,
+    /// What the program does for an owner counts for nobody.
+    TurnUnpaid,
     /// Reads for a client that has left do not count any more.
     ReadsForgotten,
     /// Reads ahead for a client that has left go on, however many there are.

@@ -90,7 +90,7 @@ pub fn run(shared: &Shared, peer: &Arc<Peer>) {
     let ended = peer.begin().and_then(|()| it.hear());
     let (lines, name) = (&shared.log, peer);
     if let Some((client, _)) = &it.client {
-        shared.asks.remove(*client);
+        shared.asks.remove(peer.owner(), *client);
     }
     match ended {
         Err(why) => {
@@ -188,7 +188,7 @@ impl Connection<'_> {
                 (Reply { bytes: Some(self.shared.bytes), ..Reply::new() }, Some(memory))
             }
             Request::Stats => {
-                let stats = self.shared.asks.stats().ok_or("the server ends")?;
+                let stats = self.shared.asks.stats(self.peer.owner()).ok_or("the server ends")?;
                 let touched = self.shared.written.pages();
                 let stats = Stats::new(&stats, &self.shared.cache.sources(), touched);
                 (Reply { stats: Some(stats), ..Reply::new() }, None)

@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pinfold::{ClientError, ClientEvent, ClientId, ClientMapping, Clients, ClientsStats};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
+use super::asked::Asked;
 use super::log::Log;
 use super::peer::Peer;
 use super::record::Recording;
 
-/// What is asked in one turn of the loop.
-const COMMANDS_MAX: usize = 4;
+/// How long, in one turn of the loop, something is begun that was asked for.
+const COMMANDS_TIME: Duration = Duration::from_micros(200);
 
 /// Lines about pages that could not be read, for one client.
 const FAILURES_TOLD: u64 = 8;
@@ -31,17 +32,51 @@ enum Command {
     Stats(Sender<ClientsStats>),
 }
 
+/// The connection of a client, and how many of its pages could not be read.
+type Peers = HashMap<ClientId, (Arc<Peer>, u64)>;
+
+impl Command {
+    fn run(self, clients: &mut Clients, peers: &mut Peers, replay: Option<&Arc<[u64]>>) {
+        // Who asks may have ended: nobody wants the answers.
+        match self {
+            Command::Add(uffd, mappings, peer, reply) => {
+                let added = clients.add(uffd, &mappings, peer.owner());
+                match added {
+                    Ok(client) => {
+                        peers.insert(client, (peer, 0));
+                        if let Some(pages) = replay {
+                            clients.install_ahead(client, pages);
+                        }
+                    }
+                    // Before the answer: else this could be the last of the connection.
+                    Err(_) => drop(peer),
+                }
+                let _ = reply.send(added);
+            }
+            Command::Remove(client, done) => {
+                clients.remove(client);
+                peers.remove(&client);
+                let _ = done.send(());
+            }
+            Command::Stats(reply) => {
+                let _ = reply.send(clients.stats());
+            }
+        }
+    }
+}
+
 /// To ask the thread that serves faults.
 #[derive(Debug, Clone)]
 pub struct Asks {
-    commands: Sender<Command>,
+    /// With the owner who asks.
+    commands: Sender<(u64, Command)>,
     wakes: Arc<OwnedFd>,
 }
 
 impl Asks {
-    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
+    fn ask<T>(&self, owner: u64, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
         let (reply, answer) = channel();
-        self.commands.send(command(reply)).ok()?;
+        self.commands.send((owner, command(reply))).ok()?;
         // It cannot be full.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.wakes, &1_u64.to_ne_bytes()));
         answer.recv().ok()
@@ -57,18 +92,18 @@ impl Asks {
         mappings: Vec<ClientMapping>,
         peer: Arc<Peer>,
     ) -> Result<ClientId, String> {
-        let added = self.ask(|reply| Command::Add(uffd, mappings, peer, reply));
+        let added = self.ask(peer.owner(), |reply| Command::Add(uffd, mappings, peer, reply));
         added.ok_or("the server ends")?.map_err(|why| why.to_string())
     }
 
-    /// Serves a client no longer. After this the thread has nothing of it.
-    pub fn remove(&self, client: ClientId) {
-        self.ask(|done| Command::Remove(client, done));
+    /// Serves a client of `owner` no longer. After this the thread has nothing of it.
+    pub fn remove(&self, owner: u64, client: ClientId) {
+        self.ask(owner, |done| Command::Remove(client, done));
     }
 
-    /// Counters.
-    pub fn stats(&self) -> Option<ClientsStats> {
-        self.ask(Command::Stats)
+    /// Counters, for `owner`.
+    pub fn stats(&self, owner: u64) -> Option<ClientsStats> {
+        self.ask(owner, Command::Stats)
     }
 }
 
@@ -76,10 +111,10 @@ impl Asks {
 #[derive(Debug)]
 pub struct Faults {
     clients: Clients,
-    commands: Receiver<Command>,
+    commands: Receiver<(u64, Command)>,
+    asked: Asked<Command>,
     wakes: Arc<OwnedFd>,
-    /// The connection of a client, and how many of its pages could not be read.
-    peers: HashMap<ClientId, (Arc<Peer>, u64)>,
+    peers: Peers,
     recording: Option<Recording>,
     replay: Option<Arc<[u64]>>,
     log: Log,
@@ -95,8 +130,16 @@ impl Faults {
         let wakes = Arc::new(eventfd(0, flags).context("no eventfd")?);
         let (ask, commands) = channel();
         let asks = Asks { commands: ask, wakes: wakes.clone() };
-        let peers = HashMap::new();
-        let faults = Faults { clients, commands, wakes, peers, recording: None, replay: None, log };
+        let faults = Faults {
+            clients,
+            commands,
+            asked: Asked::default(),
+            wakes,
+            peers: HashMap::new(),
+            recording: None,
+            replay: None,
+            log,
+        };
         Ok((faults, asks))
     }
 
@@ -142,37 +185,27 @@ impl Faults {
         }
     }
 
-    /// Whether more is asked.
+    /// Does what was asked for, a part of it: each owner in turn has one thing done, at its own
+    /// cost. Whether more is asked for.
     fn hear(&mut self) -> bool {
-        for _ in 0..COMMANDS_MAX {
-            let Ok(command) = self.commands.try_recv() else { return false };
-            // Who asks may have ended: nobody wants the answers.
-            match command {
-                Command::Add(uffd, mappings, peer, reply) => {
-                    let added = self.clients.add(uffd, &mappings, peer.owner());
-                    match added {
-                        Ok(client) => {
-                            self.peers.insert(client, (peer, 0));
-                            if let Some(pages) = &self.replay {
-                                self.clients.install_ahead(client, pages);
-                            }
-                        }
-                        // Before the answer: else this could be the last of the connection.
-                        Err(_) => drop(peer),
-                    }
-                    let _ = reply.send(added);
+        for (owner, command) in self.commands.try_iter() {
+            self.asked.push(owner, command);
+        }
+        let began = Instant::now();
+        for _ in 0..self.asked.owners() {
+            let Some(owner) = self.asked.next_owner() else { break };
+            let asked = &mut self.asked;
+            let (peers, replay) = (&mut self.peers, self.replay.as_ref());
+            self.clients.turn_of(owner, |clients| {
+                if let Some(command) = asked.take(owner) {
+                    command.run(clients, peers, replay);
                 }
-                Command::Remove(client, done) => {
-                    self.clients.remove(client);
-                    self.peers.remove(&client);
-                    let _ = done.send(());
-                }
-                Command::Stats(reply) => {
-                    let _ = reply.send(self.clients.stats());
-                }
+            });
+            if began.elapsed() > COMMANDS_TIME {
+                break;
             }
         }
-        true
+        self.asked.owners() > 0
     }
 
     fn tell(&mut self, event: ClientEvent) {

@@ -8,6 +8,7 @@
 //! | `connection.rs` | a connection, in its own thread |
 //! | `peer.rs` | the other side of a connection |
 //! | `faults.rs` | the thread that serves faults |
+//! | `asked.rs` | what connections ask that thread for, and in which order |
 //! | `log.rs` | lines on standard error |
 //! | `protocol.rs` | messages |
 //! | `socket.rs` | bytes and descriptors over a socket |
@@ -18,6 +19,7 @@
 //!
 //! How faults are served is the library's: `crates/pinfold/src/clients/`.
 
+mod asked;
 pub mod connection;
 pub mod faults;
 pub mod guest;

@@ -68,6 +68,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::fs::{Mode, OFlags};
@@ -87,7 +88,7 @@ use foreign::Foreign;
 use pages::Pages;
 pub use regions::{ClientMapping, ClientMemory};
 use snapshot::Snapshot;
-use turns::{READS_MAX, Turns};
+use turns::{READS_MAX, Turn, Turns};
 
 /// In the epoll: the completions. Clients count from 1 on.
 const COMPLETIONS: u64 = 0;
@@ -394,6 +395,24 @@ impl Clients {
             });
         }
         self.completions.keep(|job| !gone.contains_key(&job));
+    }
+
+    /// Calls `work`, and counts the time that it takes as `owner`'s: for what a client's process can
+    /// ask for as often as it likes, such as to be added, to be removed, or for counters. `None`,
+    /// and nothing was called: the owner has used up its time. [`Self::work`] gives it new time with
+    /// each round.
+    ///
+    /// An owner that rests, because its clients have made this thread wait, has its turn here.
+    pub fn turn_of<T>(&mut self, owner: u64, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        if !self.turns.has_time(owner) {
+            return None;
+        }
+        let turn = Turn::begin();
+        let done = work(self);
+        if !mutant::on(Mutant::TurnUnpaid) {
+            self.turns.end(owner, turn, Instant::now());
+        }
+        Some(done)
     }
 
     /// Counters.

@@ -10,7 +10,9 @@
 //! [`gather`](Turns::gather) begins a round with all clients that have something to do. They are
 //! served in turn. A turn ends after [`SLICE`]; what is left waits for the next round. In a round,
 //! an owner has the turns that fit into its slice. No step within a turn takes long by itself: it
-//! installs a bounded number of pages, or changes a few intervals.
+//! installs a bounded number of pages, or changes a few intervals. An owner that has used more than
+//! its slice has no turn until as many rounds have gone by as the time was slices. What the program
+//! does for an owner (`Clients::turn_of`) counts like a turn.
 //!
 //! # A call that blocks
 //!
@@ -26,7 +28,11 @@ use std::time::{Duration, Instant};
 use crate::mutant::{self, Mutant};
 
 /// An owner's part of a round.
-const SLICE: Duration = Duration::from_micros(200);
+pub(super) const SLICE: Duration = Duration::from_micros(200);
+
+/// The most that is still owed when a round ends. More than this is likely to be time in which the
+/// thread was not given a processor.
+const DEBT_MAX: Duration = Duration::from_millis(4);
 
 /// When the loop goes back to the caller, with the round where it is.
 const TURN: Duration = Duration::from_micros(500);
@@ -53,9 +59,16 @@ pub(super) struct Owner {
     pub(super) reads: usize,
     /// Turns whose reads ahead are under way.
     pub(super) ahead: usize,
-    /// Time of this round.
+    /// Time of this round, and what was used too much of the rounds before.
     used: Duration,
     rests_until: Option<Instant>,
+}
+
+impl Owner {
+    /// Whether nothing is served for it.
+    fn is_nobody(&self) -> bool {
+        self.clients == 0 && self.reads == 0 && self.ahead == 0
+    }
 }
 
 /// The clients that have something to do, and the owners of all.
@@ -111,9 +124,8 @@ impl Turns {
     pub(super) fn change(&mut self, owner: u64, change: impl FnOnce(&mut Owner)) {
         let Some(it) = self.owners.get_mut(&owner) else { return };
         change(it);
-        // The time that it has to rest is not forgotten as long as it is longer than coming back.
-        let rests = it.rests_until.is_some_and(|until| until > Instant::now());
-        if it.clients == 0 && it.reads == 0 && it.ahead == 0 && !rests {
+        // What it has used, and the time that it has to rest, are longer than coming back takes.
+        if it.is_nobody() && it.used.is_zero() && it.rests_until.is_none() {
             self.owners.remove(&owner);
         }
     }
@@ -136,10 +148,9 @@ impl Turns {
     pub(super) fn begin_round(&mut self) {
         let now = Instant::now();
         self.owners.retain(|_, owner| {
-            owner.used = Duration::ZERO;
+            owner.used = owner.used.saturating_sub(SLICE).min(DEBT_MAX);
             owner.rests_until = owner.rests_until.filter(|&until| until > now);
-            let has = owner.clients + owner.reads + owner.ahead;
-            has > 0 || owner.rests_until.is_some()
+            !owner.is_nobody() || !owner.used.is_zero() || owner.rests_until.is_some()
         });
     }
 
@@ -155,19 +166,24 @@ impl Turns {
 
     /// Whether a client of this owner has a turn in this round.
     pub(super) fn has_turn(&self, owner: u64) -> bool {
-        self.owners.get(&owner).is_none_or(|it| it.used < SLICE && it.rests_until.is_none())
+        self.has_time(owner) && self.rests_until(owner).is_none()
+    }
+
+    /// Whether an owner has not used up its slice of this round. It may have to rest.
+    pub(super) fn has_time(&self, owner: u64) -> bool {
+        self.owners.get(&owner).is_none_or(|it| it.used < SLICE)
     }
 
     /// A turn has ended. Whether the loop goes on.
     pub(super) fn end(&mut self, owner: u64, turn: Turn, loop_began: Instant) -> bool {
         let took = turn.begin.elapsed();
         let has_slept = took > BLOCKED && times_slept() > turn.slept;
-        let are_others = self.owners.len() > 1;
-        if let Some(it) = self.owners.get_mut(&owner) {
-            it.used += took;
-            if has_slept && are_others {
-                it.rests_until = Some(Instant::now() + (took * REST_FACTOR).min(REST_MAX));
-            }
+        // All clients of the owner may have left in this turn.
+        let it = self.owners.entry(owner).or_default();
+        it.used += took;
+        if has_slept && self.owners.len() > 1 {
+            let until = Instant::now() + (took * REST_FACTOR).min(REST_MAX);
+            self.change(owner, |it| it.rests_until = Some(until));
         }
         loop_began.elapsed() < TURN
     }
@@ -207,8 +223,10 @@ mod tests {
         turns.come(2);
         assert!(turns.rests_until(2).is_some());
         turns.go(1);
-        turns.begin_round();
-        assert!(turns.owner(1).is_none(), "nothing is kept of who has left");
+        // Ends: nothing is kept of who has left, once it has paid.
+        while turns.owner(1).is_some() {
+            turns.begin_round();
+        }
     }
 
     #[test]

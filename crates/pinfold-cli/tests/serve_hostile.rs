@@ -179,3 +179,38 @@ fn silent_connections_give_way_and_a_lack_of_descriptors_is_the_servers() {
     // SAFETY: a page of `two_pages`.
     assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
 }
+
+#[test]
+fn who_gets_no_thread_is_told_and_the_others_go_on() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&[]);
+    let pid = server.child.id();
+    let (uffd, at) = two_pages();
+    let served = UnixStream::connect(&server.socket).unwrap();
+    send(&served, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
+    server.until("it is served", |stats| stats.clients == 1);
+    // A thread of the connections before may have left its stack to the next one.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let kib: u64 = line.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    let before = limit(pid, Resource::As, (kib + 160) << 10);
+    let mut kept = Vec::new();
+    // Ends: a connection that stays has a stack.
+    let told = loop {
+        let mut stream = UnixStream::connect(&server.socket).unwrap();
+        let mut said = vec![0; 4096];
+        let sent = try_send(&stream, r#"{"pinfold":1,"want":"stats"}"#, &[]);
+        let bytes = stream.read(&mut said).unwrap();
+        let said = String::from_utf8(said[..bytes].to_vec()).unwrap();
+        if sent.is_err() || !said.contains("\"stats\"") {
+            break said;
+        }
+        kept.push(stream);
+    };
+    assert!(told.contains("the server has no thread for it"), "{told:?}");
+    server.says("no thread for client");
+    // SAFETY: a page of `two_pages`.
+    assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
+    limit(pid, Resource::As, before.current.unwrap_or(u64::MAX));
+    result(ground.restore(&[]));
+}

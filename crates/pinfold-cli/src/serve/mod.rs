@@ -182,7 +182,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let shared =
         Shared { cache, memory, bytes: memory_bytes, asks, log: log.clone(), silence, written };
     ignore_limit_signal();
-    let door = Door::new(listener, shared, server::allow_descriptors());
+    let door = Door::new(listener, shared, server::allow_descriptors())?;
     let thread = std::thread::Builder::new().name("pinfold-door".to_owned());
     thread.spawn(move || door.run()).context("no thread for connections")?;
     log.tell(line);

@@ -3,12 +3,14 @@
 //!
 //! There are as many connections as the process's descriptors are enough for. Where there is no
 //! room for a new one, the oldest that has sent no mappings gives way; if all have, new ones wait in
-//! the socket's queue.
+//! the socket's queue. Where the system gives no thread for a connection, a thread that was started
+//! with the door tells it so, and closes it: also that close may wait.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connection::{self, Shared};
 use super::peer::Peer;
+use super::protocol::Reply;
+use super::socket;
 
 /// The most connections.
 const CONNECTIONS_MAX: usize = 1024;
@@ -76,7 +80,11 @@ pub struct Door {
     shared: Arc<Shared>,
     connections_max: usize,
     table: Arc<Table>,
+    refuses: Sender<Refused>,
 }
+
+/// A connection for which there is no thread, its place, and why.
+type Refused = (Arc<Peer>, Place, String);
 
 /// The connections, by their numbers: the oldest first. `None`: one that is being closed.
 type Peers = BTreeMap<u64, Option<Arc<Peer>>>;
@@ -96,8 +104,15 @@ impl Table {
 
 impl Door {
     /// Nobody is connected yet.
-    pub fn new(listener: UnixListener, shared: Shared, connections_max: usize) -> Self {
-        Door { listener, shared: Arc::new(shared), connections_max, table: Arc::default() }
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn new(listener: UnixListener, shared: Shared, connections_max: usize) -> Result<Self> {
+        let (refuses, refused) = channel();
+        let thread = std::thread::Builder::new().name("pinfold-refuse".to_owned());
+        thread.spawn(move || refuse(&refused)).context("no thread for connections")?;
+        let (shared, table) = (Arc::new(shared), Arc::default());
+        Ok(Door { listener, shared, connections_max, table, refuses })
     }
 
     /// Takes connections for ever.
@@ -149,20 +164,42 @@ impl Door {
     fn connect(&self, peer: Peer) {
         let (number, peer) = (peer.number(), Arc::new(peer));
         self.table.lock().insert(number, Some(peer.clone()));
-        let (shared, table) = (self.shared.clone(), self.table.clone());
+        let place = Place { number, table: self.table.clone() };
+        // Not in the thread's closure, whose drop where there is no thread would be the last.
+        let (to_thread, from_door) = channel::<(Arc<Peer>, Place)>();
+        let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("pinfold-client".to_owned());
         let started = thread.stack_size(STACK_BYTES).spawn(move || {
-            let place = Place { number, table };
+            let Ok((peer, place)) = from_door.recv() else { return };
             connection::run(&shared, &peer);
             place.hides();
             // The last of the connection: this close may wait. Only then its place is free.
             drop(peer);
         });
-        if let Err(error) = started {
-            self.table.lock().remove(&number);
-            self.shared.log.tell(format_args!("no thread for a connection: {error}"));
-            std::thread::sleep(REST);
+        match started {
+            // It waits for that.
+            Ok(_) => drop(to_thread.send((peer, place))),
+            Err(error) => {
+                self.shared.log.tell(format_args!("no thread for {peer}: {error}"));
+                place.hides();
+                let why = format!("the server has no thread for it ({error}): connect again later");
+                // That thread never ends.
+                let _ = self.refuses.send((peer, place, why));
+                Self::give_way(&self.table.lock());
+                std::thread::sleep(REST);
+            }
         }
+    }
+}
+
+/// Tells connections that they are refused, and closes them.
+fn refuse(refused: &Receiver<Refused>) {
+    for (peer, place, why) in refused {
+        let reply = Reply { error: Some(why), ..Reply::new() };
+        // The connection ends in any case.
+        let _ = peer.begin().map(|()| socket::send(peer.stream(), &reply.message(), None));
+        drop(peer);
+        drop(place);
     }
 }
 

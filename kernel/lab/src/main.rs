@@ -64,9 +64,10 @@ struct Cli {
 enum Command {
     /// Unpack Debian's kernel source into the cache, and apply the series.
     Prepare,
-    /// Check what every change has to pass: the lab's own code; the series applies and passes
-    /// checkpatch.pl; a tiny kernel with all patches builds, boots, and passes its `KUnit` tests;
-    /// and what `litmus` checks.
+    /// Check what every change has to pass.
+    ///
+    /// The lab's own code passes its tests; the series applies and passes checkpatch.pl; a tiny
+    /// kernel with all patches builds, boots, and passes its `KUnit` tests; and what `litmus` checks.
     Check,
     /// Build a kernel; a second build reuses the first.
     Build(Which),
@@ -84,10 +85,12 @@ enum Command {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Do what `check` does; build and boot the fast kernels, plain and patched, whose code runs on
-    /// this machine's cores without a wrong count; count instructions; race short reads, count
-    /// pins, test page faults that wait, break the kernel by each mutant, and run the kernel's own
-    /// selftests on plain and patched.
+    /// Do what `check` does, and what takes longer.
+    ///
+    /// Build and boot the fast kernels, plain and patched, whose code runs on this machine's cores
+    /// without a wrong count; count instructions; race short reads, count pins, test page faults
+    /// that wait, break the kernel by each mutant, and run the kernel's own selftests on plain and
+    /// patched.
     Test {
         /// Also run the stress on the debug kernels (KASAN with lockdep, and KCSAN), the workloads
         /// of page faults that wait on one, and their mutants.
@@ -107,10 +110,12 @@ enum Command {
         #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
         only: Vec<String>,
     },
-    /// Build the patched kernel for other machines: arm64 and i386, whose `KUnit` tests run in
-    /// QEMU, and m68k without an MMU, which is big-endian. Run the selftest of page faults that
-    /// wait on arm64. Compile the fault handlers of arm, powerpc, riscv and s390, a driver of arm64,
-    /// and what the patches of each kernel change in allmodconfig.
+    /// Build the patched kernel for other machines.
+    ///
+    /// They are arm64 and i386, whose `KUnit` tests run in QEMU, and m68k without an MMU, which is
+    /// big-endian. Run the selftest of page faults that wait on arm64. Compile the fault handlers
+    /// of arm, powerpc, riscv and s390, a driver of arm64, and what the patches of each kernel
+    /// change in allmodconfig.
     Machines,
     /// Run the stress alone, on a debug kernel (or on the fast one, which is quicker).
     /// If the patched kernel reports a problem, the plain one runs the same stress, and only

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pinfold::source::Memory;
-use pinfold::{AnonMap, Cache, Hint, Options, Space, SpaceOptions};
+use pinfold::{AnonMap, Cache, Hint, Options, Protection, Space, SpaceOptions};
 
 #[path = "support/child.rs"]
 mod child;
@@ -347,28 +347,40 @@ fn what_a_debugger_stores_is_refused_or_not_lost() {
     }
 }
 
+/// Whoever copies finds the bytes or an error, and never zeros, whoever else accesses the page, or
+/// changes what may be done with it.
 #[test]
-fn copies_of_what_the_program_takes_away_meanwhile_end() {
+fn copies_of_what_the_program_takes_away_meanwhile_end_and_find_no_zeros() {
     for handlers in [0, 1] {
         in_a_child(|| {
             let (_space, map) = map(handlers);
+            store_all(&map, u64::from_ne_bytes([1; 8]));
             let ends = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let (map, ends) = (&map, &ends);
-                scope.spawn(move || {
-                    // Ends: the other thread does.
-                    while !ends.load(Ordering::Relaxed) {
-                        for page in 0..8 {
-                            let _ = map.write_at(&[1; PAGE], page * PAGE);
-                            let mut word = [0; 8];
-                            if map.read_at(&mut word, page * PAGE).is_ok() {
-                                assert!(word == [1; 8] || word == [0; 8]);
+                for _ in 0..2 {
+                    scope.spawn(move || {
+                        // Ends: the other thread does.
+                        while !ends.load(Ordering::Relaxed) {
+                            for page in 0..8 {
+                                let _ = map.write_at(&[1; PAGE], page * PAGE);
+                                let mut word = [0; 8];
+                                if map.read_at(&mut word, page * PAGE).is_ok() {
+                                    assert_eq!(word, [1; 8]);
+                                }
                             }
                         }
+                    });
+                }
+                scope.spawn(move || {
+                    // Ends: as above.
+                    while !ends.load(Ordering::Relaxed) {
+                        map.protect(Protection::ReadWrite).unwrap();
                     }
                 });
                 for _ in 0..10_000 {
                     assert!(advise(map, libc::MADV_DONTNEED));
+                    let _ = map.page_out(0..8 * PAGE);
                 }
                 ends.store(true, Ordering::Relaxed);
             });
@@ -376,6 +388,34 @@ fn copies_of_what_the_program_takes_away_meanwhile_end() {
             store_all(&map, 2);
             page_out(&map);
             assert_eq!(differ(&map, 2), 0);
+        });
+    }
+}
+
+/// As an allocator protects what lies before and after a block. What is in memory then is paged out, or
+/// stays.
+#[test]
+fn what_the_program_has_forbidden_to_access_ends_no_page_out() {
+    for handlers in [0, 1] {
+        in_a_child(|| {
+            let (_space, map) = map(handlers);
+            let protect = |to| {
+                // SAFETY: the map's addresses; nobody else uses them.
+                let done = unsafe { libc::mprotect(map.as_mut_ptr().cast(), BYTES / 2, to) };
+                assert_eq!(done, 0);
+            };
+            // Half of what is forbidden is zeros, which nobody knows without a look.
+            (PAGES / 4..PAGES).for_each(|page| word(&map, page).store(1, Ordering::Relaxed));
+            (0..PAGES / 4).for_each(|page| word(&map, page).store(0, Ordering::Relaxed));
+            protect(libc::PROT_NONE);
+            println!("{handlers} handlers: {} of {PAGES} pages left", page_out(&map));
+            let mut word_of = [0; 8];
+            map.read_at(&mut word_of, (PAGES / 2 - 1) * PAGE).unwrap();
+            assert_eq!(u64::from_ne_bytes(word_of), 1);
+            protect(libc::PROT_READ | libc::PROT_WRITE);
+            assert_eq!(differ(&map, 1), PAGES / 4);
+            (0..PAGES / 4).for_each(|page| word(&map, page).store(1, Ordering::Relaxed));
+            assert_eq!(differ(&map, 1), 0);
         });
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{io, slice};
 
-use super::anon::{Area, HeldRange, Order, Origin, Protection, pages_of};
+use super::anon::{Area, Copy, HeldRange, Order, Origin, Protection, pages_of};
 use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
 use super::fault::FaultLock;
 use super::stats::{read, write};
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::OwnMemory;
-use crate::source::{Extent, Hint};
+use crate::source::Hint;
 use crate::swap::pages::Pages;
 use crate::task::{Waiter, now};
 
@@ -125,8 +125,8 @@ impl AnonMap {
         }
         let file = space.cache.own_memory(name, whole as u64)?;
         let weak = Arc::downgrade(&file.handle().core);
-        let table = space.page_table().map_err(|why| refused("map", why))?;
-        let area = Area::new((&space.uffd, table), weak, origin, len);
+        let proc = space.proc().map_err(|why| refused("map", why))?;
+        let area = Area::new((&space.uffd, proc), weak, origin, len);
         let area = area.map_err(|why| refused("map", why))?;
         let area = Arc::new(area);
         let memory: Arc<dyn OwnMemory> = area.clone();
@@ -216,8 +216,7 @@ impl AnonMap {
         let mut copy = [0; PAGE_BYTES];
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
-            let copied = |memory: Extent<'_>| memory.load(part.start, copy);
-            self.area.with_page(self.target.file.handle(), page, Access::Load, None, copied)?;
+            self.area.copy(self.target.file.handle(), page, Copy::Load(part.start, copy))?;
             // Without a lock, as its own memory may be a map's.
             buf[at..at + copy.len()].copy_from_slice(copy);
             Ok(())
@@ -236,9 +235,7 @@ impl AnonMap {
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
             copy.copy_from_slice(&buf[at..at + part.len()]); // without a lock, as above
-            let whole = (part.len() == PAGE_BYTES).then_some(&*copy);
-            let stored = |memory: Extent<'_>| memory.store(part.start, copy);
-            self.area.with_page(self.target.file.handle(), page, Access::Store, whole, stored)
+            self.area.copy(self.target.file.handle(), page, Copy::Store(part.start, copy))
         })
     }
 
@@ -373,8 +370,7 @@ impl AnonMap {
     }
 
     /// What may be done with the memory from now on. It stays as it is; nothing is brought or paged
-    /// out for this. With [`Protection::None`] the call waits for page-outs that are under way; as
-    /// long as it lasts, what was stored to stays in memory, unless the swap has it already.
+    /// out for this, and page-outs go on.
     ///
     /// # Errors
     /// [`ErrorKind::Own`] if the system refuses; [`ErrorKind::Forked`].

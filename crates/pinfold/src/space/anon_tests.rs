@@ -248,3 +248,84 @@ fn a_page_that_is_not_protected_any_more_does_not_leave_as_clean() {
     let trusted = mutant::with(Some(Mutant::ProtectionTrusted), stored_to_without_a_fault);
     assert_eq!(trusted, [1; 4], "the mutant does nothing");
 }
+
+/// A swap whose writes wait.
+#[derive(Debug, Default)]
+struct Hangs {
+    /// Whether one waits, and whether they may go on.
+    now: std::sync::Mutex<(bool, bool)>,
+    changed: std::sync::Condvar,
+}
+
+impl Hangs {
+    fn change(&self, change: impl FnOnce(&mut (bool, bool))) {
+        change(&mut self.now.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, until: impl Fn(&(bool, bool)) -> bool) {
+        let now = self.now.lock().unwrap();
+        drop(self.changed.wait_while(now, |now| !until(now)).unwrap());
+    }
+}
+
+impl Source for Hangs {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<usize> {
+        Err(std::io::Error::other("nothing is read here"))
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+        self.change(|now| now.0 = true);
+        self.wait(|now| now.1);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(0)
+    }
+
+    fn kind(&self) -> std::borrow::Cow<'static, str> {
+        "hangs".into()
+    }
+}
+
+#[test]
+fn while_a_page_out_hangs_the_map_can_be_protected_and_used() {
+    let swap = Arc::new(Hangs::default());
+    let options = Options::new(16 * MIB as u64).swap_source(swap.clone(), MIB as u64);
+    let space = Space::new(&Cache::new(options).unwrap(), SpaceOptions::new()).unwrap();
+    let map = space.map_anon(MIB).unwrap();
+    store(&map, 0, 1);
+    store(&map, PAGE, 2);
+    std::thread::scope(|scope| {
+        let out = scope.spawn(|| map.page_out(0..PAGE).unwrap());
+        swap.wait(|now| now.0);
+        for to in [Protection::None, Protection::Read, Protection::ReadWrite] {
+            map.protect(to).unwrap();
+        }
+        assert_eq!((load(&map, 0), load(&map, PAGE)), (1, 2));
+        store(&map, 2 * PAGE, 3); // it was absent
+        store(&map, 0, 4); // it is protected against stores
+        assert_eq!(map.read_at(&mut [0; 8], PAGE).unwrap(), 8);
+        assert_eq!(map.write_at(&[5; 8], 3 * PAGE).unwrap(), 8);
+        map.advise(PAGE..5 * PAGE, Hint::WillNeed).unwrap();
+        map.discard(PAGE..2 * PAGE).unwrap();
+        drop(map.hold(4 * PAGE..5 * PAGE).unwrap());
+        assert!(map.last_failure().is_none());
+        swap.change(|now| now.1 = true);
+        assert_eq!(out.join().unwrap(), 0, "it was stored to");
+    });
+    assert_eq!(load(&map, 0), 4);
+}
+
+#[test]
+fn what_may_not_be_read_is_paged_out_all_the_same() {
+    let (cache, _space, map) = map(16 * MIB, 4 * MIB, MIB);
+    map.advise(0..MIB, Hint::Random).unwrap();
+    (0..16).for_each(|page| store(&map, page * PAGE, 1));
+    map.protect(Protection::None).unwrap();
+    assert_eq!(map.page_out(0..MIB).unwrap(), 16 * PAGE);
+    assert_eq!(cache.swap_stats().unwrap().pages_written, 16);
+    map.protect(Protection::ReadWrite).unwrap();
+    assert!((0..16).all(|page| load(&map, page * PAGE) == 1));
+}

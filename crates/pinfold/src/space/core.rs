@@ -20,7 +20,6 @@ use crate::file::File;
 use crate::lend::{self, Brought, Look, Mapper};
 use crate::mirror::Shown;
 use crate::mutant::{self, Mutant};
-use crate::pagemap::Pagemap;
 use crate::sync::Mutex;
 use crate::task::{Rests, Waiter, now};
 use crate::uffd::Uffd;
@@ -137,23 +136,23 @@ pub(super) struct SpaceCore {
     pub(super) last_failure: Mutex<Option<Error>>,
     pub(super) uffd: Arc<Uffd>,
     /// Once there was own memory.
-    pub(super) page_table: OnceLock<Arc<Pagemap>>,
+    pub(super) proc: OnceLock<Arc<anon::Proc>>,
     pub(super) handlers: Option<Handlers>,
     pub(super) cache: Cache,
     pub(super) _mapper: Mapper,
 }
 
 impl SpaceCore {
-    /// The page table of the process, in which own memory is looked up.
+    /// Own memory as the kernel has it.
     ///
     /// # Errors
-    /// The system does not tell of it.
-    pub(super) fn page_table(&self) -> std::io::Result<&Arc<Pagemap>> {
-        if let Some(table) = self.page_table.get() {
-            return Ok(table);
+    /// As [`Proc::open`](anon::Proc::open).
+    pub(super) fn proc(&self) -> std::io::Result<&Arc<anon::Proc>> {
+        if let Some(proc) = self.proc.get() {
+            return Ok(proc);
         }
-        let table = Arc::new(anon::page_table(self.uffd.as_fd())?);
-        Ok(self.page_table.get_or_init(|| table))
+        let proc = Arc::new(anon::Proc::open(self.uffd.as_fd())?);
+        Ok(self.proc.get_or_init(|| proc))
     }
 }
 

@@ -181,9 +181,8 @@ impl Space {
         let by = if handlers.is_none() { By::Signal } else { By::Message };
         let shared = Shared::new(lock, io, by);
         let (cache, last_failure) = (cache.clone(), Mutex::new(None));
-        let page_table = std::sync::OnceLock::new();
-        let core =
-            SpaceCore { shared, last_failure, uffd, page_table, handlers, cache, _mapper: mapper };
+        let proc = std::sync::OnceLock::new();
+        let core = SpaceCore { shared, last_failure, uffd, proc, handlers, cache, _mapper: mapper };
         Ok(Space { core: Arc::new(core) })
     }
 

@@ -195,9 +195,6 @@ impl Area {
     fn find<'a>(&self, handle: &'a Handle, page: u64, access: Access) -> Result<Look<'a>> {
         handle.core.check_owner()?;
         let (core, mapping) = (&*handle.core, &*handle.mapping);
-        if self.is_taken_away_while_copied(page) {
-            return Ok(Look::There);
-        }
         // Ends: each turn but the last follows one in which a page left the index that was brought.
         loop {
             let mut changing = mapping.change();

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::bring::give;
 use super::protect::Protection;
 use super::{Area, pages_of};
 use crate::core::{Core, Held};
@@ -10,13 +9,19 @@ use crate::error::{ErrorKind, Result};
 use crate::frame::{FrameNumber, PAGE_BYTES, PAGE_SHIFT};
 use crate::handle::Handle;
 use crate::mapping::Changing;
-use crate::source::Extent;
 use crate::space::vma::Access;
-use crate::swap::pages::IsWriting;
 use crate::task::{Waiter, now};
 
 /// At most this part of a budget is held.
 pub(in crate::space) const HELD_SHARE: u32 = 4;
+
+/// What is copied of a page.
+pub(in crate::space) enum Copy<'a> {
+    /// From this byte on.
+    Load(usize, &'a mut [u8]),
+    /// To this byte and those that follow.
+    Store(usize, &'a [u8]),
+}
 
 /// A range of own memory whose pages stay in memory, at their address and accessible, as long as
 /// this is there: see [`AnonMap::hold`](crate::AnonMap::hold).
@@ -94,66 +99,59 @@ impl Drop for HeldRange<'_> {
 }
 
 impl Area {
-    /// Brings `page`, and calls `copy` with its memory. Meanwhile it stays there and accessible: so
-    /// `copy` meets no fault there, and must access no other memory that can be a map's. If `copy`
-    /// stores all of it, `whole` is what.
+    /// Copies a part of `page`, which is brought if it is absent. A store of a whole page reads nothing.
     ///
     /// # Errors
-    /// As [`bring`](Self::bring); the map's protection forbids the access; the program took the page
-    /// away meanwhile (`trust.rs`).
-    pub(in crate::space) fn with_page<R>(
-        &self,
-        handle: &Handle,
-        page: u64,
-        access: Access,
-        whole: Option<&[u8]>,
-        copy: impl FnOnce(Extent<'_>) -> R,
-    ) -> Result<R> {
-        let (mut changing, _) = self.there(handle, page, access, whole)?;
-        let at = std::ptr::NonNull::new(self.address(page)).expect("no area is at 0");
-        let copying = self.copying.begin(page);
-        // SAFETY: the page is there, and leaves, or becomes inaccessible, under the mutex alone.
-        // Other accesses of this crate are atomic.
-        let copied = copy(unsafe { Extent::new(at, PAGE_BYTES) });
-        if self.copying.end(copying) {
-            drop(changing);
-            return Ok(copied);
+    /// As [`bring`](Self::bring); the map's protection forbids the access.
+    pub(in crate::space) fn copy(&self, handle: &Handle, page: u64, copy: Copy<'_>) -> Result<()> {
+        let (access, whole) = match &copy {
+            Copy::Load(..) => (Access::Load, None),
+            Copy::Store(_, bytes) => (Access::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes)),
+        };
+        // Whether the page was looked up in the page table, as it could not be copied before.
+        let mut looks = false;
+        let mut copy = copy;
+        // Ends: each turn but the last brings the page, which the program has taken away before.
+        loop {
+            let is_absent = || looks && self.is_absent(page);
+            let (changing, _) = self.there(handle, page, access, whole, is_absent)?;
+            let at = self.address(page).addr();
+            let copied = match &mut copy {
+                Copy::Load(from, to) => self.proc.load(at + *from, to),
+                Copy::Store(to, bytes) => self.proc.store(at + *to, bytes),
+            };
+            let Err(why) = copied else { return Ok(()) };
+            if !self.is_absent(page) {
+                drop(changing);
+                return Err(Area::refused(&handle.mapping, "access", &(page..page + 1), why));
+            }
+            looks = true;
         }
-        self.take_out_zeros(page);
-        let missed = Area::miss(&handle.core, &mut changing, page);
-        let gone = missed.unwrap_or_else(|IsWriting| {
-            // What is being written may be these zeros: it does not count, as after a store.
-            let states = changing.own().expect("own memory has states");
-            give(&handle.core, states.store(page, || {}));
-            Vec::new()
-        });
-        drop(changing);
-        crate::freeze::let_go(&handle.core, &gone);
-        let why = "the program took the page out of memory while it was copied";
-        let pages = page..page + 1;
-        Err(Area::refused(&handle.mapping, "access", &pages, std::io::Error::other(why)))
     }
 
     /// Brings `page`, and keeps it in memory as long as what is returned, unless it is forgotten. A
     /// store to it is no fault meanwhile, and it is not written to the swap.
     ///
     /// # Errors
-    /// As [`with_page`](Self::with_page); the page is held too often.
+    /// As [`copy`](Self::copy); the page is held too often.
     fn hold<'a>(&self, handle: &'a Handle, page: u64) -> Result<Held<'a>> {
-        let (changing, head) = self.there(handle, page, Access::Store, None)?;
+        let is_absent = || self.is_absent(page);
+        let (changing, head) = self.there(handle, page, Access::Store, None, is_absent)?;
         let held = handle.core.hold_under_change(head);
         drop(changing);
         let path = || handle.mapping.path.clone();
         held.ok_or_else(|| ErrorKind::TooManyReferences { path: path(), page }.into())
     }
 
-    /// Brings `page` for an access, as [`bring`](Self::bring). Returns the `change` mutex, under which it is there.
+    /// Brings `page` for an access, as [`bring`](Self::bring), also if it is in the index and
+    /// `is_absent` says that it is not there. Returns the `change` mutex, under which it is.
     fn there<'a>(
         &self,
         handle: &'a Handle,
         page: u64,
         access: Access,
         whole: Option<&[u8]>,
+        is_absent: impl Fn() -> bool,
     ) -> Result<(Changing<'a>, FrameNumber)> {
         let (core, mapping) = (&*handle.core, &*handle.mapping);
         core.check_owner()?; // before the mutex, which a forked child may find locked
@@ -170,8 +168,7 @@ impl Area {
                 return Err(Area::refused(mapping, "access", &(page..page + 1), why));
             }
             let is_there = |head: &FrameNumber| !core.frames.frame(*head).is_changing();
-            let absent = || self.is_absent(page);
-            let Some(head) = changing.head(page).filter(is_there).filter(|_| !absent()) else {
+            let Some(head) = changing.head(page).filter(is_there).filter(|_| !is_absent()) else {
                 drop(changing);
                 match whole {
                     Some(bytes) => self.bring_whole(handle, page, bytes)?,

@@ -14,7 +14,7 @@
 //! | `out.rs` | a page-out, and forgetting pages |
 //! | `protect.rs` | what may be done with the memory |
 //! | `trust.rs` | what is believed of the page table, and what is looked up |
-//! | `copying.rs` | which page is being copied |
+//! | `proc.rs` | the page table, and bytes, by calls that make no fault |
 //! | `calls.rs` | the calls of the system |
 //!
 //! `AnonMap`, as a program sees it, is in `anon_map.rs`. The states of a page are in
@@ -22,17 +22,26 @@
 //!
 //! # Locks
 //!
-//! A page gets in, is protected and unprotected, and leaves under its mapping's `change` mutex: in
-//! one step with its state, and with the index. So does what the program may do with the memory
-//! change: under the mutex a page that is there can be accessed without a fault. The swap and files
-//! are read and written without any lock. A source of the swap must not use the memory that it
-//! writes.
+//! They are taken in this order; a call may leave out some:
+//!
+//! 1. the space's `layout`;
+//! 2. the record of the map (`vma.rs`): a fault has it for reading, whoever changes the map for
+//!    writing;
+//! 3. the `change` mutex of the mapping;
+//! 4. the locks of the cache's memory, of the swap's slots, and `writes`.
+//!
+//! A page gets in, is protected and unprotected, and leaves under the `change` mutex: in one step with
+//! its state, and with the index. So does what the program may do with the memory change. Under 3 and
+//! 4 nobody accesses own memory by its address: that could be a fault, which takes 2 (`proc.rs`).
+//!
+//! Nobody waits for the swap, a file, or a page-out under any of them. A source of the swap must not
+//! use the memory that it writes.
 
 mod bring;
 mod calls;
-mod copying;
 mod hold;
 mod out;
+mod proc;
 mod protect;
 mod trust;
 
@@ -41,12 +50,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use copying::Copying;
-pub(super) use hold::HELD_SHARE;
 pub use hold::HeldRange;
+pub(super) use hold::{Copy, HELD_SHARE};
 pub(super) use out::pages_of;
+pub(super) use proc::Proc;
 pub use protect::Protection;
-pub(super) use trust::page_table;
 
 use super::reservation::Reservation;
 use crate::core::Core;
@@ -55,7 +63,6 @@ use crate::file::File;
 use crate::fork::Birth;
 use crate::frame::{PAGE_BYTES, PAGE_SHIFT};
 use crate::mapping::Mapping;
-use crate::pagemap::Pagemap;
 use crate::swap::Swap;
 use crate::sync::locks::{Condvar, Mutex};
 use crate::uffd::Uffd;
@@ -84,7 +91,7 @@ pub(crate) struct Area {
     pub(super) reservation: Reservation,
     pub(super) bytes: usize,
     uffd: Arc<Uffd>,
-    page_table: Arc<Pagemap>,
+    proc: Arc<Proc>,
     core: Weak<Core>,
     origin: Origin,
     closed: AtomicBool,
@@ -100,7 +107,6 @@ pub(crate) struct Area {
     without_slot: AtomicU32,
     writes: Mutex<Writes>,
     one_ended: Condvar,
-    copying: Copying,
     birth: Birth,
 }
 
@@ -122,7 +128,7 @@ pub(super) enum Order {
 impl Area {
     /// An area of `bytes` bytes, without access.
     pub(super) fn new(
-        (uffd, page_table): (&Arc<Uffd>, &Arc<Pagemap>),
+        (uffd, proc): (&Arc<Uffd>, &Arc<Proc>),
         core: Weak<Core>,
         origin: Origin,
         bytes: usize,
@@ -136,7 +142,7 @@ impl Area {
             reservation,
             bytes,
             uffd: uffd.clone(),
-            page_table: page_table.clone(),
+            proc: proc.clone(),
             core,
             origin,
             closed: AtomicBool::new(false),
@@ -147,7 +153,6 @@ impl Area {
             without_slot: AtomicU32::new(0),
             writes: Mutex::default(),
             one_ended: Condvar::new(),
-            copying: Copying::default(),
             birth: Birth::here(),
         })
     }

@@ -6,8 +6,8 @@
 //! 1. take slots, adjacent ones if there are;
 //! 2. under the `change` mutex: of the pages that are dirty, in memory, and used by nobody, the
 //!    states say `Writing`, and they are protected against stores: one call for adjacent pages;
-//! 3. without it, write them, unless they are all zeros, which a page that was never stored to is,
-//!    too: adjacent slots by one write;
+//! 3. without it, copy them (`proc.rs`), and write the copies, unless they are all zeros, which a page
+//!    that was never stored to is, too: adjacent slots by one write;
 //! 4. under the mutex: the pages that were not stored to meanwhile are clean (`swap/pages.rs`); the
 //!    slots of the others are free again.
 //!
@@ -16,17 +16,17 @@
 //!
 //! # Why the bytes can be read in step 3
 //!
-//! They are read by the kernel, or copied by a source. Pages that are `Writing`, or `Stale` after a
-//! store, stay in memory: they are not evicted, not forgotten, and not unmapped, before the write
-//! has ended. A store that ends the protection may change them meanwhile; then what was written is
-//! of no use, and nobody reads it.
+//! Pages that are `Writing`, or `Stale` after a store, stay in memory: they are not evicted, not
+//! forgotten, and not unmapped, before the write has ended. A store that ends the protection may
+//! change them meanwhile; then what was written is of no use, and nobody reads it. What the program
+//! takes away meanwhile is written as it was before, or not at all; what it has forbidden to read
+//! ([`Protection::None`](super::Protection::None)) is written like any other. A copy is made
+//! anyway: whether a page is all zeros is asked for all of its bytes.
 
 use std::ops::Range;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::bring::give;
-use super::protect::Protection;
 use super::{Area, Origin, calls};
 use crate::core::Core;
 use crate::error::Result;
@@ -36,13 +36,23 @@ use crate::handle::Handle;
 use crate::mapping::{Changing, Mapping, OwnMemory};
 use crate::mutant::{self, Mutant};
 use crate::reclaim;
-use crate::source::Extent;
+use crate::source::{AlignedBuffer, Extent};
 use crate::swap::pages::{self, IsWriting, Pages, State, Unused, Written};
 use crate::swap::slots::{CLUSTER_SLOTS, Slot, Slots};
 use crate::swap::{Why, add};
 
 /// The most pages that are paged out, or forgotten, under one hold of the mutex.
 const AT_ONCE: u64 = 64;
+
+/// What was found of a page that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loaded {
+    /// It is all zeros, and so is its origin.
+    Zeros,
+    Bytes,
+    /// The program has taken it away, and nothing is to be written.
+    Nothing,
+}
 
 impl OwnMemory for Area {
     fn take_out(&self, pages: Range<u64>) {
@@ -77,7 +87,7 @@ impl Area {
             let is_used = frame.count.word().refs() > 1 && !mutant::on(Mutant::PageOutHeld);
             !frame.is_changing() && !is_used
         };
-        let there: Vec<u64> = if self.is_closed() || !self.allows(Protection::Read) {
+        let there: Vec<u64> = if self.is_closed() {
             Vec::new()
         } else {
             pages.iter().copied().filter(unused).collect()
@@ -89,9 +99,10 @@ impl Area {
         let gone = self.miss_absent(core, &mut changing, &mut dirty);
         let states = changing.own().expect("own memory has states");
         let mut with_slots: Vec<(u64, Slot)> = dirty.iter().copied().zip(&mut slots).collect();
-        for &page in &dirty[with_slots.len()..] {
-            // What is all zeros needs none; that it looks so is a hint.
-            if self.has_zeros_for_origin() && self.is_zeros_now(page) {
+        let without_slots = &dirty[with_slots.len()..];
+        // What is all zeros needs none; that it looks so is a hint.
+        for (&page, loaded) in without_slots.iter().zip(self.load(without_slots).1) {
+            if loaded == Loaded::Zeros {
                 // Relaxed: it only has to differ from others.
                 let nth = self.without_slot.fetch_add(1, Ordering::Relaxed);
                 let all = swap.map_or(0, |swap| swap.slots().all());
@@ -131,27 +142,23 @@ impl Area {
         self.one_ended.notify_all();
     }
 
-    fn has_zeros_for_origin(&self) -> bool {
-        matches!(self.origin, Origin::Zeros)
-    }
-
     /// Step 3.
     fn write(&self, core: &Core, begun: &[(u64, Slot)]) -> Vec<Written> {
         let swap = core.swap.as_ref();
-        let mut written: Vec<Written> = begun
-            .iter()
-            .map(|&(page, _)| {
-                let zeros = self.has_zeros_for_origin() && self.is_zeros_now(page);
-                if zeros { Written::AsOrigin } else { Written::Failed }
-            })
-            .collect();
+        let pages: Vec<u64> = begun.iter().map(|(page, _)| *page).collect();
+        let (mut bytes, loaded) = self.load(&pages);
+        let as_yet = |loaded: &Loaded| match loaded {
+            Loaded::Zeros => Written::AsOrigin,
+            Loaded::Bytes | Loaded::Nothing => Written::Failed,
+        };
+        let mut written: Vec<Written> = loaded.iter().map(as_yet).collect();
         let mut n = 0;
         // Ends: each turn passes over at least one.
         while n < begun.len() {
             let goes_on = |end: usize| {
                 end < begun.len()
                     && swap.is_some_and(|swap| begun[end].1.0 < swap.slots().all())
-                    && written[end] != Written::AsOrigin
+                    && loaded[end] == Loaded::Bytes
                     && begun[end].1.0 == begun[n].1.0 + (end - n) as u32
             };
             let mut end = n;
@@ -162,9 +169,9 @@ impl Area {
                 n += 1;
                 continue;
             }
-            let extents: Vec<_> = self.extents(&begun[n..end]);
+            let from = Extent::of(&mut bytes[n * PAGE_BYTES..end * PAGE_BYTES]);
             let call = core.engine.begin_call();
-            if swap.is_some_and(|swap| swap.write(begun[n].1, &extents).is_ok()) {
+            if swap.is_some_and(|swap| swap.write(begun[n].1, &[from]).is_ok()) {
                 written[n..end].fill(Written::InSlot);
             } else {
                 call.fail();
@@ -174,38 +181,25 @@ impl Area {
         written
     }
 
-    /// The memory of pages that are being written: one extent for adjacent ones.
-    fn extents(&self, pages: &[(u64, Slot)]) -> Vec<Extent<'_>> {
-        pages
-            .chunk_by(|one, next| one.0 + 1 == next.0)
-            .map(|run| {
-                let at = NonNull::new(self.address(run[0].0)).expect("no area is at 0");
-                // SAFETY: the pages are there as long as they are `Writing` or `Stale`, and stay
-                // mapped with the area. Only the program stores to them, which by then is a fault;
-                // what is read beside a store that comes all the same is not used.
-                unsafe { Extent::new(at, run.len() * PAGE_BYTES) }
-            })
-            .collect()
-    }
-
-    /// Whether a page that is being written is all zeros.
-    fn is_zeros_now(&self, page: u64) -> bool {
-        let start = self.addresses(&(page..page + 1)).start;
-        (0..PAGE_BYTES).step_by(size_of::<u64>()).all(|at| {
-            let word = std::ptr::with_exposed_provenance_mut::<u64>(start + at);
-            // SAFETY: as in `extents`; the page has so many words.
-            let word = unsafe { AtomicU64::from_ptr(word) };
-            word.load(Ordering::Relaxed) == 0 // ordered by the mutex of step 2
-        })
-    }
-
-    /// Waits until no page-out is under way.
-    pub(super) fn wait_for_writes(&self) {
-        let mut now = self.writes.lock();
-        // Ends: the caller has seen to it that there are no further ones.
-        while now.under_way > 0 {
-            now = self.one_ended.wait(now);
+    /// The bytes of these pages, in rising order: one call for adjacent ones.
+    fn load(&self, pages: &[u64]) -> (AlignedBuffer, Vec<Loaded>) {
+        let mut bytes = AlignedBuffer::zeroed(pages.len() * PAGE_BYTES, PAGE_BYTES);
+        let mut loaded = Vec::with_capacity(pages.len());
+        let has_zeros_for_origin = matches!(self.origin, Origin::Zeros);
+        let load = |page, to: &mut [u8]| self.proc.load(self.address(page).addr(), to).is_ok();
+        for run in pages.chunk_by(|one, next| one + 1 == *next) {
+            let at = loaded.len() * PAGE_BYTES;
+            let to = &mut bytes[at..at + run.len() * PAGE_BYTES];
+            let all = load(run[0], to);
+            for (&page, to) in run.iter().zip(to.as_chunks_mut::<PAGE_BYTES>().0) {
+                loaded.push(match all || load(page, to) {
+                    true if has_zeros_for_origin && *to == [0; PAGE_BYTES] => Loaded::Zeros,
+                    true => Loaded::Bytes,
+                    false => Loaded::Nothing,
+                });
+            }
         }
+        (bytes, loaded)
     }
 
     /// Pages leave memory if nobody uses them; what is dirty is written first. Returns how many.

@@ -27,26 +27,15 @@ impl Area {
         self.protection.load(Ordering::Relaxed) >= least as u8 // under the mutex
     }
 
-    /// Changes what may be done with the memory. What a page-out could not read is not paged out:
-    /// so those that are under way are waited for before that. One thread at a time.
+    /// Changes what may be done with the memory. Page-outs do not ask for it.
     ///
     /// # Errors
     /// The system refuses; then it is as it was.
     pub(in crate::space) fn protect(&self, mapping: &Mapping, to: Protection) -> io::Result<()> {
-        let changing = mapping.change();
-        let before = self.protection.load(Ordering::Relaxed);
-        if to == Protection::None {
-            self.protection.store(to as u8, Ordering::Relaxed); // under the mutex
-            drop(changing);
-            self.wait_for_writes();
-        } else {
-            drop(changing);
-        }
         let _changing = mapping.change();
-        let allowed = allow(&self.addresses(&(0..self.pages())), to);
-        let now = if allowed.is_ok() { to as u8 } else { before };
-        self.protection.store(now, Ordering::Relaxed);
-        allowed
+        allow(&self.addresses(&(0..self.pages())), to)?;
+        self.protection.store(to as u8, Ordering::Relaxed); // under the mutex
+        Ok(())
     }
 }
 

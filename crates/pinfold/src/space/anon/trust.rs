@@ -21,60 +21,21 @@
 //! also come to the page, and a thread store to it.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 
 use super::{Area, calls};
 use crate::core::Core;
 use crate::error::Error;
-use crate::frame::{FrameNumber, PAGE_BYTES};
+use crate::frame::FrameNumber;
 use crate::mapping::{Changing, Mapping};
 use crate::mutant::{self, Mutant};
-use crate::pagemap::{Entry, Pagemap};
+use crate::pagemap::Entry;
 use crate::swap::pages::{IsWriting, Pages, Seen, Unused};
 
-/// The page table of the process, for areas whose faults `uffd` reports.
-///
-/// # Errors
-/// It cannot be read, or does not tell which pages are protected.
-pub(in crate::space) fn page_table(uffd: BorrowedFd<'_>) -> io::Result<Pagemap> {
-    let told = |why: &io::Error| {
-        let text = "own memory is looked up in /proc/self/pagemap, which cannot be read (is /proc \
-                    mounted, and is the process dumpable?)";
-        io::Error::new(why.kind(), format!("{text}: {why}"))
-    };
-    let pagemap = Pagemap::open().map_err(|why| told(&why))?;
-    let protected = calls::protected_page(uffd, |address| pagemap.entry(address))?;
-    if !protected.map_err(|why| told(&why))?.is_protected() {
-        let text = "the kernel does not tell which pages are protected (Linux 5.14 does)";
-        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-    }
-    Ok(pagemap)
-}
-
 impl Area {
-    /// Whether `page` is absent although it is just being copied. Then the copy fails, and finds zeros,
-    /// so that it ends: whoever makes it has the `change` mutex, and may be waiting for this fault.
-    pub(super) fn is_taken_away_while_copied(&self, page: u64) -> bool {
-        let Some(number) = self.copying.of(page) else { return false };
-        if !self.is_absent(page) || !self.copying.is_now(number) {
-            return false;
-        }
-        self.copying.fail(number);
-        // An error: somebody else has put something there.
-        let _ = calls::zero(self.fd(), &self.addresses(&(page..page + 1)), &[0; PAGE_BYTES]);
-        true
-    }
-
-    /// Takes out what [`is_taken_away_while_copied`](Self::is_taken_away_while_copied) has put there;
-    /// under the mutex.
-    pub(super) fn take_out_zeros(&self, page: u64) {
-        calls::take_out(&self.addresses(&(page..page + 1)));
-    }
-
     /// Whether nothing is at a page; under the `change` mutex. False if the system does not tell.
     pub(super) fn is_absent(&self, page: u64) -> bool {
         let at = self.address(page).addr();
-        self.page_table.entry(at).is_ok_and(Entry::is_absent)
+        self.proc.table.entry(at).is_ok_and(Entry::is_absent)
     }
 
     /// Of these pages, in rising order, those that could leave memory and are not protected any more
@@ -106,7 +67,7 @@ impl Area {
         let mut all = Vec::with_capacity(pages.len());
         for run in pages.chunk_by(|one, next| one + 1 == *next) {
             let at = self.addresses(&(run[0]..run[run.len() - 1] + 1));
-            match self.page_table.entries(&at) {
+            match self.proc.table.entries(&at) {
                 Ok(entries) => all.extend(entries.into_iter().map(|entry| Some(seen(entry)))),
                 Err(_) => all.extend(run.iter().map(|_| None)),
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{io, slice};
 
-use super::anon::{Area, Copy, HeldRange, Order, Origin, Protection, pages_of};
+use super::anon::{Area, HeldRange, Order, Origin, Part, Protection, pages_of};
 use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
 use super::fault::FaultLock;
 use super::stats::{read, write};
@@ -216,7 +216,7 @@ impl AnonMap {
         let mut copy = [0; PAGE_BYTES];
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
-            self.area.copy(self.target.file.handle(), page, Copy::Load(part.start, copy))?;
+            self.area.copy(self.target.file.handle(), page, Part::Load(part.start, copy))?;
             // Without a lock, as its own memory may be a map's.
             buf[at..at + copy.len()].copy_from_slice(copy);
             Ok(())
@@ -235,7 +235,7 @@ impl AnonMap {
         each_page(offset..end, |page, part, at| {
             let copy = &mut copy[..part.len()];
             copy.copy_from_slice(&buf[at..at + part.len()]); // without a lock, as above
-            self.area.copy(self.target.file.handle(), page, Copy::Store(part.start, copy))
+            self.area.copy(self.target.file.handle(), page, Part::Store(part.start, copy))
         })
     }
 

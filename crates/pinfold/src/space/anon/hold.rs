@@ -16,7 +16,7 @@ use crate::task::{Waiter, now};
 pub(in crate::space) const HELD_SHARE: u32 = 4;
 
 /// What is copied of a page.
-pub(in crate::space) enum Copy<'a> {
+pub(in crate::space) enum Part<'a> {
     /// From this byte on.
     Load(usize, &'a mut [u8]),
     /// To this byte and those that follow.
@@ -103,10 +103,10 @@ impl Area {
     ///
     /// # Errors
     /// As [`bring`](Self::bring); the map's protection forbids the access.
-    pub(in crate::space) fn copy(&self, handle: &Handle, page: u64, copy: Copy<'_>) -> Result<()> {
+    pub(in crate::space) fn copy(&self, handle: &Handle, page: u64, copy: Part<'_>) -> Result<()> {
         let (access, whole) = match &copy {
-            Copy::Load(..) => (Access::Load, None),
-            Copy::Store(_, bytes) => (Access::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes)),
+            Part::Load(..) => (Access::Load, None),
+            Part::Store(_, bytes) => (Access::Store, (bytes.len() == PAGE_BYTES).then_some(*bytes)),
         };
         // Whether the page was looked up in the page table, as it could not be copied before.
         let mut looks = false;
@@ -117,8 +117,8 @@ impl Area {
             let (changing, _) = self.there(handle, page, access, whole, is_absent)?;
             let at = self.address(page).addr();
             let copied = match &mut copy {
-                Copy::Load(from, to) => self.proc.load(at + *from, to),
-                Copy::Store(to, bytes) => self.proc.store(at + *to, bytes),
+                Part::Load(from, to) => self.proc.load(at + *from, to),
+                Part::Store(to, bytes) => self.proc.store(at + *to, bytes),
             };
             let Err(why) = copied else { return Ok(()) };
             if !self.is_absent(page) {

@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use hold::HeldRange;
-pub(super) use hold::{Copy, HELD_SHARE};
+pub(super) use hold::{HELD_SHARE, Part};
 pub(super) use out::pages_of;
 pub(super) use proc::Proc;
 pub use protect::Protection;

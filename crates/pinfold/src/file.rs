@@ -19,10 +19,11 @@ use crate::many::{self, ReadAt};
 use crate::mapping::{Closed, Mapping};
 use crate::pin::{self, PinnedRange, Step};
 use crate::ranges;
-#[cfg(feature = "testing")]
-use crate::reclaim;
 use crate::refresh::{self, Refreshed, Since};
 use crate::source::Hint;
+
+#[cfg(feature = "testing")]
+mod testing;
 
 /// A file, read through a [`Cache`](crate::Cache). Any number of threads may use it at once.
 ///
@@ -639,34 +640,6 @@ impl File {
         let dropped = freeze::drop_clean(&self.handle.core, &self.handle.mapping, pages.clone());
         self.handle.mapping.settle_mirror(pages);
         dropped
-    }
-
-    /// How much memory its mirror has: of pages that maps can show without a fault. Feature
-    /// `testing`.
-    #[cfg(feature = "testing")]
-    pub fn mirrored_bytes(&self) -> u64 {
-        let here = self.handle.core.owner.is_here();
-        if here { self.handle.mapping.mirrored_bytes() } else { 0 }
-    }
-
-    /// Splits the folios of `range` into single pages where nobody holds them; gives how many were
-    /// split. Feature `testing`.
-    #[cfg(feature = "testing")]
-    pub fn split(&self, range: Range<u64>) -> u64 {
-        let here = self.handle.core.owner.is_here();
-        let pages =
-            ranges::pages_of(&self.handle.mapping, &range).ok().filter(|_| here).unwrap_or(0..0);
-        reclaim::split_range(&self.handle.core, &self.handle.mapping, pages)
-    }
-
-    /// Moves the folios of `range` to other frames where nobody holds them; gives how many were
-    /// moved. Feature `testing`.
-    #[cfg(feature = "testing")]
-    pub fn migrate(&self, range: Range<u64>) -> u64 {
-        let here = self.handle.core.owner.is_here();
-        let pages =
-            ranges::pages_of(&self.handle.mapping, &range).ok().filter(|_| here).unwrap_or(0..0);
-        reclaim::migrate_range(&self.handle.core, &self.handle.mapping, pages)
     }
 }
 

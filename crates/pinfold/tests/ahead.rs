@@ -44,34 +44,17 @@ impl Source for Zeros {
     }
 }
 
-/// The ways in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    ReadAt,
-    ReadAtByPage,
-    ReadAtBy512,
-    Get,
-    GetThenReadAt,
-    Borrow,
-    BorrowThenReadAt,
-    Optimistic,
-    Pin,
-    PinByPage,
-    GetMany,
-    GetManyByTwo,
-    ReadMany,
-    BorrowMany,
-    ReadAtAsync,
-    ReadAtAsyncByPage,
-    GetAsync,
-    GetManyAsync,
-    Map,
-    MapByHandlers,
+/// Makes an enumeration, and an array of all that it has.
+macro_rules! ways {
+    ($($way:ident),*) => {
+        /// The ways in.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        enum Way { $($way),* }
+        const WAYS: &[Way] = &[$(Way::$way),*];
+    };
 }
 
-use Way::*;
-
-const WAYS: [Way; 20] = [
+ways!(
     ReadAt,
     ReadAtByPage,
     ReadAtBy512,
@@ -91,8 +74,10 @@ const WAYS: [Way; 20] = [
     GetAsync,
     GetManyAsync,
     Map,
-    MapByHandlers,
-];
+    MapByHandlers
+);
+
+use Way::*;
 
 /// A cache, a file, and a map of it for the ways that need one.
 struct Subject {
@@ -227,7 +212,7 @@ fn amplification(subject: &Subject, times: u64, mut next: impl FnMut(u64) -> (u6
 /// All ways, and how much more they read than is wanted.
 fn at_most_half_more(what: &str, next: impl Fn(&mut fastrand::Rng, u64) -> (u64, u64)) {
     let mut wrong = Vec::new();
-    for way in WAYS {
+    for &way in WAYS {
         let mut random = fastrand::Rng::with_seed(7);
         let ratio = amplification(&Subject::new(way), 600, |n| next(&mut random, n));
         if ratio > 1.5 {
@@ -274,7 +259,7 @@ fn strides_and_the_way_back_are_read_alone() {
 #[test]
 fn a_new_handle_knows_what_those_before_it_have_seen() {
     let mut wrong = Vec::new();
-    for way in WAYS {
+    for &way in WAYS {
         let subject = Subject::new(way);
         let (mut random, mut wanted) = (fastrand::Rng::with_seed(3), 0);
         for _ in 0..300 {
@@ -294,7 +279,7 @@ fn a_new_handle_knows_what_those_before_it_have_seen() {
 #[test]
 fn a_scan_and_random_blocks_by_two_handles_do_not_learn_from_each_other() {
     let mut wrong = Vec::new();
-    for way in WAYS {
+    for &way in WAYS {
         let subject = Subject::new(way);
         let scan = subject.file.clone();
         let (mut random, mut buf) = (fastrand::Rng::with_seed(5), vec![0; 16 << 10]);
@@ -317,7 +302,7 @@ fn a_scan_and_random_blocks_by_two_handles_do_not_learn_from_each_other() {
 #[test]
 fn a_handle_that_has_scanned_reads_blocks_alone() {
     let mut wrong = Vec::new();
-    for way in WAYS {
+    for &way in WAYS {
         let subject = Subject::new(way);
         for at in (0..64 * MIB).step_by(16 << 10) {
             subject.read(at, 16 << 10);
@@ -338,7 +323,7 @@ fn a_handle_that_has_scanned_reads_blocks_alone() {
 fn scans_need_few_reads() {
     let mut wrong = Vec::new();
     let bytes = 64 * MIB;
-    for way in WAYS {
+    for &way in WAYS {
         for piece in [16 << 10, MIB] {
             let subject = Subject::new(way);
             for at in (0..bytes).step_by(piece as usize) {

@@ -8,28 +8,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use pinfold::source::Memory;
-use pinfold::{Cache, ErrorKind, File, Hint, Options, OwnedBytes, Space, SpaceOptions};
-use pinfold_testing::pattern::Pattern;
+use pinfold::{Cache, ErrorKind, File, Hint, OwnedBytes, Space, SpaceOptions};
 use pinfold_testing::waker::Counted;
 
 #[path = "support/alone.rs"]
 mod alone;
 #[path = "support/child.rs"]
 mod child;
+#[path = "support/patterned.rs"]
+mod patterned;
 
-const PAGE: u64 = 4096;
-const MIB: u64 = 1 << 20;
-
-fn cache_of(budget_bytes: u64) -> Cache {
-    Cache::new(Options::new(budget_bytes)).unwrap()
-}
-
-/// A file of the pattern.
-fn file(cache: &Cache, bytes: u64) -> (File, Pattern) {
-    let pattern = Pattern::new(3, 0);
-    let memory = Memory::new(pattern.to_vec(bytes as usize));
-    (cache.attach("file", Arc::new(memory)).unwrap(), pattern)
-}
+use patterned::{MIB, PAGE, cache_of, file};
 
 fn is_copy(bytes: &OwnedBytes) -> bool {
     format!("{bytes:?}").contains("a copy")

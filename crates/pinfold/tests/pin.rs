@@ -12,19 +12,10 @@ use pinfold::source::{Memory, Source};
 use pinfold::{Cache, ErrorKind, File, Hint, Options, PinRangeCause, PinnedRange};
 use pinfold_testing::pattern::Pattern;
 
-const PAGE: u64 = 4096;
-const MIB: u64 = 1 << 20;
+#[path = "support/patterned.rs"]
+mod patterned;
 
-fn cache_of(budget_bytes: u64) -> Cache {
-    Cache::new(Options::new(budget_bytes)).unwrap()
-}
-
-/// A file of the pattern.
-fn file(cache: &Cache, bytes: u64) -> (File, Pattern) {
-    let pattern = Pattern::new(3, 0);
-    let memory = Memory::new(pattern.to_vec(bytes as usize));
-    (cache.attach("file", Arc::new(memory)).unwrap(), pattern)
-}
+use patterned::{MIB, PAGE, cache_of, file};
 
 /// All its bytes, by its extents.
 fn bytes_of(pinned: &PinnedRange) -> Vec<u8> {

@@ -130,6 +130,10 @@ mutants! {
     CopyUncounted,
     /// Bytes are kept in place though that keeps more than twice as much as is wanted.
     KeepBlindly,
+    /// A future that waits for other copies to be dropped queues as one that lacks memory does.
+    CopyBeforeAll,
+    /// The run that a copy has a part of counts as one from which everything can be moved.
+    CopyAmongMovable,
 
     // ---- of futures ----
     /// A future looks whether its folio has arrived before it takes the mutex to leave its waker.

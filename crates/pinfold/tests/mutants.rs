@@ -186,6 +186,8 @@ const UNSEEN: &[(&str, &str)] = &[
     ("fine-times-stay", "it was not tried; a test of its own sees it"),
     ("copy-uncounted", "it was not tried; a test of its own sees it"),
     ("keep-blindly", "it was not tried; a test of its own sees it"),
+    ("copy-before-all", "it was not tried; a test of its own sees it"),
+    ("copy-among-movable", "it was not tried; a test of its own sees it"),
     ("unpolled-keeps-claim", "it was not tried; a test of its own sees it"),
     ("passed-over-first", "it was not tried; a test of its own sees it"),
     ("touches-in-turn", "it was not tried; a test of its own sees it"),

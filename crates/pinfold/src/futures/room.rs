@@ -1,14 +1,21 @@
 //! Waiting for memory for a copy, without a thread: [`copy_memory`].
 //!
 //! It queues as a future that found no memory for its page does (`pressure/queue.rs`), and holds
-//! nothing meanwhile. Called by `owned.rs`.
+//! nothing meanwhile. All that want a copy queue in one line, whatever their files: the first one
+//! tries, and the others wait for their turn. If other copies have all that copies may have, there
+//! may be memory for others still, which do not wait behind this line then. Called by `owned.rs`.
 
 use std::task::{Poll, Waker};
 
 use crate::error::Result;
+use crate::frame::MAPPING_NONE;
 use crate::handle::Handle;
-use crate::pressure::{Claim, Refused, Turn};
+use crate::mutant::{self, Mutant};
+use crate::pressure::{Claim, OnItsWay, Refused, Turn};
 use crate::reclaim::{self, Copied, Patience, allocate_copy};
+
+/// The line of all copies: no file has that number.
+const COPIES: u32 = MAPPING_NONE;
 
 /// Memory for a copy of `bytes` bytes, from those of `page` on.
 pub(crate) async fn copy_memory(handle: &Handle, page: u64, bytes: usize) -> Result<Copied> {
@@ -22,6 +29,7 @@ struct Room<'f> {
     bytes: usize,
     /// It queues, or was woken and tries.
     turn: Option<Turn>,
+    /// From its first attempt on: until then, the patience of those before it counts.
     patience: Option<Patience>,
 }
 
@@ -31,35 +39,51 @@ impl Room<'_> {
         // Ends: each turn follows progress of others.
         loop {
             core.check_owner()?;
-            if self.turn.is_some_and(|turn| core.pressure.is_queued(mapping.id, turn, waker)) {
+            if self.turn.is_some_and(|turn| core.pressure.is_queued(COPIES, turn, waker)) {
                 return Poll::Pending;
             }
-            let seen = core.pressure.progress_seen();
-            let place = (&**mapping, self.page);
-            if let Some(copied) = allocate_copy(core, place, self.bytes, false)? {
-                if let Some(turn) = self.turn.take() {
-                    core.pressure.served(mapping.id, turn);
+            // Of no pages: whether others are before it.
+            let line = (COPIES, &OnItsWay::default());
+            let (may_try, seen) = core.pressure.claim(line, 0, self.turn.is_some());
+            let mut why = match may_try {
+                Err(behind) => behind,
+                Ok(_) => match self.attempt()? {
+                    Ok(copied) => {
+                        if let Some(turn) = self.turn.take() {
+                            core.pressure.served(COPIES, turn);
+                        }
+                        return Poll::Ready(Ok(copied));
+                    }
+                    Err(why) => why,
+                },
+            };
+            if why != Refused::Behind {
+                let patience = self.patience.get_or_insert_with(|| Patience::new(core));
+                if patience.is_over_for_copy(core, why) {
+                    let shortage = reclaim::shortage(core, self.bytes as u64);
+                    return Poll::Ready(Err(shortage.of(mapping, self.page)));
                 }
-                return Poll::Ready(Ok(copied));
             }
-            let patience = self.patience.get_or_insert_with(|| Patience::new(core));
-            if patience.is_over_for(core, mapping, Refused::NoMemory) {
-                let shortage = reclaim::shortage(core, self.bytes as u64);
-                return Poll::Ready(Err(shortage.of(mapping, self.page)));
+            if mutant::on(Mutant::CopyBeforeAll) {
+                why = Refused::NoMemory;
             }
-            let why = (Refused::NoMemory, seen);
-            let to = (mapping.id, self.turn);
-            let queued = core.pressure.queue(to, why, Claim::default(), waker);
+            let to = (COPIES, self.turn);
+            let queued = core.pressure.queue(to, (why, seen), Claim::default(), waker);
             self.turn = queued.or(self.turn);
         }
+    }
+
+    fn attempt(&self) -> Result<std::result::Result<Copied, Refused>> {
+        let Handle { core, mapping, .. } = self.handle;
+        allocate_copy(core, (&**mapping, self.page), self.bytes, false)
     }
 }
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        let Handle { core, mapping, .. } = self.handle;
+        let core = &self.handle.core;
         if let Some(turn) = self.turn.take().filter(|_| core.owner.is_here()) {
-            core.pressure.leave(mapping.id, turn);
+            core.pressure.leave(COPIES, turn);
         }
     }
 }

@@ -466,3 +466,59 @@ fn a_batch_that_is_polled_once_keeps_no_room_from_others() {
     });
     assert!(caught.is_none(), "the mutant does nothing: {caught:?}");
 }
+
+/// Polls a future until it is ready, for as long as [`MOST`].
+fn end<F: Future>(future: F) -> F::Output {
+    let (mut future, since) = (pin!(future), Instant::now());
+    // Ends: when it is ready, or too late.
+    loop {
+        if let Poll::Ready(got) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return got;
+        }
+        assert!(since.elapsed() < MOST, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Futures of each kind that were polled once and are kept, or leaked, have 15 MiB of 64: as much as
+/// the futures of a file may bring at a time, but for a few pages.
+fn others_get_on(leaked: bool) {
+    let mut options = Options::new(64 << 20);
+    options.patience = MOST * 2;
+    let cache = Cache::new(options).unwrap();
+    let source = Arc::new(Late(Mutex::new(Some(Vec::new())), Memory::new(vec![7; 128 << 20])));
+    let file = cache.attach("late", source.clone()).unwrap();
+    file.advise(0..1, Hint::Random).unwrap();
+    let batches: Vec<Vec<u64>> = (0..15).map(|n| (n * 256..(n + 1) * 256 - 4).collect()).collect();
+    let mut buf = vec![0; 4096];
+    let mut kept: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
+    for batch in &batches {
+        kept.push(Box::pin(async { drop(file.get_many_async(batch).await) }));
+    }
+    kept.push(Box::pin(async { drop(file.get_async(10_000).await) }));
+    kept.push(Box::pin(async { drop(file.read_at_async(&mut buf, 10_010 * 4096).await) }));
+    kept.push(Box::pin(async { drop(file.bytes_async(10_020 * 4096..11_020 * 4096).await) }));
+    for future in &mut kept {
+        let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending(), "nothing was cached");
+    }
+    source.serve();
+    let kept = if leaked {
+        std::mem::forget(kept);
+        None
+    } else {
+        Some(kept)
+    };
+    let pages: Vec<_> = (20_000..24_000).collect();
+    assert_eq!(end(file.get_many_async(&pages)).unwrap().len(), pages.len());
+    end(file.get_async(25_000)).unwrap();
+    assert_eq!(end(file.read_at_async(&mut vec![0; 8 << 20], 100 << 20)).unwrap(), 8 << 20);
+    assert_eq!(end(file.bytes_async(110 << 20..120 << 20)).unwrap().len(), 10 << 20);
+    drop(kept);
+}
+
+#[test]
+fn what_was_polled_once_leaves_the_rest_of_the_memory_to_others() {
+    others_get_on(false);
+    others_get_on(true);
+}

@@ -1,15 +1,18 @@
 //! What owned bytes keep.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::{Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use super::OwnedBytes;
 use crate::core::Core;
 use crate::mutant::{self, Mutant};
 use crate::pressure::{Claim, Refused};
 use crate::source::Memory;
-use crate::{Cache, ErrorKind, Options};
+use crate::{Cache, ErrorKind, File, Options, Result};
 
 const MIB: u64 = 1 << 20;
 
@@ -102,4 +105,110 @@ fn who_is_woken_by_the_drop_of_a_copy_finds_its_share_free() {
             break;
         }
     }
+}
+
+/// Longer than a test lasts.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A cache of 16 MiB, of which copies may have 15.5; copies have 9 of them.
+fn full_of_copies(patience: Duration) -> (Cache, File, Vec<OwnedBytes>) {
+    let mut options = Options::new(16 * MIB);
+    options.patience = patience;
+    let cache = Cache::new(options).unwrap();
+    let file = cache.attach("file", Arc::new(Memory::new(vec![7; 64 << 20]))).unwrap();
+    let kept = [1, 4 * MIB + 1, 8 * MIB + 1].map(|at| file.bytes(at..at + 3 * MIB).unwrap());
+    (cache, file, kept.into())
+}
+
+type Bytes<'a> = Pin<&'a mut dyn Future<Output = Result<OwnedBytes>>>;
+
+fn poll(bytes: &mut Bytes<'_>) -> Poll<Result<OwnedBytes>> {
+    bytes.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Polls a future for the first time, whose first page is there: it queues at once.
+fn poll_until_it_queues(cache: &Cache, bytes: &mut Bytes<'_>) {
+    assert!(poll(bytes).is_pending() && cache.core().pressure.is_queued_for());
+}
+
+/// Polls until it is ready.
+fn end(bytes: &mut Bytes<'_>, mut meanwhile: impl FnMut()) -> Result<OwnedBytes> {
+    let since = Instant::now();
+    // Ends: when it is ready, or too late.
+    loop {
+        if let Poll::Ready(ended) = poll(bytes) {
+            return ended;
+        }
+        assert!(since.elapsed() < LONG, "it waits for ever");
+        meanwhile();
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a new future may begin, while another one waits for copies to be dropped.
+fn others_go_on(of_same_file: bool) -> bool {
+    let (cache, file, _kept) = full_of_copies(LONG);
+    let other = cache.attach("other", Arc::new(Memory::new(vec![7; 1 << 20]))).unwrap();
+    let _first = file.get(20 * MIB / 4096).unwrap();
+    let mut copy: Bytes<'_> = pin!(file.bytes_async(20 * MIB + 1..28 * MIB));
+    poll_until_it_queues(&cache, &mut copy);
+    let mapping = &(if of_same_file { file.handle() } else { other.handle() }).mapping;
+    let line = (mapping.id, &mapping.on_its_way);
+    let (claimed, _) = cache.core().pressure.claim(line, 1, false);
+    claimed.map(|claim| cache.core().pressure.unclaim(mapping.id, claim)).is_ok()
+}
+
+#[test]
+fn nobody_waits_behind_a_copy_that_waits_for_other_copies() {
+    for of_same_file in [true, false] {
+        assert!(others_go_on(of_same_file), "{of_same_file}");
+        let mutated = mutant::with(Some(Mutant::CopyBeforeAll), || others_go_on(of_same_file));
+        assert!(!mutated, "the mutant does nothing");
+    }
+}
+
+#[test]
+fn reads_do_not_lengthen_the_wait_for_other_copies() {
+    let (cache, file, _kept) = full_of_copies(Duration::from_millis(100));
+    let mut copy: Bytes<'_> = pin!(file.bytes_async(20 * MIB + 1..28 * MIB));
+    let mut at = 0;
+    let ended = end(&mut copy, || {
+        at = (at + 4096) % MIB;
+        file.invalidate(40 * MIB..41 * MIB).unwrap();
+        file.read_at(&mut [0], 40 * MIB + at).unwrap();
+    });
+    let error = ended.unwrap_err();
+    let ErrorKind::NoMemory { held_bytes, .. } = *error.kind() else { panic!("{error}") };
+    assert!(held_bytes >= 9 * MIB, "{error}");
+    assert!(cache.core().pressure.is_idle(), "it has left the queue");
+}
+
+/// Whether a copy for which there is room waits for its turn behind one that came before. That one
+/// goes on once there is room for it, or is not polled any more.
+fn copies_have_turns(polled: bool) -> bool {
+    let (cache, file, kept) = full_of_copies(LONG);
+    let _first = file.get(20 * MIB / 4096).unwrap();
+    let mut large: Bytes<'_> = pin!(file.bytes_async(20 * MIB + 1..28 * MIB));
+    let mut small: Bytes<'_> = pin!(file.bytes_async(40 * MIB + 1..40 * MIB + 400_000));
+    poll_until_it_queues(&cache, &mut large);
+    file.invalidate(..).unwrap(); // there is memory enough
+    let _second = file.get(40 * MIB / 4096).unwrap();
+    let copied = || cache.core().pressure.copied.pages();
+    let before = copied();
+    assert!(poll(&mut small).is_pending() || copied() > before);
+    let waits = copied() == before;
+    drop(kept);
+    if polled {
+        assert_eq!(end(&mut large, || ()).unwrap().len() as u64, 8 * MIB - 1);
+    }
+    assert_eq!(end(&mut small, || ()).unwrap().len(), 399_999);
+    waits
+}
+
+#[test]
+fn copies_wait_for_memory_in_turn() {
+    assert!(copies_have_turns(true));
+    assert!(copies_have_turns(false));
+    let mutated = mutant::with(Some(Mutant::NewcomerFirst), || copies_have_turns(true));
+    assert!(!mutated, "the mutant does nothing");
 }

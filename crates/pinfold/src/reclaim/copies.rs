@@ -30,7 +30,11 @@ use crate::error::{ErrorKind, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
+use crate::pressure::Refused;
 use crate::sizes::BLOCK_ORDER_MIN;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
 
 /// Memory of the budget, until it is dropped. Its bytes are initialised.
 #[derive(Debug)]
@@ -55,7 +59,8 @@ unsafe impl Send for Outside {}
 unsafe impl Sync for Outside {}
 
 /// Memory for a copy of `bytes` bytes, at least one. With `needed`, evicts and waits until there is
-/// some; without, `None` if there is none at once.
+/// some; without, says why there is none at once: other copies have all that copies may have
+/// ([`Refused::OwnFile`]), or there is no memory.
 ///
 /// # Errors
 /// [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than there can
@@ -65,7 +70,7 @@ pub(crate) fn allocate_copy(
     (mapping, page): (&Mapping, u64),
     bytes: usize,
     needed: bool,
-) -> Result<Option<Copied>> {
+) -> Result<std::result::Result<Copied, Refused>> {
     core.check_owner()?;
     let none = |shortage: Shortage| shortage.of(mapping, page);
     let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
@@ -81,10 +86,12 @@ pub(crate) fn allocate_copy(
     loop {
         let seen = core.pressure.progress_seen();
         // If others have all that copies may have, nothing that is evicted is of any use.
+        let mut why = Refused::OwnFile;
         if copied.count(pages, most) {
+            why = Refused::NoMemory;
             // Adjacent pages are worth evicting twice as much.
             if copied.grow(pages, evicted > 2 * pages)? {
-                return Ok(Some(copied));
+                return Ok(Ok(copied));
             }
             let wanted = (pages - copied.got.min(pages)).max(core.pressure.direct_pages);
             let evict = if needed { evict } else { evict_at_once };
@@ -94,15 +101,15 @@ pub(crate) fn allocate_copy(
                 continue;
             }
             if copied.grow(pages, true)? {
-                return Ok(Some(copied));
+                return Ok(Ok(copied));
             }
             // Another one may want what this one has, and have what this one wants.
             copied.let_go(Core::give_back);
         }
         if !needed {
-            return Ok(None);
+            return Ok(Err(why));
         }
-        if patience.is_over(core) {
+        if patience.is_over_for_copy(core, why) {
             return Err(none(shortage(core, bytes as u64)));
         }
         core.pressure.wait_for_progress(seen, nap);
@@ -131,6 +138,9 @@ impl Copied {
         if pages <= Order::MAX.frames() && self.got == 0 {
             let order = u8::try_from(pages.next_power_of_two().ilog2()).ok().and_then(Order::new);
             let block = order.and_then(|order| block(core, order));
+            if let Some(head) = block.filter(|_| pages < Order::MAX.frames()) {
+                claim(core, head); // before the rest of a run is given back to it
+            }
             if let Some(kept) = block.and_then(|head| core.frames.cut(head, pages)) {
                 (self.heads, self.got) = (kept, pages);
                 return Ok(true);
@@ -142,6 +152,9 @@ impl Copied {
         // Ends: each turn takes a folio, or is the last.
         while self.got < pages {
             let Some((head, order)) = empty(core, pages - self.got, any) else { return Ok(false) };
+            if order < Order::MAX {
+                claim(core, head);
+            }
             self.heads.push(head);
             self.got += order.frames();
         }
@@ -241,6 +254,14 @@ fn empty(core: &Core, pages: u32, any: bool) -> Option<(FrameNumber, Order)> {
     let run = || core.frames.has_free(Order::MAX).then(|| core.frames.alloc_empty(Order::MAX))?;
     let whole = run().or_else(|| make(core, Order::MAX).then(run)?);
     whole.or_else(|| any.then(|| core.frames.alloc_empty(Order::of_block_at(0, pages.into())))?)
+}
+
+/// Makes the run of a folio that is smaller, and stays, one for what stays: nobody should try to empty
+/// it.
+fn claim(core: &Core, head: FrameNumber) {
+    if !mutant::on(Mutant::CopyAmongMovable) {
+        core.frames.claim_run_of(head);
+    }
 }
 
 fn make(core: &Core, order: Order) -> bool {

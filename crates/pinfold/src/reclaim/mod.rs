@@ -239,6 +239,16 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
+    /// The same for a copy. What it waits for is the end of other copies, if they have all that
+    /// copies may have: no read that ends is of any use to it then.
+    #[cfg(not(loom))]
+    pub(crate) fn is_over_for_copy(&mut self, core: &Core, why: Refused) -> bool {
+        match why {
+            Refused::OwnFile => self.since.elapsed() > core.options.patience,
+            Refused::NoMemory | Refused::Behind => self.is_over(core),
+        }
+    }
+
     fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {
         let in_a_source = source::in_a_source();
         if begins_anew && !in_a_source {

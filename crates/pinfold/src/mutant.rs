@@ -257,6 +257,10 @@ mutants! {
     ShortAnew,
     /// A client's turn goes on until it has nothing more to say.
     TurnWithoutEnd,
+    /// The time in which a page is read again counts as a lack of memory.
+    ShortWhileRead,
+    /// An owner that makes the thread sleep does not rest.
+    NobodyRests,
     /// What the program does for an owner counts for nobody.
     TurnUnpaid,
     /// Reads for a client that has left do not count any more.

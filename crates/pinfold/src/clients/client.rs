@@ -77,7 +77,7 @@ pub(super) struct Client {
     /// Those that it has removed: zeros, from then on.
     removed: Pages,
     /// Pages that are read for it.
-    pub(super) waiting: HashMap<u64, Option<Instant>>,
+    pub(super) waiting: HashMap<u64, Waiting>,
     /// Faults that have to be tried again.
     again: VecDeque<Again>,
     rest: Duration,
@@ -98,6 +98,24 @@ pub(super) struct Client {
     looked_at: Instant,
 }
 
+/// A page that is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) since: Instant,
+    /// Since when there was no memory for it, at that time.
+    pub(super) short_since: Option<Instant>,
+}
+
+impl Waiting {
+    /// Since when there has been no memory for it: a source that is slow is no lack of memory, so
+    /// the time of this read does not count.
+    pub(super) fn short_since(self) -> Option<Instant> {
+        let read = self.since.elapsed();
+        let counts = mutant::on(Mutant::ShortWhileRead);
+        self.short_since.map(|since| if counts { since } else { since + read })
+    }
+}
+
 /// A read that has ended.
 #[derive(Debug)]
 pub(super) enum Came {
@@ -112,7 +130,7 @@ pub(super) enum Came {
 pub(super) struct Again {
     pub(super) address: u64,
     pub(super) at: Instant,
-    /// Since when there was no memory for its page.
+    /// Since when there was no memory for its page, without the time in which it was read.
     pub(super) short_since: Option<Instant>,
 }
 
@@ -405,7 +423,7 @@ impl Client {
                 }
                 Err(Errno::SRCH) => return Err(ClientError::Gone),
                 Err(cause) => {
-                    let cause = std::io::Error::from(cause).kind();
+                    let cause = Arc::new(cause.into());
                     return Err(ClientError::Refused { what, range, cause });
                 }
             }

@@ -75,7 +75,7 @@ pub enum ClientError {
         /// Where.
         range: Range<u64>,
         /// The system's error.
-        cause: std::io::ErrorKind,
+        cause: Arc<std::io::Error>,
     },
     /// The userfaultfd cannot be waited for.
     #[error("its userfaultfd is not in non-blocking mode, or broken")]

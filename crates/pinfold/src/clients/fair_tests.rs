@@ -340,3 +340,59 @@ fn what_the_program_does_for_an_owner_is_paid_by_that_owner() {
     let caught = mutant::with(Some(Mutant::TurnUnpaid), after_five_slices);
     assert_eq!(caught.0, 0, "the mutant does nothing");
 }
+
+#[test]
+fn a_client_that_holds_the_lock_of_its_memory_rests_and_is_served_after_that() {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
+    let mut clients = Clients::new(&file).unwrap();
+    let guest = Guest::new(&clients, ClientMemory::Private, 0);
+    let (uffd, start) = (guest.uffd().try_clone().unwrap(), guest.mapping().address as usize);
+    let id = clients.add(uffd, &[guest.mapping()], 1).unwrap();
+    clients.turns.come(2); // another owner, for whose sake the first one rests
+    // Pages that a fork copies the table of, under the lock.
+    let (bytes, access) = (256 * MIB, ProtFlags::READ | ProtFlags::WRITE);
+    let flags = MapFlags::PRIVATE;
+    // SAFETY: a new mapping.
+    let many = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) }.unwrap();
+    // SAFETY: that mapping.
+    unsafe { madvise(many, bytes, Advice::LinuxNoHugepage) }.unwrap();
+    // SAFETY: that mapping; nobody else has it.
+    unsafe { many.cast::<u8>().write_bytes(1, bytes) };
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let locks = scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                // SAFETY: the child ends at once.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: ends the process.
+                    unsafe { libc::_exit(0) };
+                }
+                // SAFETY: this process's child.
+                unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+            }
+        });
+        let asks = scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                let at = std::ptr::with_exposed_provenance_mut(start);
+                // SAFETY: the guest's memory. Its pages are absent again, and nobody is told.
+                unsafe { madvise(at, 4 * MIB, Advice::LinuxDontNeed) }.unwrap();
+                assert_eq!(guest.read(9), byte_of(9));
+            }
+        });
+        // Ends: a fork takes longer than what is no rest yet, and one is under way nearly always.
+        while clients.turns.rests_until(1).is_none() {
+            clients.work();
+        }
+        assert!(!clients.turns.has_turn(1));
+        clients.set_pause(id.0);
+        assert!(clients.clients[&id.0].is_paused, "what it asks is left in the kernel");
+        ends.store(true, Ordering::Relaxed);
+        locks.join().unwrap();
+        serving(&mut clients, || asks.join().unwrap());
+    });
+    // SAFETY: the mapping from above.
+    unsafe { munmap(many, bytes) }.unwrap();
+}

@@ -54,7 +54,11 @@ mod error;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod fair_tests;
 mod foreign;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod hear_tests;
 mod pages;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod read_tests;
 mod regions;
 mod serving;
 mod snapshot;

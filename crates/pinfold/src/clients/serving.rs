@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use super::ahead::Plan;
-use super::client::{Came, Client, Served};
+use super::client::{Came, Client, Served, Waiting};
 use super::error::ClientError;
 use super::foreign::{self, Message};
 use super::turns::{AHEAD_MAX, READS_MAX, Turn};
@@ -29,7 +29,7 @@ const EVENTS_MAX: usize = 1024;
 /// The most reads that are given to clients in one round.
 const COMPLETIONS_MAX: usize = 256;
 
-/// How long a fault waits for room in the mirror.
+/// How long a fault waits for room in the mirror, beside the time in which its page is read.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Clients {
@@ -234,16 +234,9 @@ impl Clients {
         {
             touched.new.push(page);
         }
-        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
-            Ok(Served::Done(pages)) => {
-                client.gets_on();
-                self.stats.installed += pages;
-            }
-            Ok(Served::Later) => {
-                client.rest(address, short_since);
-                self.stats.again += 1;
-            }
-            Ok(Served::Absent(page)) => match short_since {
+        match self.put(id, page.unwrap_or_default(), address, told)? {
+            Some(Served::Later) => self.rest(id, address, short_since),
+            Some(Served::Absent(page)) => match short_since {
                 // It was read, and is not in the mirror.
                 Some(since) if since.elapsed() > PATIENCE => {
                     let handle = self.snapshot.file.handle();
@@ -253,13 +246,41 @@ impl Clients {
                 }
                 _ => self.read(id, page, short_since),
             },
-            Err(ClientError::Cache(cause)) => {
-                let page = page.unwrap_or_default();
-                self.fail(id, page, cause, told);
-            }
-            Err(error) => return Err(error),
+            Some(Served::Done(_)) | None => {}
         }
         Ok(())
+    }
+
+    /// Installs the page at `address`, and counts it. `None`: it cannot be had, which is told.
+    fn put(
+        &mut self,
+        id: u64,
+        page: u64,
+        address: u64,
+        told: &mut Vec<ClientEvent>,
+    ) -> std::result::Result<Option<Served>, ClientError> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(None) };
+        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
+            Ok(served) => {
+                if let Served::Done(pages) = served {
+                    client.gets_on();
+                    self.stats.installed += pages;
+                }
+                Ok(Some(served))
+            }
+            Err(ClientError::Cache(cause)) => {
+                self.fail(id, page, cause, told);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn rest(&mut self, id: u64, address: u64, short_since: Option<Instant>) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.rest(address, short_since);
+            self.stats.again += 1;
+        }
     }
 
     fn fail(&mut self, id: u64, page: u64, cause: Error, told: &mut Vec<ClientEvent>) {
@@ -275,7 +296,7 @@ impl Clients {
     fn read(&mut self, id: u64, page: u64, short_since: Option<Instant>) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if let hash_map::Entry::Vacant(waiting) = client.waiting.entry(page) {
-            waiting.insert(short_since);
+            waiting.insert(Waiting { since: Instant::now(), short_since });
             self.stats.waited += 1;
             self.last_job += 1;
             let owner = client.owner;
@@ -331,7 +352,7 @@ impl Clients {
         told: &mut Vec<ClientEvent>,
     ) -> std::result::Result<(), ClientError> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let short_since = client.waiting.remove(&page).flatten();
+        let short_since = client.waiting.remove(&page).and_then(Waiting::short_since);
         let handle = self.snapshot.file.handle();
         if let Err(cause) = result.and_then(|()| handle.check_page(page)) {
             self.fail(id, page, cause, told);
@@ -339,19 +360,13 @@ impl Clients {
         }
         // Unmapped meanwhile: nobody waits.
         let Some(address) = client.address_of(page) else { return Ok(()) };
-        match client.serve(&mut self.snapshot, address, self.touched.is_some()) {
-            Ok(Served::Done(pages)) => {
-                client.gets_on();
-                self.stats.installed += pages;
-                self.keep(page);
-            }
-            Ok(Served::Absent(_) | Served::Later) => {
+        match self.put(id, page, address, told)? {
+            Some(Served::Done(_)) => self.keep(page),
+            Some(Served::Absent(_) | Served::Later) => {
                 let kept = short_since.filter(|_| !mutant::on(Mutant::ShortAnew));
-                client.rest(address, Some(kept.unwrap_or_else(Instant::now)));
-                self.stats.again += 1;
+                self.rest(id, address, Some(kept.unwrap_or_else(Instant::now)));
             }
-            Err(ClientError::Cache(cause)) => self.fail(id, page, cause, told),
-            Err(error) => return Err(error),
+            None => {}
         }
         Ok(())
     }

@@ -1,26 +1,22 @@
 //! The loop with clients that are threads of the same process: their memory is this process's, and
 //! all that is between is the kernel.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::ioctl::{Updater, ioctl};
 use rustix::mm::{
     MapFlags, ProtFlags, UserfaultfdFlags, mmap, mmap_anonymous, munmap, userfaultfd,
 };
 
-use std::time::{Duration, Instant};
-
 use rustix::event::Timespec;
 
-use super::foreign::{Foreign, Message};
-use super::turns::READS_MAX;
+use super::foreign::Foreign;
 use super::*;
 use crate::reclaim;
-use crate::source::{Memory, Source};
+use crate::source::Memory;
 use crate::uffd::abi::{Api, OP_API, OP_REGISTER, Register, Span};
 use crate::{Cache, Options, Space, SpaceOptions};
 
@@ -37,7 +33,7 @@ const SHMEM: u64 = 1 << 5 | 1 << 10;
 pub(super) struct Guest {
     /// Closed before the memory is unmapped: else the kernel would wait until that was told.
     uffd: Option<OwnedFd>,
-    start: *mut u8,
+    pub(super) start: *mut u8,
     bytes: usize,
     /// What was moved away, in bytes of the mapping: others may map something there.
     moved: Mutex<Range<usize>>,
@@ -458,154 +454,6 @@ fn a_client_is_taken_over_with_its_faults_in_flight() {
     assert!(told.is_empty(), "{told:?}");
 }
 
-#[test]
-fn touched_pages_are_told_once_in_their_order_and_installed_ahead() {
-    let (_cache, file) = snapshot(16 * MIB, bytes(8 * MIB));
-    let mut clients = Clients::new(&file).unwrap();
-    clients.record(Some(&[700..701]));
-    let order = [5, 1200, 6, 7, 700, 3, 5];
-    for _ in 0..2 {
-        let guest = Guest::new(&clients, ClientMemory::Shared, 0);
-        let id = guest.add_to(&mut clients);
-        serving(&mut clients, || order.map(|page| guest.read(page)));
-        clients.remove(id);
-    }
-    let touched = clients.take_touched();
-    assert_eq!((&touched[..], clients.take_touched().len()), (&[5, 1200, 6, 7, 3][..], 0));
-    // Ahead: no fault is left.
-    let mut clients = Clients::new(&file).unwrap();
-    let pages: Arc<[u64]> = touched.into_iter().chain([u64::MAX, 2048]).collect();
-    for memory in [ClientMemory::Shared, ClientMemory::Private] {
-        let guest = Guest::new(&clients, memory, 0);
-        let id = guest.add_to(&mut clients);
-        clients.install_ahead(id, &pages);
-        // A read ends that an earlier call with the same pages began.
-        let plan = clients.clients[&id.0].ahead.as_ref().unwrap().plan.clone();
-        clients.pieces_came(id.0, &plan, 0..0).unwrap();
-        // Ends: once all are installed.
-        while clients.stats().ahead > 0 {
-            assert!(clients.work().is_empty());
-        }
-        for page in [5, 1200, 6, 7, 3] {
-            assert_eq!(guest.read(page), byte_of(page));
-        }
-        assert_eq!(clients.stats().faults, 0, "{:?}", clients.stats());
-    }
-}
-
-/// A snapshot whose reads are counted.
-#[derive(Debug)]
-struct Counted {
-    len: usize,
-    reads: AtomicUsize,
-    read_bytes: AtomicUsize,
-}
-
-impl Source for Counted {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<usize> {
-        let got = buf.len().min(self.len - offset as usize);
-        for (page, bytes) in (offset / P..).zip(buf[..got].chunks_mut(P as usize)) {
-            bytes.fill(byte_of(page));
-        }
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.read_bytes.fetch_add(got, Ordering::Relaxed);
-        Ok(got)
-    }
-    fn len_bytes(&self) -> std::io::Result<u64> {
-        Ok(self.len as u64)
-    }
-    fn kind(&self) -> Cow<'static, str> {
-        "counted".into()
-    }
-}
-
-/// A snapshot of `len` bytes whose reads are counted.
-fn counted(budget: usize, len: usize) -> (Cache, File, Arc<Counted>) {
-    let cache = Cache::new(Options::new(budget as u64)).unwrap();
-    let (reads, read_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let source = Arc::new(Counted { len, reads, read_bytes });
-    let file = cache.attach("snapshot", source.clone()).unwrap();
-    (cache, file, source)
-}
-
-#[test]
-fn a_page_is_read_and_installed_with_those_around_it() {
-    for memory in [ClientMemory::Shared, ClientMemory::Private] {
-        let (_cache, file, source) = counted(32 * MIB, 8 * MIB);
-        let mut clients = Clients::new(&file).unwrap();
-        let guests = [(); 2].map(|()| Guest::new(&clients, memory, 0));
-        for guest in &guests {
-            guest.add_to(&mut clients);
-        }
-        let mut order: Vec<u64> = (0..2048).collect();
-        fastrand::Rng::with_seed(7).shuffle(&mut order);
-        let ((), told) = serving(&mut clients, || {
-            for &page in &order {
-                for guest in &guests {
-                    assert_eq!(guest.read(page), byte_of(page));
-                }
-            }
-        });
-        assert!(told.is_empty(), "{told:?}");
-        let (reads, blocks) = (source.reads.load(Ordering::Relaxed), 2048 / 32);
-        assert_eq!(source.read_bytes.load(Ordering::Relaxed), 8 * MIB, "each byte once");
-        assert!(reads <= 2 * blocks, "{reads} reads of {blocks} blocks");
-        let faults = clients.stats().faults as usize;
-        assert!(faults <= 2 * 2 * blocks, "{faults} faults of 2 clients on {blocks} blocks");
-    }
-}
-
-/// What is read for a thousand pages at random of a file 16 times the budget, in pages.
-fn read_for_a_thousand() -> usize {
-    let (_cache, file, source) = counted(32 * MIB, 512 * MIB);
-    let mut clients = Clients::new(&file).unwrap();
-    let guest = Guest::new(&clients, ClientMemory::Shared, 0);
-    guest.add_to(&mut clients);
-    let mut random = fastrand::Rng::with_seed(7);
-    let pages: Vec<u64> = (0..1000).map(|_| random.u64(0..131_072)).collect();
-    serving(&mut clients, || pages.iter().map(|&page| u64::from(guest.read(page))).sum::<u64>());
-    source.read_bytes.load(Ordering::Relaxed) / P as usize
-}
-
-#[test]
-fn nothing_is_read_around_a_page_of_a_file_that_does_not_fit() {
-    let read = read_for_a_thousand();
-    assert!(read <= 1050, "{read} pages for 1000");
-    let blindly = mutant::with(Some(Mutant::AroundBlindly), read_for_a_thousand);
-    assert!(blindly > 4000, "the mutant does nothing: {blindly} pages");
-}
-
-#[test]
-fn a_working_set_is_installed_ahead_by_few_reads() {
-    // Every fourth page in any order; and few that lie far from each other.
-    for (step, reads_max, read_bytes) in [(4, 64, 8 * MIB), (64, 32, 32 * P as usize)] {
-        let (_cache, file, source) = counted(32 * MIB, 8 * MIB);
-        let mut clients = Clients::new(&file).unwrap();
-        let mut pages: Vec<u64> = (0..2048).step_by(step).collect();
-        fastrand::Rng::with_seed(7).shuffle(&mut pages);
-        let pages: Arc<[u64]> = pages.into();
-        let guests = [(); 2].map(|()| Guest::new(&clients, ClientMemory::Shared, 0));
-        for guest in &guests {
-            let id = guest.add_to(&mut clients);
-            clients.install_ahead(id, &pages);
-        }
-        serving(&mut clients, || ());
-        // Ends: once all are installed.
-        while clients.stats().ahead > 0 {
-            assert!(clients.work().is_empty());
-        }
-        let reads = source.reads.load(Ordering::Relaxed);
-        assert!(reads <= reads_max, "{reads} reads of {} pages", pages.len());
-        // Behind the last page of a MiB nothing is read.
-        let read = source.read_bytes.load(Ordering::Relaxed);
-        assert!(read <= read_bytes && read >= read_bytes * 9 / 10, "{read} of {read_bytes}");
-        for guest in &guests {
-            pages.iter().for_each(|&page| assert_eq!(guest.read(page), byte_of(page)));
-        }
-        assert_eq!(clients.stats().faults, 0, "{:?}", clients.stats());
-    }
-}
-
 /// What a client gets of a page that cannot get into the mirror, and what is told.
 fn beside_a_broken_mirror() -> (Option<u8>, Vec<ClientEvent>) {
     let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
@@ -672,137 +520,4 @@ fn a_file_is_mapped_by_the_program_or_served_to_others() {
     let error = space.map_file(&file, 0..4096).unwrap_err();
     assert!(error.to_string().starts_with("cannot map snapshot: "), "{error}");
     Clients::new(&file).unwrap();
-}
-
-/// What a client reads that has a fault on a page and removes it, where both are heard at once.
-fn fault_and_remove() -> u8 {
-    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    file.get(20).unwrap(); // it is cached, and would be installed at once
-    let mut clients = Clients::new(&file).unwrap();
-    let guest = Guest::new(&clients, ClientMemory::Shared, EVENTS);
-    let id = guest.add_to(&mut clients);
-    std::thread::scope(|scope| {
-        let foreign = Foreign::new(guest.uffd().try_clone().unwrap()).unwrap();
-        let mut messages = Vec::new();
-        // Both end: the kernel tells of it, and the thread waits until that was read.
-        let faults = scope.spawn(|| guest.read(20));
-        while messages.is_empty() {
-            foreign.read(&mut messages).unwrap();
-        }
-        let removes = scope.spawn(|| {
-            let (guest, dont_need) = (&guest, rustix::mm::Advice::LinuxDontNeed);
-            let at = guest.start.wrapping_add(20 * P as usize);
-            // SAFETY: in the mapping.
-            unsafe { rustix::mm::madvise(at.cast(), P as usize, dont_need) }
-        });
-        while messages.len() < 2 {
-            foreign.read(&mut messages).unwrap();
-        }
-        removes.join().unwrap().unwrap();
-        assert!(matches!(messages[..], [Message::Fault(_), Message::Removed(_)]), "{messages:?}");
-        clients.take(id.0, messages, &mut Vec::new()).unwrap();
-        let read = faults.join().unwrap();
-        drop(clients); // nobody is told that the memory is unmapped
-        read
-    })
-}
-
-#[test]
-fn a_client_is_heard_before_the_faults_that_were_read_with_its_events() {
-    assert_eq!(fault_and_remove(), 0, "it was removed");
-    let caught = mutant::with(Some(Mutant::EventsAfterFaults), fault_and_remove);
-    assert_eq!(caught, byte_of(20), "the mutant does nothing");
-}
-
-/// Whether a client is still heard that has so many faults which rest.
-fn is_heard_with_faults_that_rest() -> bool {
-    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    let mut clients = Clients::new(&file).unwrap();
-    let guest = Guest::new(&clients, ClientMemory::Shared, 0);
-    let id = guest.add_to(&mut clients).0;
-    let is_paused = |clients: &mut Clients| {
-        clients.set_pause(id);
-        clients.clients[&id].is_paused
-    };
-    clients.turns.change(1, |owner| owner.reads = READS_MAX);
-    assert!(is_paused(&mut clients));
-    clients.turns.change(1, |owner| owner.reads = 0);
-    let client = clients.clients.get_mut(&id).unwrap();
-    for page in 0..READS_MAX as u64 {
-        client.rest(guest.mapping().address + page * P, None);
-    }
-    !is_paused(&mut clients)
-}
-
-#[test]
-fn a_client_whose_faults_rest_is_heard() {
-    assert!(is_heard_with_faults_that_rest());
-    let caught = mutant::with(Some(Mutant::RestsPause), is_heard_with_faults_that_rest);
-    assert!(!caught, "the mutant does nothing");
-}
-
-/// Since when a fault has waited for room whose page was read once more, and is not to be had.
-fn read_in_vain(since: Instant) -> Instant {
-    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    let mut clients = Clients::new(&file).unwrap();
-    let guest = Guest::new(&clients, ClientMemory::Shared, 0);
-    let id = guest.add_to(&mut clients).0;
-    clients.clients.get_mut(&id).unwrap().waiting.insert(3, Some(since));
-    // It was read, it is said; and was evicted before it could get into the mirror.
-    clients.page_came(id, 3, Ok(()), &mut Vec::new()).unwrap();
-    let client = clients.clients.get_mut(&id).unwrap();
-    // Ends: it rests for less than a millisecond.
-    loop {
-        if let Some(again) = client.rested() {
-            return again.short_since.expect("memory is short");
-        }
-    }
-}
-
-#[test]
-fn a_fault_waits_for_room_from_the_first_time_on_that_there_was_none() {
-    let since = Instant::now().checked_sub(Duration::from_secs(20)).unwrap();
-    assert_eq!(read_in_vain(since), since);
-    let caught = mutant::with(Some(Mutant::ShortAnew), || read_in_vain(since));
-    assert_ne!(caught, since, "the mutant does nothing");
-}
-
-/// Whether the server still hears a client after a forked child has done all it can.
-fn is_heard_after_a_fork() -> bool {
-    let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
-    let mut clients = Clients::new(&file).unwrap();
-    let guest = Guest::new(&clients, ClientMemory::Shared, 0);
-    let id = guest.add_to(&mut clients);
-    let uffd = guest.uffd().try_clone().unwrap();
-    // SAFETY: the child runs what follows, and ends.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "{}", std::io::Error::last_os_error());
-    if child == 0 {
-        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            assert!(clients.work().is_empty());
-            let added = clients.add(uffd, &[guest.mapping()], 1);
-            assert!(matches!(added, Err(ClientError::Cache(_))));
-            clients.remove(id);
-            drop(clients);
-        }));
-        // SAFETY: ends the process at once.
-        unsafe { libc::_exit(i32::from(ended.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: this process's child; `status` is this function's.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child has panicked");
-    let (data, uffd) = (epoll::EventData::new_u64(id.0), clients.clients[&id.0].uffd());
-    let is_there = epoll::modify(&clients.epoll, uffd, data, epoll::EventFlags::IN).is_ok();
-    if is_there {
-        assert_eq!(serving(&mut clients, || guest.read(7)).0, byte_of(7));
-    }
-    is_there
-}
-
-#[test]
-fn a_forked_child_leaves_the_clients_alone() {
-    assert!(is_heard_after_a_fork());
-    let caught = mutant::with(Some(Mutant::ForkedClientsRemove), is_heard_after_a_fork);
-    assert!(!caught, "the mutant does nothing");
 }

@@ -181,7 +181,7 @@ impl Turns {
         // All clients of the owner may have left in this turn.
         let it = self.owners.entry(owner).or_default();
         it.used += took;
-        if has_slept && self.owners.len() > 1 {
+        if has_slept && self.owners.len() > 1 && !mutant::on(Mutant::NobodyRests) {
             let until = Instant::now() + (took * REST_FACTOR).min(REST_MAX);
             self.change(owner, |it| it.rests_until = Some(until));
         }
@@ -227,6 +227,17 @@ mod tests {
         while turns.owner(1).is_some() {
             turns.begin_round();
         }
+    }
+
+    #[test]
+    fn nobody_rests_with_the_mutant() {
+        let mut turns = Turns::default();
+        turns.come(1);
+        turns.come(2);
+        let turn = Turn::begin();
+        std::thread::sleep(2 * BLOCKED);
+        mutant::with(Some(Mutant::NobodyRests), || turns.end(2, turn, Instant::now()));
+        assert!(turns.rests_until(2).is_none(), "the mutant does nothing");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{io, slice};
 use super::anon::{Area, HeldRange, Order, Origin, Part, Protection, pages_of};
 use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
 use super::fault::FaultLock;
-use super::stats::{read, write};
+use super::stats::read;
 use super::vma::{Access, Mapped, Vma, begin, end};
 use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
@@ -138,7 +138,7 @@ impl AnonMap {
         let addresses = area.addresses(&(0..area.pages()));
         let mapped = Mapped { addresses, first_page: 0, target: target.clone() };
         let map = AnonMap { target, area, vma, number };
-        let layout = map.layout();
+        let layout = map.target.space.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             INDEX.set(&map.area.reservation.addresses(), Some(number))
         });
@@ -355,10 +355,10 @@ impl AnonMap {
             return Ok(());
         }
         if !range.start.is_multiple_of(PAGE_BYTES) {
-            return Err(self.wrong("discard", &range, MapRangeCause::Unaligned));
+            return Err(self.target.wrong("discard", &range, MapRangeCause::Unaligned));
         }
         if range.end != self.len() && !range.end.is_multiple_of(PAGE_BYTES) {
-            return Err(self.wrong("discard", &range, MapRangeCause::UnalignedEnd));
+            return Err(self.target.wrong("discard", &range, MapRangeCause::UnalignedEnd));
         }
         let pages = pages_of(&range);
         self.area.forget(self.target.file.handle(), pages.clone(), false);
@@ -396,33 +396,7 @@ impl AnonMap {
 
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
         self.target.file.handle().core.check_owner()?;
-        let cause = if range.start > range.end {
-            MapRangeCause::Reversed
-        } else if range.end > self.len() {
-            MapRangeCause::BeyondMap { len_bytes: self.len() as u64 }
-        } else {
-            return Ok(());
-        };
-        Err(self.wrong(what, range, cause))
-    }
-
-    fn wrong(
-        &self,
-        what: &'static str,
-        range: &Range<usize>,
-        cause: MapRangeCause,
-    ) -> crate::error::Error {
-        let path = self.target.file.handle().mapping.path.clone();
-        let (start, end) = (range.start as u64, range.end as u64);
-        ErrorKind::MapRange { what, path, start, end, cause }.into()
-    }
-
-    /// The space's lock, for writing.
-    fn layout(&self) -> crate::sync::RwLockWriteGuard<'_, ()> {
-        let shared = &self.target.space.shared;
-        let (layout, waited) = write(&shared.layout);
-        shared.counters.space_writers.note(waited);
-        layout
+        self.target.check(what, range, self.len())
     }
 }
 
@@ -435,7 +409,7 @@ impl Drop for AnonMap {
         // First: a page-out that is under way is waited for without a lock. No page gets in after
         // it.
         self.area.forget(handle, 0..self.area.pages(), true);
-        let layout = self.layout();
+        let layout = self.target.space.layout();
         let waits = &self.target.space.shared.counters.map_writers;
         let addresses = self.area.reservation.addresses();
         let clear = |_: &Mapped<_>| {

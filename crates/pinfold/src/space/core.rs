@@ -5,6 +5,7 @@
 //! `map.rs`, which changes the records.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
@@ -13,14 +14,15 @@ use super::anon::{self, Area};
 use super::fault::{self, By, Fault, Shared};
 use super::handlers::{self, Handlers, Served};
 use super::index::Index;
+use super::stats::write;
 use super::vma::{self, Access, Table, Vma, Wanted};
 use crate::cache::Cache;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, MapRangeCause, Result};
 use crate::file::File;
 use crate::lend::{self, Brought, Look, Mapper};
 use crate::mirror::Shown;
 use crate::mutant::{self, Mutant};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, RwLockWriteGuard};
 use crate::task::{Rests, Waiter, now};
 use crate::uffd::Uffd;
 
@@ -76,6 +78,31 @@ impl Target {
     pub(super) fn last_failure(&self) -> Option<Error> {
         let here = self.space.cache.core().owner.is_here();
         here.then(|| self.last_failure.lock().clone()).flatten()
+    }
+
+    /// # Errors
+    /// [`ErrorKind::MapRange`] if the range is not in the map, which has `len` bytes.
+    pub(super) fn check(&self, what: &'static str, range: &Range<usize>, len: usize) -> Result<()> {
+        let cause = if range.start > range.end {
+            MapRangeCause::Reversed
+        } else if range.end > len {
+            MapRangeCause::BeyondMap { len_bytes: len as u64 }
+        } else {
+            return Ok(());
+        };
+        Err(self.wrong(what, range, cause))
+    }
+
+    /// The error that a call was given this range.
+    pub(super) fn wrong(
+        &self,
+        what: &'static str,
+        range: &Range<usize>,
+        cause: MapRangeCause,
+    ) -> Error {
+        let path = self.file.handle().mapping.path.clone();
+        let (start, end) = (range.start as u64, range.end as u64);
+        ErrorKind::MapRange { what, path, start, end, cause }.into()
     }
 }
 
@@ -143,6 +170,13 @@ pub(super) struct SpaceCore {
 }
 
 impl SpaceCore {
+    /// The lock of the space, for writing.
+    pub(super) fn layout(&self) -> RwLockWriteGuard<'_, ()> {
+        let (layout, waited) = write(&self.shared.layout);
+        self.shared.counters.space_writers.note(waited);
+        layout
+    }
+
     /// Own memory as the kernel has it.
     ///
     /// # Errors

@@ -40,7 +40,6 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use super::core::{INDEX, RECORDS, SpaceCore, Target, no_record, not_indexed};
 use super::held::{HeldBytes, Holds};
 use super::reservation::Reservation;
-use super::stats::write;
 use super::vma::{Mapped, Vma, begin, end};
 use crate::cache::Cache;
 use crate::error::{Error, ErrorKind, MapRangeCause, Result};
@@ -51,7 +50,6 @@ use crate::many;
 use crate::mirror::{MayMap, Mirror, Showings, prepare};
 use crate::mutant::{self, Mutant};
 use crate::source::Hint;
-use crate::sync::RwLockWriteGuard;
 use crate::task::{Waiter, now};
 use crate::uffd::Uffd;
 
@@ -129,7 +127,7 @@ impl Map {
         let map = Map { target, vma, number, reservation, range, readable, holds, _right: may_map };
         // Ended by the drop.
         map.shown().begin(&pages, first_page);
-        let layout = map.layout();
+        let layout = map.target.space.layout();
         let published = begin(vma, &space.shared.counters.map_writers, mapped, || {
             // The whole reservation, so that growing within it does not change the index.
             INDEX.set(&map.reservation.addresses(), Some(number))
@@ -240,14 +238,7 @@ impl Map {
     /// # Errors
     /// [`ErrorKind::MapRange`] if the range is not in the map.
     fn check(&self, what: &'static str, range: &Range<usize>) -> Result<()> {
-        let cause = if range.start > range.end {
-            MapRangeCause::Reversed
-        } else if range.end > self.len() {
-            MapRangeCause::BeyondMap { len_bytes: self.len() as u64 }
-        } else {
-            return Ok(());
-        };
-        Err(wrong_range(what, &self.target.file, &of_u64(range), cause))
+        self.target.check(what, range, self.len())
     }
 
     /// Brings the pages of `range`, and keeps them in memory, at their address, as long as what it
@@ -358,7 +349,7 @@ impl Map {
     /// Changes the end of the map, within what it has reserved. The mirror reaches to the new one.
     fn resize(&self, range: &Range<u64>) -> io::Result<()> {
         let (old, new) = (self.reservation.pages(&self.range), self.reservation.pages(range));
-        let _layout = self.layout();
+        let _layout = self.target.space.layout();
         let uffd = &self.target.space.uffd;
         self.change(|slot| {
             if new.end > old.end {
@@ -398,7 +389,7 @@ impl Map {
         let uffd = &self.target.space.uffd;
         // SAFETY: reserved by this call, and given to nobody.
         unsafe { install(uffd, &pages, self.mirror().fd(), range.start) }?;
-        let layout = self.layout();
+        let layout = self.target.space.layout();
         let old = self.change(|slot| {
             if !INDEX.set(&reservation.addresses(), Some(self.number)) {
                 return Err(not_indexed());
@@ -457,14 +448,6 @@ impl Map {
         // The drop unmaps it.
     }
 
-    /// The space's lock, for writing.
-    fn layout(&self) -> RwLockWriteGuard<'_, ()> {
-        let shared = &self.target.space.shared;
-        let (layout, waited) = write(&shared.layout);
-        shared.counters.space_writers.note(waited);
-        layout
-    }
-
     /// Changes the record, while no fault reads it.
     fn change<R>(&self, change: impl FnOnce(&mut Option<Mapped<Arc<Target>>>) -> R) -> R {
         self.vma.change(&self.target.space.shared.counters.map_writers, change)
@@ -491,7 +474,7 @@ impl Drop for Map {
             self.reservation.bytes = 0;
             return;
         }
-        let layout = self.layout();
+        let layout = self.target.space.layout();
         if !mutant::on(Mutant::UnmapsUnsaid) {
             self.shown().end(&self.reservation.addresses());
         }
@@ -592,10 +575,6 @@ fn wrong_range(
 ) -> crate::error::Error {
     let path = file.handle().mapping.path.clone();
     ErrorKind::MapRange { what, path, start: range.start, end: range.end, cause }.into()
-}
-
-fn of_u64(range: &Range<usize>) -> Range<u64> {
-    range.start as u64..range.end as u64
 }
 
 fn refused(file: &File, range: &Range<u64>, cause: io::Error) -> crate::error::Error {

@@ -24,6 +24,7 @@ const ENTRY_BYTES: usize = size_of::<u64>();
 impl Entry {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
+    const GUARDED: u64 = 1 << 58;
     const PROTECTED: u64 = 1 << 57;
 
     /// The page is in memory, and an access finds it.
@@ -31,10 +32,15 @@ impl Entry {
         self.0 & Entry::PRESENT != 0
     }
 
-    /// There is nothing: an access is a fault for a missing page. What the system has swapped out
-    /// itself, or is just moving, is not absent.
+    /// There is nothing: an access is a fault for a missing page, or finds a guard. What the system
+    /// has swapped out itself, or is just moving, is not absent.
     pub(crate) fn is_absent(self) -> bool {
-        self.0 & (Entry::PRESENT | Entry::SWAPPED) == 0
+        self.0 & (Entry::PRESENT | Entry::SWAPPED) == 0 || self.is_guarded()
+    }
+
+    /// The program has put a guard there, by `MADV_GUARD_INSTALL` (Linux 6.15 and later tell).
+    fn is_guarded(self) -> bool {
+        self.0 & Entry::GUARDED != 0
     }
 
     /// A store is a fault of userfaultfd (Linux 5.14 and later tell).

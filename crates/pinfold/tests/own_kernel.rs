@@ -419,3 +419,48 @@ fn what_the_program_has_forbidden_to_access_ends_no_page_out() {
         });
     }
 }
+
+/// While there are guards, nothing hangs and no thread of the cache gets a signal; once they are gone,
+/// a page has its bytes or is lost.
+#[test]
+fn what_the_program_guards_is_there_again_or_an_error() {
+    /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE`.
+    const GUARD: [libc::c_int; 2] = [102, 103];
+    for handlers in [0, 1] {
+        for clean in [true, false] {
+            in_a_child(|| {
+                let (_space, map) = map(handlers);
+                store_all(&map, 1);
+                if clean {
+                    assert_eq!(page_out(&map), PAGES);
+                    assert_eq!(differ(&map, 1), 0);
+                }
+                if !advise(&map, GUARD[0]) {
+                    return println!("skipped: this kernel has no guards");
+                }
+                let gone = page_out(&map);
+                println!("{handlers} handlers, clean {clean}: {gone} pages left");
+                for page in [0, PAGES - 1] {
+                    let mut word = [0; 8];
+                    match map.read_at(&mut word, page * PAGE) {
+                        Ok(_) => assert!(clean && u64::from_ne_bytes(word) == 1),
+                        Err(error) => assert!(!clean && error.to_string().contains("madvise")),
+                    }
+                    assert_eq!(map.write_at(&[1; PAGE], page * PAGE).unwrap(), PAGE);
+                }
+                assert!(advise(&map, GUARD[1]));
+                for page in 1..PAGES - 1 {
+                    let mut word = [0; 8];
+                    match map.read_at(&mut word, page * PAGE) {
+                        Ok(_) => assert_eq!(u64::from_ne_bytes(word), 1),
+                        Err(error) => assert!(!clean && error.to_string().contains("madvise")),
+                    }
+                }
+                map.discard(0..BYTES).unwrap();
+                store_all(&map, 2);
+                page_out(&map);
+                assert_eq!(differ(&map, 2), 0);
+            });
+        }
+    }
+}

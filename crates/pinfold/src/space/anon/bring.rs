@@ -329,9 +329,13 @@ impl Area {
             let bytes = coming.len() * PAGE_BYTES;
             let read;
             (buffer, read) = Area::read(core, run.states[0], buffer, bytes, waiter).await;
+            let is_read = read.is_ok();
             let landing = if zeros { &ZEROS.0[..bytes] } else { &*buffer };
             match self.land(handle, &coming, &run, landing, read, access) {
                 Ok(()) => return Ok(Filled::Came),
+                Err(error) if coming.len() == 1 && is_read => {
+                    return Err(Area::refused(mapping, "bring", &(page..page + 1), error));
+                }
                 Err(error) if coming.len() == 1 => {
                     return Err(Area::read_error(mapping, page, run.states[0], error));
                 }

@@ -270,8 +270,8 @@ pub enum ErrorKind {
     /// The budget is full of memory that cannot be evicted, and nothing changed that: no read of
     /// the cache ended for two seconds, or for thirty while reads were under way. Or a future
     /// waited as long for its file's share of what futures may bring
-    /// ([`File::get_many_async`](crate::File::get_many_async)), whatever else is free; or who wanted
-    /// a copy ([`File::bytes`](crate::File::bytes)) waited two seconds for others to be dropped.
+    /// ([`File::get_many_async`](crate::File::get_many_async)), whatever else is free. Or a
+    /// copy ([`File::bytes`](crate::File::bytes)) was waited for as long, whatever reads ended.
     #[error(
         "no memory for {wanted_bytes} bytes of {} at {offset} in a budget of {budget_bytes}: \
          {pinned_bytes} are pinned, {held_bytes} held by readers, {filling_bytes} \

@@ -130,7 +130,7 @@ mutants! {
     CopyUncounted,
     /// Bytes are kept in place though that keeps more than twice as much as is wanted.
     KeepBlindly,
-    /// A future that waits for other copies to be dropped queues as one that lacks memory does.
+    /// A future that waits for memory for a copy queues as one that wants a page does.
     CopyBeforeAll,
     /// The run that a copy has a part of counts as one from which everything can be moved.
     CopyAmongMovable,

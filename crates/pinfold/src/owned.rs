@@ -115,7 +115,7 @@ impl File {
     /// [`ErrorKind::RangeBeyondEnd`] if the file has not all of them;
     /// [`ErrorKind::RangeReversed`] if the range ends before it begins; [`ErrorKind::NoMemory`] if
     /// there is no memory for a copy: at once, if the range is longer than all copies together may
-    /// be, and after two seconds, whatever is read meanwhile, if others have all that those may be; [`ErrorKind::Reserve`] if the system refuses a mapping for one longer than 2 MiB;
+    /// be, otherwise after two seconds, or thirty while reads are under way; [`ErrorKind::Reserve`] if the system refuses a mapping for one longer than 2 MiB;
     /// otherwise as [`read_at`](Self::read_at).
     pub fn bytes(&self, range: impl RangeBounds<u64>) -> Result<OwnedBytes> {
         let handle = self.handle();
@@ -135,9 +135,9 @@ impl File {
 
     /// As [`bytes`](Self::bytes), but as a future; see [`read_at_async`](Self::read_at_async). While
     /// it waits for memory for a copy, it holds nothing; while a copy is read, it has that memory.
-    /// Futures that wait for memory for copies have their turns in the order in which they came.
-    /// While other copies have all that copies may have, only those futures wait: whoever wants no
-    /// copy goes on.
+    /// Futures that wait for memory for copies have their turns in the order in which they came, and
+    /// the time after which one fails begins with its turn. Whoever wants no copy does not wait
+    /// behind them.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes) and [`read_at_async`](Self::read_at_async).

@@ -1,9 +1,9 @@
 //! Waiting for memory for a copy, without a thread: [`copy_memory`].
 //!
-//! It queues as a future that found no memory for its page does (`pressure/queue.rs`), and holds
-//! nothing meanwhile. All that want a copy queue in one line, whatever their files: the first one
-//! tries, and the others wait for their turn. If other copies have all that copies may have, there
-//! may be memory for others still, which do not wait behind this line then. Called by `owned.rs`.
+//! It queues (`pressure/queue.rs`), and holds nothing meanwhile. All that want a copy queue in one
+//! line, whatever their files: the first one tries, and the others wait for their turn. No other
+//! futures wait behind that line: there may be memory for them, though other copies, or guards, leave
+//! too little for a copy. What they bring can be evicted for it. Called by `owned.rs`.
 
 use std::task::{Poll, Waker};
 
@@ -45,37 +45,27 @@ impl Room<'_> {
             // Of no pages: whether others are before it.
             let line = (COPIES, &OnItsWay::default());
             let (may_try, seen) = core.pressure.claim(line, 0, self.turn.is_some());
-            let mut why = match may_try {
-                Err(behind) => behind,
-                Ok(_) => match self.attempt()? {
-                    Ok(copied) => {
-                        if let Some(turn) = self.turn.take() {
-                            core.pressure.served(COPIES, turn);
-                        }
-                        return Poll::Ready(Ok(copied));
+            let mut why = Refused::Behind;
+            if may_try.is_ok() {
+                let place = (&**mapping, self.page);
+                if let Some(copied) = allocate_copy(core, place, self.bytes, false)? {
+                    if let Some(turn) = self.turn.take() {
+                        core.pressure.served(COPIES, turn);
                     }
-                    Err(why) => why,
-                },
-            };
-            if why != Refused::Behind {
+                    return Poll::Ready(Ok(copied));
+                }
                 let patience = self.patience.get_or_insert_with(|| Patience::new(core));
-                if patience.is_over_for_copy(core, why) {
+                if patience.is_over_for_copy(core) {
                     let shortage = reclaim::shortage(core, self.bytes as u64);
                     return Poll::Ready(Err(shortage.of(mapping, self.page)));
                 }
-            }
-            if mutant::on(Mutant::CopyBeforeAll) {
-                why = Refused::NoMemory;
+                let before_all = mutant::on(Mutant::CopyBeforeAll);
+                why = if before_all { Refused::NoMemory } else { Refused::OwnFile };
             }
             let to = (COPIES, self.turn);
             let queued = core.pressure.queue(to, (why, seen), Claim::default(), waker);
             self.turn = queued.or(self.turn);
         }
-    }
-
-    fn attempt(&self) -> Result<std::result::Result<Copied, Refused>> {
-        let Handle { core, mapping, .. } = self.handle;
-        allocate_copy(core, (&**mapping, self.page), self.bytes, false)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The queue of futures that wait for memory, and what they claim. A state without a lock: it wakes
 //! nobody, but says who is to be woken.
 //!
-//! They queue, in a line for each file, and one for all copies (`futures/room.rs`): a file whose reads hang keeps its own futures waiting, and
-//! no others. Each step of progress wakes the first of one line, and the lines take turns: waking
-//! all would make each try in vain.
+//! They queue, in a line for each file, and one for all copies (`futures/room.rs`): a file whose
+//! reads hang keeps its own futures waiting, and no others. Each step of progress wakes the first of
+//! one line, and the lines take turns: waking all would make each try in vain.
 //!
 //! | a future that | does |
 //! |---|---|
@@ -122,8 +122,8 @@ pub(crate) struct Turn(u64);
 pub(crate) enum Refused {
     /// Others were there before it: it has not tried.
     Behind,
-    /// For what its own file has on its way, or does not get; or other copies have all that copies
-    /// may have. Others may be luckier.
+    /// For what its own file has on its way, or does not get; or it wants a copy. Others may be
+    /// luckier.
     OwnFile,
     /// There is no memory.
     NoMemory,

@@ -30,7 +30,6 @@ use crate::error::{ErrorKind, Result};
 use crate::frame::{FrameNumber, Order, PAGE_BYTES};
 use crate::mapping::Mapping;
 use crate::mutant::{self, Mutant};
-use crate::pressure::Refused;
 use crate::sizes::BLOCK_ORDER_MIN;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -59,8 +58,7 @@ unsafe impl Send for Outside {}
 unsafe impl Sync for Outside {}
 
 /// Memory for a copy of `bytes` bytes, at least one. With `needed`, evicts and waits until there is
-/// some; without, says why there is none at once: other copies have all that copies may have
-/// ([`Refused::OwnFile`]), or there is no memory.
+/// some; without, `None` if there is none at once.
 ///
 /// # Errors
 /// [`ErrorKind::NoMemory`] for the page `page` of `mapping`: at once, if it is more than there can
@@ -70,7 +68,7 @@ pub(crate) fn allocate_copy(
     (mapping, page): (&Mapping, u64),
     bytes: usize,
     needed: bool,
-) -> Result<std::result::Result<Copied, Refused>> {
+) -> Result<Option<Copied>> {
     core.check_owner()?;
     let none = |shortage: Shortage| shortage.of(mapping, page);
     let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
@@ -86,12 +84,10 @@ pub(crate) fn allocate_copy(
     loop {
         let seen = core.pressure.progress_seen();
         // If others have all that copies may have, nothing that is evicted is of any use.
-        let mut why = Refused::OwnFile;
         if copied.count(pages, most) {
-            why = Refused::NoMemory;
             // Adjacent pages are worth evicting twice as much.
             if copied.grow(pages, evicted > 2 * pages)? {
-                return Ok(Ok(copied));
+                return Ok(Some(copied));
             }
             let wanted = (pages - copied.got.min(pages)).max(core.pressure.direct_pages);
             let evict = if needed { evict } else { evict_at_once };
@@ -101,15 +97,15 @@ pub(crate) fn allocate_copy(
                 continue;
             }
             if copied.grow(pages, true)? {
-                return Ok(Ok(copied));
+                return Ok(Some(copied));
             }
             // Another one may want what this one has, and have what this one wants.
             copied.let_go(Core::give_back);
         }
         if !needed {
-            return Ok(Err(why));
+            return Ok(None);
         }
-        if patience.is_over_for_copy(core, why) {
+        if patience.is_over_for_copy(core) {
             return Err(none(shortage(core, bytes as u64)));
         }
         core.pressure.wait_for_progress(seen, nap);

@@ -239,14 +239,11 @@ impl Patience {
         self.has_lasted(core, ended != before)
     }
 
-    /// The same for a copy. What it waits for is the end of other copies, if they have all that
-    /// copies may have: no read that ends is of any use to it then.
+    /// The same for a copy. It does not begin anew: what it waits for is the end of other copies, or
+    /// of guards, and no read brings that about.
     #[cfg(not(loom))]
-    pub(crate) fn is_over_for_copy(&mut self, core: &Core, why: Refused) -> bool {
-        match why {
-            Refused::OwnFile => self.since.elapsed() > core.options.patience,
-            Refused::NoMemory | Refused::Behind => self.is_over(core),
-        }
+    pub(crate) fn is_over_for_copy(&mut self, core: &Core) -> bool {
+        self.has_lasted(core, false)
     }
 
     fn has_lasted(&mut self, core: &Core, begins_anew: bool) -> bool {

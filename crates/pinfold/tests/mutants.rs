@@ -26,7 +26,8 @@ const CAUGHT: &[(&str, Schedule, &[&str])] = &[
     ("land-unclipped", Schedule::Resizing, WRONG),
     ("any-identity", Schedule::Resizing, WRONG),
     ("no-last-look", Schedule::Moving, WRONG),
-    // It takes guards of folios that are being filled, too: their bytes change under the guard.
+    // Nearly always a read that gets fewer bytes than there are. It takes guards of folios that are
+    // being filled, too, whose bytes may change under the guard.
     ("counted-blindly", Schedule::Resizing, HELD),
     ("freeze-stays-even", Schedule::Moving, CONFUSED),
     ("freeze-any-count", Schedule::Mixed, CONFUSED),

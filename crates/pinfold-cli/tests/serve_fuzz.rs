@@ -3,14 +3,16 @@
 //!
 //! The hostile ones send messages in pieces of any length, with descriptors of all kinds, wait,
 //! leave and come back, and discard memory of which the server hears. They are a process of their
-//! own. `PINFOLD_FUZZ_SECONDS=1200 cargo test -p pinfold-cli --test serve_fuzz` is the long run;
-//! `PINFOLD_FUZZ_SEED` begins with another seed. `-- --nocapture` shows the times.
+//! own. `PINFOLD_FUZZ_SECONDS=1200 cargo test --release -p pinfold-cli --test serve_fuzz --
+//! --nocapture` is the long run; at its end it prints the honest client's median beside each kind.
+//! `PINFOLD_FUZZ_KIND=worst` has that kind alone, in which 16 threads do all at once.
+//! `PINFOLD_FUZZ_SEED` begins with another seed.
 
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 
 mod ground;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -30,12 +32,25 @@ const SOCKET: &str = "PINFOLD_FUZZ_SOCKET";
 const WHAT: &str = "PINFOLD_FUZZ_WHAT";
 const SEED: &str = "PINFOLD_FUZZ_SEED";
 const SECONDS: &str = "PINFOLD_FUZZ_SECONDS";
+const KIND: &str = "PINFOLD_FUZZ_KIND";
+
+/// What hostile clients do, each by itself.
+const KINDS: [&str; 8] =
+    ["nothing", "discard", "pieces", "storm", "commands", "locks", "fuzz", "worst"];
+
+/// The most memory of the server, as the system counts it at its peak: 1024 connections with a
+/// message of the longest kind, and their threads' stacks.
+const MEMORY_MAX: u64 = 512 * MIB;
 
 /// `UFFD_FEATURE_EVENT_REMOVE`.
 const EVENT_REMOVE: u64 = 1 << 3;
 
-/// Faults of the honest client, beside each kind of load.
+/// What a hostile process says when it begins.
+const BEGINS: &str = "the hostile clients begin";
+
+/// Faults of the honest client beside each kind of load, at least, and how long it goes on.
 const FAULTS: usize = 300;
+const TIME: Duration = Duration::from_secs(1);
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -46,7 +61,10 @@ fn hostile(server: &Server, what: &str, seed: u64) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "hostile_clients", "--ignored"]);
     child.env(SOCKET, &server.socket).env(WHAT, what).env(SEED, seed.to_string());
-    child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains(BEGINS)), "{what}: it has not begun");
+    child
 }
 
 #[test]
@@ -55,49 +73,115 @@ fn hostile_clients() {
     let Ok(socket) = std::env::var(SOCKET) else { return };
     let (socket, what) = (Path::new(&socket), std::env::var(WHAT).unwrap());
     let seed = number(SEED).unwrap();
-    std::thread::scope(|scope| match &*what {
-        "discard" => {
-            // Of each removed range the server hears.
-            let bytes = 64 << 30;
-            let (uffd, at) = private_memory(bytes, EVENT_REMOVE);
-            let stream = UnixStream::connect(socket).unwrap();
-            send(&stream, &format!("[{}]", mapping(at, bytes, 0, "")), &[&uffd]);
-            for n in 0..16 {
-                scope.spawn(move || {
-                    let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
-                    loop {
-                        // SAFETY: its memory, which nobody else uses.
-                        let _ =
-                            unsafe { madvise(at.cast(), bytes as usize, Advice::LinuxDontNeed) };
-                        // SAFETY: in its memory.
-                        unsafe { at.add((8 + n) * P as usize).read_volatile() };
-                    }
-                });
-            }
-            scope.spawn(move || {
-                let _stream = stream;
-                loop {
-                    std::thread::park();
-                }
-            });
-        }
-        "pieces" => {
-            let mut streams: Vec<_> = (0..32).map(|_| UnixStream::connect(socket)).collect();
-            loop {
-                for stream in &mut streams {
-                    let written = stream.as_mut().map(|it| it.write_all(b"[ "));
-                    if !matches!(written, Ok(Ok(()))) {
-                        *stream = UnixStream::connect(socket);
-                    }
-                }
-            }
-        }
+    // Not captured, as what `println!` prints is.
+    writeln!(std::io::stdout(), "{BEGINS}").unwrap();
+    let seeded = |n: u64| Pcg64::seed_from_u64(seed * 16 + n);
+    match &*what {
+        "discard" => discard(socket, 16),
+        "pieces" => pieces(socket),
         "storm" => loop {
             drop(UnixStream::connect(socket));
         },
-        _ => {
-            for n in 0..8 {
-                scope.spawn(move || fuzz(socket, Pcg64::seed_from_u64(seed * 8 + n)));
+        "commands" => threads(16, |n| commands(socket, n)),
+        "locks" => locks(socket),
+        "fuzz" => threads(8, |n| fuzz(socket, seeded(n))),
+        _ => threads(16, |n| match n {
+            0..4 => commands(socket, n),
+            4..12 => fuzz(socket, seeded(n)),
+            12 => discard(socket, 3),
+            13 => pieces(socket),
+            14 => locks(socket),
+            _ => loop {
+                drop(UnixStream::connect(socket));
+            },
+        }),
+    }
+}
+
+/// So many threads, which never end.
+fn threads(count: u64, run: impl Fn(u64) + Sync) {
+    std::thread::scope(|scope| {
+        for n in 0..count {
+            let run = &run;
+            scope.spawn(move || run(n));
+        }
+    });
+}
+
+/// Removes 64 GiB again and again, of which the server hears.
+fn discard(socket: &Path, count: u64) {
+    let bytes = 64 << 30;
+    let (uffd, at) = private_memory(bytes, EVENT_REMOVE);
+    let stream = UnixStream::connect(socket).unwrap();
+    send(&stream, &format!("[{}]", mapping(at, bytes, 0, "")), &[&uffd]);
+    threads(count, |n| {
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
+        loop {
+            // SAFETY: its memory, which nobody else uses.
+            let _ = unsafe { madvise(at.cast(), bytes as usize, Advice::LinuxDontNeed) };
+            // SAFETY: in its memory.
+            unsafe { at.add((8 + n as usize) * P as usize).read_volatile() };
+        }
+    });
+}
+
+/// Messages that do not end.
+fn pieces(socket: &Path) {
+    let mut streams: Vec<_> = (0..32).map(|_| UnixStream::connect(socket)).collect();
+    loop {
+        for stream in &mut streams {
+            let written = stream.as_mut().map(|it| it.write_all(b"[ "));
+            if !matches!(written, Ok(Ok(()))) {
+                *stream = UnixStream::connect(socket);
+            }
+        }
+    }
+}
+
+/// Nothing but what the thread that serves faults does for a connection beside faults: to add a
+/// client of a thousand mappings, to remove it, and to answer with counters.
+fn commands(socket: &Path, n: u64) {
+    let (uffd, at) = private_memory(1024 * P, 0);
+    let one = |n| mapping(at + (n * P) as usize, P, n * P, "");
+    let mappings = format!("[{}]", (0..1024).map(one).collect::<Vec<_>>().join(","));
+    loop {
+        let Ok(mut stream) = UnixStream::connect(socket) else { continue };
+        let asks = r#"{"pinfold":1,"want":"stats"}"#;
+        let _ = try_send(&stream, asks, &[]);
+        let _ = stream.read(&mut [0; 4096]);
+        let (first, rest) = mappings.split_at(1);
+        let _ =
+            try_send(&stream, first, &[&uffd]).and_then(|_| Ok(stream.write_all(rest.as_bytes())));
+        for _ in 0..n * 4 {
+            let _ = try_send(&stream, asks, &[]);
+            let _ = stream.read(&mut [0; 4096]);
+        }
+    }
+}
+
+/// Faults in memory whose lock is held most of the time: by forks of a process with many pages.
+fn locks(socket: &Path) {
+    let (uffd, at) = private_memory(4 * MIB, 0);
+    let stream = UnixStream::connect(socket).unwrap();
+    send(&stream, &format!("[{}]", mapping(at, 4 * MIB, 0, "")), &[&uffd]);
+    let _many = vec![1_u8; 256 << 20];
+    threads(2, |n| {
+        loop {
+            if n == 0 {
+                // SAFETY: the child ends at once.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: ends the process.
+                    unsafe { libc::_exit(0) };
+                }
+                // SAFETY: a child of this process.
+                unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+            } else {
+                let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
+                // SAFETY: its memory, which nobody else uses.
+                let _ = unsafe { madvise(at.cast(), 4 * MIB as usize, Advice::LinuxDontNeed) };
+                // SAFETY: in its memory.
+                unsafe { at.add(9 * P as usize).read_volatile() };
             }
         }
     });
@@ -170,12 +254,15 @@ fn watch() {
     });
 }
 
-/// What so many faults of an honest client take, in order, each with the right byte.
-fn faults(server: &Server, count: usize) -> Vec<Duration> {
+/// What the faults of an honest client take, in order, each with the right byte: at least so many,
+/// and for so long.
+fn faults(server: &Server, count: usize, time: Duration) -> Vec<Duration> {
     let mut connection = Connection::open(&server.socket).unwrap();
     let guest = Guest::restore(&mut connection, ClientMemory::Shared).unwrap();
     let mut random = Pcg64::seed_from_u64(7);
-    let mut took: Vec<Duration> = (0..count)
+    let since = Instant::now();
+    let mut took: Vec<Duration> = (0..)
+        .take_while(|&n| n < count || since.elapsed() < time)
         .map(|_| {
             let page = random.random_range(0..4 * MIB / P);
             let right = if page % 64 < 8 || page % 64 == 20 { 0 } else { page + 1 };
@@ -205,29 +292,58 @@ fn an_honest_client_goes_on_beside_any_other() {
     let file = std::fs::File::options().write(true).open(ground.snapshot()).unwrap();
     file.set_len(64 << 30).unwrap();
     let server = ground.serve(&["--silence", "1"]);
+    let pid = server.child.id();
+    let descriptors = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    drop(faults(&server, 1, Duration::ZERO));
+    server.until("it has left", |stats| stats.clients == 0);
+    let before = descriptors();
     let first = number(SEED).unwrap_or(1);
     let until = Instant::now() + Duration::from_secs(number(SECONDS).unwrap_or(0));
+    let only = std::env::var(KIND).ok();
+    let mut all: Vec<(&str, Vec<Duration>)> = Vec::new();
+    for what in KINDS {
+        if only.as_ref().is_none_or(|only| only == what) {
+            all.push((what, Vec::new()));
+        }
+    }
+    assert!(!all.is_empty(), "{KIND}: one of {KINDS:?}");
     let mut seed = first;
+    // Ends: with the time.
     loop {
-        for what in ["nothing", "discard", "pieces", "storm", "fuzz"] {
-            let child = (what != "nothing").then(|| hostile(&server, what, seed));
-            let took = faults(&server, FAULTS);
-            let (median, slow) = (took[FAULTS / 2], took[FAULTS * 99 / 100]);
+        for (what, all) in &mut all {
+            let child = (*what != "nothing").then(|| hostile(&server, what, seed));
+            let took = faults(&server, FAULTS, TIME);
+            let (median, slow) = (took[took.len() / 2], took[took.len() * 99 / 100]);
             println!("seed {seed}, beside {what}: median {median:?}, 99 of 100 {slow:?}");
+            all.extend(took);
             if let Some(mut child) = child {
                 assert_eq!(child.try_wait().unwrap(), None, "seed {seed}: {what} has ended");
                 child.kill().unwrap();
                 child.wait().unwrap();
             }
+            // What the kernel counts: nothing is left of who has left.
+            let deadline = Instant::now() + LIMIT;
+            while descriptors() > before + 1 {
+                let now = descriptors();
+                assert!(Instant::now() < deadline, "{now} descriptors after {what}, not {before}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+            let peak: u64 = peak.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+            println!("the server has had {} MiB", peak >> 10);
+            assert!(peak << 10 <= MEMORY_MAX, "seed {seed}: {} MiB after {what}", peak >> 10);
         }
         let stats = server.until("all have left", |stats| stats.clients == 0);
         assert_eq!(stats.failed, 0, "seed {seed}: {stats:?}");
-        // What the kernel counts of a server that has leaked nothing.
-        let peak = std::fs::read_dir(format!("/proc/{}/fd", server.child.id())).unwrap().count();
-        assert!(peak < 1024, "seed {seed}: {peak} descriptors");
         seed += 1;
         if Instant::now() >= until {
-            return;
+            break;
         }
+    }
+    for (what, mut took) in all {
+        took.sort_unstable();
+        let (faults, median) = (took.len(), took[took.len() / 2]);
+        println!("in all, beside {what}: median {median:?} of {faults} faults");
     }
 }

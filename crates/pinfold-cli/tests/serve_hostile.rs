@@ -187,13 +187,15 @@ fn who_gets_no_thread_is_told_and_the_others_go_on() {
     let pid = server.child.id();
     let (uffd, at) = two_pages();
     let served = UnixStream::connect(&server.socket).unwrap();
-    send(&served, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
+    send(&served, &format!("[{}]", mapping(at, 2 * P, 8 * P, "")), &[&uffd]);
+    // SAFETY: a page of `two_pages`. The next one is in the server's memory after that.
+    assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
     server.until("it is served", |stats| stats.clients == 1);
     // A thread of the connections before may have left its stack to the next one.
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     let kib: u64 = line.trim().strip_suffix(" kB").unwrap().parse().unwrap();
-    let before = limit(pid, Resource::As, (kib + 160) << 10);
+    let before = limit(pid, Resource::As, (kib + 240) << 10);
     let mut kept = Vec::new();
     // Ends: a connection that stays has a stack.
     let told = loop {
@@ -209,8 +211,48 @@ fn who_gets_no_thread_is_told_and_the_others_go_on() {
     };
     assert!(told.contains("the server has no thread for it"), "{told:?}");
     server.says("no thread for client");
-    // SAFETY: a page of `two_pages`.
-    assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() }, 9);
+    let next = std::ptr::with_exposed_provenance::<u8>(at + P as usize);
+    // SAFETY: the other page of `two_pages`.
+    assert_eq!(unsafe { next.read_volatile() }, 10);
     limit(pid, Resource::As, before.current.unwrap_or(u64::MAX));
     result(ground.restore(&[]));
+}
+
+#[test]
+#[ignore = "the next test starts it"]
+fn a_client_by_its_standard_input() {
+    use std::os::fd::AsFd;
+    let Ok(stream) = std::io::stdin().as_fd().try_clone_to_owned() else { return };
+    let stream = UnixStream::from(stream);
+    if stream.peer_addr().is_err() {
+        return; // started by hand
+    }
+    let (uffd, at) = two_pages();
+    send(&stream, &format!("[{}]", mapping(at, P, 8 * P, "")), &[&uffd]);
+    // Ends: it is killed.
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_process_that_is_dead_is_not_served_whoever_has_its_connection() {
+    let ground = Ground::new(4 * MIB);
+    let server = ground.serve(&["--silence", "3600"]);
+    let stream: OwnedFd = UnixStream::connect(&server.socket).unwrap().into();
+    let mut client = std::process::Command::new(std::env::current_exe().unwrap());
+    client.args(["--exact", "a_client_by_its_standard_input", "--ignored", "--nocapture"]);
+    client.stdin(Stdio::from(stream.try_clone().unwrap())).stdout(Stdio::null());
+    let mut client = client.spawn().unwrap();
+    server.until("it is served", |stats| stats.clients == 1);
+    // The server has the connection's other end open, too, by a connection that stays.
+    let keeper = UnixStream::connect(&server.socket).unwrap();
+    send(&keeper, r#"{"pinfold":1,"want":"stats"}"#, &[&stream]);
+    assert!((&keeper).read(&mut [0; 4096]).unwrap() > 0);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    server.until("it has ended", |stats| stats.clients == 0);
+    server.says("its memory is gone");
+    result(ground.restore(&[]));
+    drop((keeper, stream));
 }

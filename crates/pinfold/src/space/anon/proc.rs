@@ -32,10 +32,13 @@ impl Proc {
     /// `/proc` cannot be used, or does not tell which pages are protected.
     pub(in crate::space) fn open(uffd: BorrowedFd<'_>) -> io::Result<Self> {
         let told = |file: &str, why: &io::Error| {
-            let text = format!(
-                "own memory needs /proc/self/{file}, which cannot be used (is /proc mounted, and is \
-                 the process dumpable?): {why}"
-            );
+            let hint = match why.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+                    " (is /proc mounted, and is the process dumpable?)"
+                }
+                _ => "", // no descriptor is left, for example
+            };
+            let text = format!("own memory needs /proc/self/{file}{hint}: {why}");
             io::Error::new(why.kind(), text)
         };
         let table = Pagemap::open().map_err(|why| told("pagemap", &why))?;

@@ -150,8 +150,8 @@ fn commands(socket: &Path, n: u64) {
         let _ = try_send(&stream, asks, &[]);
         let _ = stream.read(&mut [0; 4096]);
         let (first, rest) = mappings.split_at(1);
-        let _ =
-            try_send(&stream, first, &[&uffd]).and_then(|_| Ok(stream.write_all(rest.as_bytes())));
+        let _ = try_send(&stream, first, &[&uffd]);
+        let _ = stream.write_all(rest.as_bytes());
         for _ in 0..n * 4 {
             let _ = try_send(&stream, asks, &[]);
             let _ = stream.read(&mut [0; 4096]);
@@ -261,7 +261,7 @@ fn faults(server: &Server, count: usize, time: Duration) -> Vec<Duration> {
     let guest = Guest::restore(&mut connection, ClientMemory::Shared).unwrap();
     let mut random = Pcg64::seed_from_u64(7);
     let since = Instant::now();
-    let mut took: Vec<Duration> = (0..)
+    let mut took: Vec<Duration> = (0..usize::MAX)
         .take_while(|&n| n < count || since.elapsed() < time)
         .map(|_| {
             let page = random.random_range(0..4 * MIB / P);

@@ -78,13 +78,17 @@ fn a_client_whose_faults_rest_is_heard() {
 /// How long a page was read.
 const READ: Duration = Duration::from_secs(1);
 
+fn before(at: Instant, time: Duration) -> Instant {
+    at.checked_sub(time).expect("the system has run for longer")
+}
+
 /// Since when a fault has waited for room whose page was read once more, and is not to be had.
 fn read_in_vain(since: Instant) -> Instant {
     let (_cache, file) = snapshot(16 * MIB, bytes(4 * MIB));
     let mut clients = Clients::new(&file).unwrap();
     let guest = Guest::new(&clients, ClientMemory::Shared, 0);
     let id = guest.add_to(&mut clients).0;
-    let waiting = Waiting { since: Instant::now() - READ, short_since: Some(since) };
+    let waiting = Waiting { since: before(Instant::now(), READ), short_since: Some(since) };
     clients.clients.get_mut(&id).unwrap().waiting.insert(3, waiting);
     // It was read, it is said; and was evicted before it could get into the mirror.
     clients.page_came(id, 3, Ok(()), &mut Vec::new()).unwrap();
@@ -100,7 +104,7 @@ fn read_in_vain(since: Instant) -> Instant {
 #[test]
 fn a_fault_waits_for_room_from_the_first_time_on_that_there_was_none() {
     let begin = Instant::now();
-    let since = begin - 20 * READ;
+    let since = before(begin, 20 * READ);
     let right = since + READ..begin;
     assert!(right.contains(&read_in_vain(since)));
     for mutant in [Mutant::ShortAnew, Mutant::ShortWhileRead] {

@@ -58,6 +58,7 @@ mod foreign;
 mod hear_tests;
 mod pages;
 #[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(clippy::single_range_in_vec_init, reason = "one run")]
 mod read_tests;
 mod regions;
 mod serving;
